@@ -1,0 +1,1 @@
+"""beheld: an engine for vision-, video- and audio-language models."""

@@ -1,0 +1,1 @@
+"""The vocabulary: frozen dataclasses that both halves of the engine speak."""

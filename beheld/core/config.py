@@ -1,0 +1,241 @@
+"""Configuration: what the user says, what was decided, what the checkpoint says, what the device measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from beheld.core.errors import ConfigError
+from beheld.core.params import nearest
+
+
+@dataclass
+class EngineArgs:
+    """Everything a user can say about an engine. Names and meaning are those of vLLM's class of this name.
+
+    Mutable on purpose: scripts change fields after construction, and pass `asdict(args) | {...}` to `LLM`. A field that
+    is None was not said. What has no meaning here is not a field, and `LLM` refuses it by name.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    task: str = "auto"
+    runner: str = "auto"
+    trust_remote_code: bool = False
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | None = None
+    hf_token: bool | str | None = None
+    hf_overrides: dict[str, Any] | Callable[[Any], Any] | None = None
+    config_format: str = "auto"
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    load_format: str = "auto"
+    seed: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    scheduling_policy: str = "fcfs"
+    async_scheduling: bool | None = None
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    swap_space: float | None = None
+    cpu_offload_gb: float | None = None
+    enforce_eager: bool = False
+    device: str = "auto"
+    attention_backend: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    disable_custom_all_reduce: bool = False
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    limit_mm_per_prompt: dict[str, int] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_cache_gb: float | None = None
+    disable_mm_preprocessor_cache: bool = False
+    enable_mm_embeds: bool = True
+    mm_encoder_budget: int | None = None
+    media_workers: int | None = None
+    strict_media: bool = False
+    allowed_local_media_path: str = ""
+    allowed_media_domains: list[str] | None = None
+    chat_template: str | None = None
+    chat_template_content_format: str = "auto"
+    logits_processors: list[Any] | None = None
+    max_logprobs: int = 20
+    served_model_name: str | list[str] | None = None
+    disable_log_stats: bool = False
+    use_tqdm_on_load: bool = True
+    enable_sleep_mode: bool = False
+
+    @classmethod
+    def from_keywords(cls, options: Mapping[str, Any]) -> EngineArgs:
+        """Build from keywords; an unknown one is a ConfigError that names it and the nearest known one."""
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"Unknown engine option {name!r}.", nearest(name, known), param=name)
+        return cls(**options)
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers whose keys and values are kept alike and share one block table.
+
+    Attributes:
+        kind: "full" (every position is kept), "sliding" (the last `window` positions), "shared" (no storage of its own:
+            reads another group's), or "cross" (keys and values of a media item, written once, never grown).
+        layers: the text model's layer indices.
+        num_kv_heads, head_dim, value_dim: shape of a key and of a value at one position.
+        window: positions that a query sees, itself included; None unless sliding.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None = None
+
+    def bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of keys and values of one position over all layers of the group."""
+        return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the checkpoint says.
+
+    Attributes:
+        path: local folder of the checkpoint.
+        name: what the user called it.
+        architecture: the class name in config.json.
+        model_type: transformers' model_type.
+        checkpoint_dtype: the type its weights are stored in, as "bfloat16".
+        vocab_size: width of the logits.
+        tokenizer_size: number of ids the tokenizer knows.
+        hidden_size: of the text model, hence of an embedding.
+        num_layers: of the text model.
+        max_model_len: positions the model was made for.
+        modalities: what it accepts besides text.
+        placeholder_ids: modality -> the token id that marks one embedding's place.
+        position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones.
+        eos_ids: ids that end an answer.
+        bos_id, pad_id: if it has them.
+        kv_groups: how its layers keep keys and values.
+        atomic_spans: True if a media span must be computed in one step (attention within it runs both ways).
+        is_encoder_decoder: True for encoder-decoder text models.
+    """
+
+    path: str
+    name: str
+    architecture: str
+    model_type: str
+    checkpoint_dtype: str
+    vocab_size: int
+    tokenizer_size: int
+    hidden_size: int
+    num_layers: int
+    max_model_len: int
+    modalities: tuple[str, ...]
+    placeholder_ids: Mapping[str, int]
+    position_axes: int
+    eos_ids: frozenset[int]
+    bos_id: int | None
+    pad_id: int | None
+    kv_groups: tuple[KVGroup, ...]
+    atomic_spans: bool = False
+    is_encoder_decoder: bool = False
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What was decided from EngineArgs, ModelInfo and the machine; every field is final.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        dtype: type of weights and activations, as "float32".
+        kv_dtype: type of keys and values.
+        max_model_len: prompt and answer together, in tokens.
+        max_num_seqs: rows on the device.
+        max_num_batched_tokens: positions computed in one step.
+        block_size: positions in one KV block.
+        max_encoder_tokens: embeddings kept on the device.
+        processor_cache_bytes: bound of the cache of processed media; 0 switches it off.
+        limit_per_prompt: modality -> most items in one request.
+        overlap: plan and launch step N+1 before step N's tokens were read.
+    """
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_encoder_tokens: int
+    processor_cache_bytes: int
+    limit_per_prompt: Mapping[str, int]
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    policy: str = "fcfs"
+    overlap: bool = False
+    seed: int = 0
+    load_format: str = "auto"
+    enforce_eager: bool = False
+    attention_backend: str | None = None
+    memory_fraction: float = 0.9
+    kv_cache_bytes: int | None = None
+    num_blocks_override: int | None = None
+    tensor_parallel_size: int = 1
+    trust_remote_code: bool = False
+    hf_overrides: Any = None
+    logits_processors: tuple[Any, ...] = ()
+    show_progress: bool = True
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the device measured: what the scheduler may hand out.
+
+    Attributes:
+        num_blocks: for each KV group, how many blocks there are, the null block 0 included.
+        kv_bytes: memory that they take.
+        max_encoder_tokens: embeddings that may live at once.
+    """
+
+    num_blocks: tuple[int, ...]
+    kv_bytes: int = 0
+    max_encoder_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Bounds on media, applied before the work that they bound.
+
+    Attributes:
+        max_item_bytes: compressed size of one item.
+        max_pixels: of one decoded picture or of one frame.
+        max_frames: decoded from one video.
+        max_audio_s: seconds of sound.
+        fetch_timeout_s: modality -> seconds for a fetch, retries and redirects included.
+    """
+
+    max_item_bytes: int = 256 << 20
+    max_pixels: int = 178_956_970
+    max_frames: int = 2048
+    max_audio_s: float = 3600.0
+    fetch_timeout_s: Mapping[str, float] = field(default_factory=lambda: {"image": 5.0, "video": 30.0, "audio": 10.0})

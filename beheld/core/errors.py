@@ -1,0 +1,160 @@
+"""The exception tree: one root, one half for what the user can mend, one for what we must mend.
+
+    BeheldError
+    |-- UserError (ValueError)         the input or an option is at fault; the message says what to do
+    |   |-- ConfigError                an engine option: unknown, out of range, or not available here
+    |   |-- ModelError                 no such model, not a model, no weights, or an unsupported architecture
+    |   |-- ParamsError                a sampling parameter
+    |   |-- PromptError                a prompt or its placeholders
+    |   |   `-- PromptTooLongError     longer than the model or the engine's limits allow
+    |   |-- TemplateError              the chat template is missing or fails
+    |   `-- MediaError                 one picture, video or sound
+    |       |-- FetchError             could not be fetched, or may not be
+    |       |-- DecodeError            is not what it claims to be, or is broken
+    |       |-- LimitError             too many, too large, too long
+    |       |-- ProcessError           the model's processor refused it
+    |       `-- MediaLossError         strict_media was set and something would be lost
+    `-- EngineError (RuntimeError)     our fault, or the machine's
+        |-- StepError                  this request failed while others went on
+        |-- CapacityError              the model or a request does not fit into memory
+        `-- EngineDeadError            the engine has stopped and takes no more work
+"""
+
+from __future__ import annotations
+
+
+class BeheldError(Exception):
+    """The root of all errors raised on purpose.
+
+    Args:
+        reason: what is wrong, one sentence.
+        remedy: what to do about it, one sentence; may be empty.
+        stage: where it was found ("fetch", "decode", "process", "prompt", "params", "step", ...).
+        param: the option or field concerned, if one can be named.
+        item: the media item concerned, as "image 2" (counted from 1), if any.
+    """
+
+    stage = "engine"
+
+    def __init__(
+        self, reason: str, remedy: str = "", *, stage: str | None = None, param: str | None = None, item: str | None = None
+    ) -> None:
+        self.reason = reason
+        self.remedy = remedy
+        self.param = param
+        self.item = item
+        if stage is not None:
+            self.stage = stage
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        where = f"{self.item}: " if self.item else ""
+        return f"{where}{self.reason}" + (f" {self.remedy}" if self.remedy else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.reason, self.remedy, self.stage, self.param, self.item)
+
+
+def _rebuild(
+    kind: type[BeheldError], reason: str, remedy: str, stage: str, param: str | None, item: str | None
+) -> BeheldError:
+    """Rebuild an error on the other side of a process border."""
+    return kind(reason, remedy, stage=stage, param=param, item=item)
+
+
+class UserError(BeheldError, ValueError):
+    """The input or an option is at fault."""
+
+    stage = "input"
+
+
+class ConfigError(UserError):
+    """An engine option is unknown, out of range, or not available here."""
+
+    stage = "config"
+
+
+class ModelError(UserError):
+    """There is no such model, or it cannot be run."""
+
+    stage = "model"
+
+
+class ParamsError(UserError):
+    """A sampling parameter is wrong; `param` names it."""
+
+    stage = "params"
+
+
+class PromptError(UserError):
+    """A prompt is malformed, or its placeholders do not match its media."""
+
+    stage = "prompt"
+
+
+class PromptTooLongError(PromptError):
+    """A prompt is longer than the limits allow."""
+
+
+class TemplateError(UserError):
+    """The chat template is missing or fails on these messages."""
+
+    stage = "template"
+
+
+class MediaError(UserError):
+    """One media item is at fault; `item` says which."""
+
+    stage = "media"
+
+
+class FetchError(MediaError):
+    """The item could not be fetched, or may not be."""
+
+    stage = "fetch"
+
+
+class DecodeError(MediaError):
+    """The item's bytes or arrays are not what they claim to be."""
+
+    stage = "decode"
+
+
+class LimitError(MediaError):
+    """There are too many items, or one is too large or too long."""
+
+    stage = "limit"
+
+
+class ProcessError(MediaError):
+    """The model's processor refused the item."""
+
+    stage = "process"
+
+
+class MediaLossError(MediaError):
+    """`strict_media` was set and part of the item would be lost."""
+
+    stage = "strict"
+
+
+class EngineError(BeheldError, RuntimeError):
+    """Our fault, or the machine's."""
+
+
+class StepError(EngineError):
+    """This request failed while it was being computed; others went on."""
+
+    stage = "step"
+
+
+class CapacityError(EngineError):
+    """The model, or one request, does not fit into the memory there is."""
+
+    stage = "capacity"
+
+
+class EngineDeadError(EngineError):
+    """The engine has stopped and takes no more work."""
+
+    stage = "engine"

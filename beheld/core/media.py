@@ -1,0 +1,112 @@
+"""Media as it travels: a reference, then an item with identity, then a span with a position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MODALITIES = ("image", "video", "audio")
+
+
+@dataclass(frozen=True)
+class MediaRef:
+    """What the user gave, not opened yet.
+
+    Attributes:
+        modality: "image", "video" or "audio".
+        source: a URL, path or data URL (str), raw bytes, a PIL image, an array (frames, height, width, 3), a pair
+            (waveform, sampling rate), a pair (frames array, metadata mapping), or embeddings (a tensor, or a mapping of
+            tensors such as {"image_embeds": ..., "image_grid_thw": ...}).
+        options: processor options of this item alone, merged over the request's and the engine's.
+        uuid: the caller's own name for the content, if given.
+    """
+
+    modality: str
+    source: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class MediaItem:
+    """One processed picture, video or sound: identity, no position.
+
+    Attributes:
+        modality: "image", "video" or "audio".
+        digest: 32 bytes over the content and every option that changes the features.
+        features: the processor's tensors for this item alone, by the processor's own names ("pixel_values",
+            "image_grid_thw", ...), or {"embeds": (num_embeds, hidden)} when embeddings were given.
+        layout: small integers and floats that positions need, by the processor's names, for example
+            {"image_grid_thw": (1, 16, 16)}; stays on the host.
+        replacement_ids: the token ids that replace the placeholder.
+        embed_mask: which of those take an embedding, one bool each; None means all of them.
+        num_embeds: how many take one.
+        feature_bytes: size of `features`, for the caches' bounds.
+    """
+
+    modality: str
+    digest: bytes
+    features: Mapping[str, Any]
+    layout: Mapping[str, tuple[Any, ...]]
+    replacement_ids: tuple[int, ...]
+    embed_mask: tuple[bool, ...] | None
+    num_embeds: int
+    feature_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class MediaSpan:
+    """Where an item stands in a request: positions `start` to `stop` (half-open) of its token ids."""
+
+    item: MediaItem
+    start: int
+    stop: int
+
+    def embeds_before(self, position: int) -> int:
+        """How many of the item's embeddings stand before `position` (a position of the request)."""
+        offset = min(max(position - self.start, 0), self.stop - self.start)
+        mask = self.item.embed_mask
+        return offset if mask is None else sum(mask[:offset])
+
+
+@dataclass(frozen=True)
+class MediaReceipt:
+    """What the model saw of one item, and what it did not.
+
+    Attributes:
+        modality: "image", "video" or "audio".
+        index: counted from 0 within the request, over all modalities, in the order of the prompt.
+        given: what came in, for example {"source": "path", "format": "PNG", "width": 640, "height": 480, "mode": "RGBA"}.
+        used: what the model saw, for example {"width": 448, "height": 336, "tiles": 5, "exif_rotated": True} or
+            {"frames": 16, "timestamps_s": (0.0, 0.5, ...)}.
+        lost: one sentence for every loss ("transparency was flattened onto white", "284 of 300 frames were not used").
+        tokens: placeholder tokens that the item takes in the prompt.
+        cached: True if the processed item came from the cache.
+        milliseconds: time spent per stage ("fetch", "decode", "digest", "process").
+        digest: the item's digest in hexadecimal.
+    """
+
+    modality: str
+    index: int
+    given: Mapping[str, Any]
+    used: Mapping[str, Any]
+    lost: tuple[str, ...]
+    tokens: int
+    cached: bool
+    milliseconds: Mapping[str, float]
+    digest: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The receipt as plain JSON types."""
+        return {
+            "modality": self.modality,
+            "index": self.index,
+            "given": dict(self.given),
+            "used": dict(self.used),
+            "lost": list(self.lost),
+            "tokens": self.tokens,
+            "cached": self.cached,
+            "milliseconds": {k: round(v, 3) for k, v in self.milliseconds.items()},
+            "digest": self.digest,
+        }

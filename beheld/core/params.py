@@ -1,0 +1,226 @@
+"""Sampling parameters: what the user says (SamplingParams), and what the engine needs (Sampling)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from beheld.core.errors import ParamsError
+
+MAX_LOGPROBS = 20
+GREEDY_BELOW = 1e-5
+LogitsProcessor = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sealed sampling parameters of one sequence: complete and checked, with nothing left to look up.
+
+    Attributes:
+        temperature: 0.0 means greedy.
+        top_p, top_k, min_p: filters; off at 1.0, 0 and 0.0.
+        seed: 64 bits; the noise of position i depends on (seed, i) only, never on the batch.
+        max_tokens, min_tokens: length of the answer in tokens.
+        stop_ids: token ids that end the answer (end-of-sequence ids and the request's own).
+        own_stop_ids: the part of them that the request named itself.
+        presence_penalty, frequency_penalty, repetition_penalty: off at 0, 0 and 1.
+        logit_bias: pairs (token id, bias).
+        allowed_token_ids: only these, if given.
+        bad_words_ids: token sequences that must not be completed.
+        logprobs, prompt_logprobs: how many candidates to report besides the token itself; None means no report.
+        processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    own_stop_ids: frozenset[int] = frozenset()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    processors: tuple[LogitsProcessor, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """True if the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """True if token counts change the logits."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass
+class StructuredOutputs:
+    """A grammar that the answer must follow: exactly one of the four."""
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+@dataclass
+class SamplingParams:
+    """How to choose tokens. Names, meaning and defaults are those of vLLM's class of this name.
+
+    Raises:
+        ParamsError: from `verify()`, which the constructor calls, naming the parameter.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logits_processors: list[LogitsProcessor] | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.verify()
+
+    def verify(self) -> None:
+        """Check every field; called again when the request is sealed, since fields may be changed in between."""
+        self._verify_counts()
+        self._verify_floats()
+        self._verify_lists()
+
+    def _verify_counts(self) -> None:
+        whole("n", self.n, 1)
+        if self.best_of is not None and self.best_of != self.n:
+            raise ParamsError("best_of is not supported.", "Ask for n answers and choose.", param="best_of")
+        whole("max_tokens", self.max_tokens, 1, optional=True)
+        whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParamsError(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).", param="min_tokens"
+            )
+        whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        whole("top_k", self.top_k, -1)
+        for name in ("logprobs", "prompt_logprobs"):
+            whole(name, getattr(self, name), 0, MAX_LOGPROBS, optional=True)
+        whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
+
+    def _verify_floats(self) -> None:
+        number("temperature", self.temperature, 0.0, 100.0)
+        number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ParamsError("top_p must be greater than 0.", "Use temperature=0 for greedy decoding.", param="top_p")
+        number("min_p", self.min_p, 0.0, 1.0)
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        if self.repetition_penalty == 0.0:
+            raise ParamsError("repetition_penalty must be greater than 0.", param="repetition_penalty")
+
+    def _verify_lists(self) -> None:
+        for text in strings("stop", self.stop):
+            if not text:
+                raise ParamsError("stop must not hold an empty string.", param="stop")
+        if self.stop and not self.detokenize:
+            raise ParamsError("stop strings need detokenize=True.", "Use stop_token_ids instead.", param="stop")
+        strings("bad_words", self.bad_words)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                whole(name, token, 0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ParamsError("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        for token, bias in (self.logit_bias or {}).items():
+            whole("logit_bias", int(token) if isinstance(token, str) and token.isdigit() else token, 0)
+            number("logit_bias", bias, -100.0, 100.0)
+        for processor in self.logits_processors or ():
+            if not callable(processor):
+                raise ParamsError("logits_processors must hold callables.", param="logits_processors")
+
+    def clone(self) -> SamplingParams:
+        """An independent copy (lists copied one level deep)."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return SamplingParams(**{k: list(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    @classmethod
+    def from_optional(cls, **options: Any) -> SamplingParams:
+        """Build from keywords where None means "the default"; an unknown name is an error that names the nearest."""
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise ParamsError(f"Unknown sampling parameter {name!r}.", nearest(name, known), param=name)
+        return cls(**{k: v for k, v in options.items() if v is not None})
+
+
+@dataclass
+class PoolingParams:
+    """How to make one vector of a prompt."""
+
+    normalize: bool = True
+    extra_args: dict[str, Any] = field(default_factory=dict)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A remedy sentence that names the nearest known name, or an empty string if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None, *, optional: bool = False) -> None:
+    """Raise ParamsError unless `value` is an integer (no bool) within `low` to `high`, both included."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParamsError(f"{name} must be a whole number, got {value!r}.", param=name)
+    if value < low or (high is not None and value > high):
+        span = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ParamsError(f"{name} must be {span}, got {value}.", param=name)
+
+
+def number(name: str, value: Any, low: float, high: float) -> None:
+    """Raise ParamsError unless `value` is a finite number within `low` to `high`, both included."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ParamsError(f"{name} must be a finite number, got {value!r}.", param=name)
+    if not low <= value <= high:
+        raise ParamsError(f"{name} must be from {low:g} to {high:g}, got {value:g}.", param=name)
+
+
+def strings(name: str, value: Any) -> list[str]:
+    """Raise ParamsError unless `value` is None or a list of strings; return the list."""
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+        raise ParamsError(f"{name} must be a list of strings, got {value!r}.", param=name)
+    return list(value)

@@ -1,0 +1,1 @@
+"""Leaves: small things that everyone may use and that use no one."""

@@ -1,0 +1,67 @@
+"""Every environment variable that beheld reads, typed, in one table.
+
+Each is a function, read when called, so that a test or a script may set it late. Where vLLM has a variable of the same
+meaning, its name is honoured after ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TABLE: dict[str, tuple[str, ...]] = {}
+
+
+def _variable(names: tuple[str, ...], read: Callable[[str], T], default: T, doc: str) -> Callable[[], T]:
+    def value() -> T:
+        for name in names:
+            text = os.environ.get(name)
+            if text is not None and text != "":
+                try:
+                    return read(text)
+                except ValueError as error:
+                    raise ValueError(f"{name}={text!r} is not valid: {doc}") from error
+        return default
+
+    value.__doc__ = doc
+    TABLE[names[0]] = (*names[1:], doc)
+    return value
+
+
+def _switch(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+def _level(text: str) -> str:
+    upper = text.strip().upper()
+    if upper not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError(text)
+    return upper
+
+
+LOG_LEVEL = _variable(
+    ("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO", "one of DEBUG, INFO, WARNING, ERROR"
+)
+IMAGE_FETCH_TIMEOUT = _variable(
+    ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), float, 5.0, "seconds for fetching a picture"
+)
+VIDEO_FETCH_TIMEOUT = _variable(
+    ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"), float, 30.0, "seconds for fetching a video"
+)
+AUDIO_FETCH_TIMEOUT = _variable(
+    ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), float, 10.0, "seconds for fetching a sound"
+)
+CPU_KV_CACHE_GIB = _variable(
+    ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), float, 0.0, "GiB of KV cache on a CPU; 0 means decided here"
+)
+ALLOW_PRIVATE_FETCH = _variable(
+    ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 lets media be fetched from private and loopback addresses"
+)
