@@ -127,6 +127,7 @@ class StepResult:
         logprobs: row -> log-probabilities of that token, where asked for.
         prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, where asked for.
         failed: row -> why this row's result is unusable ("nan", or an error's text).
+        lost: digests of the plan's `encode` whose embeddings are not on the device because their tower failed.
     """
 
     plan_id: int
@@ -134,3 +135,4 @@ class StepResult:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    lost: tuple[bytes, ...] = ()

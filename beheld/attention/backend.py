@@ -1,0 +1,85 @@
+"""What an attention kernel library must answer, and what it is told.
+
+Shapes: T tokens of the step, B sequences, D of them decoding (one token each), H query heads, K key-value heads,
+C head size, N blocks of a table, S slots (block * block_size + offset), L padded length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class GroupMetadata:
+    """Where one KV group's keys and values of this step lie.
+
+    Attributes:
+        slots_T: int64, the slot each token's key and value go to.
+        tables_BN: int32, block tables, one row per sequence of the step.
+        window: positions that a query sees, itself included; None for all.
+        extra: what a backend prepares once per step for all layers of the group.
+    """
+
+    slots_T: Tensor
+    tables_BN: Tensor
+    window: int | None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class AttnMetadata:
+    """One step's layout. Sequences that decode stand first, one token each; the others follow, token after token.
+
+        tokens:     d0 d1 d2 | p0 p0 p0 p0 | p1 p1
+        sequences:   0  1  2 |      3      |   4       num_decodes = 3, starts_B + 1 = q_stops of the first three
+
+    Attributes:
+        num_decodes: D.
+        starts: for each sequence, the position of its first token in this step (host integers).
+        lengths: for each sequence, positions known after this step: start + number of its tokens (host integers).
+        lengths_B: the same on the device, int32.
+        cu_q_B1: int32, running sum of tokens, one longer than B.
+        groups: one per KV group.
+        block_size: positions in a block.
+    """
+
+    num_decodes: int
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    lengths_B: Tensor
+    cu_q_B1: Tensor
+    groups: tuple[GroupMetadata, ...]
+    block_size: int
+
+
+@dataclass(eq=False)
+class LayerKV:
+    """One layer's cache: keys and values of shape (num_blocks, block_size, K, C), and the group it belongs to."""
+
+    keys: Tensor
+    values: Tensor
+    group: int
+
+
+class AttentionBackend(Protocol):
+    """A way to compute attention on the paged cache."""
+
+    name: str
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        """Prepare what all layers of a step share; called once per step."""
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        kv: LayerKV,
+        metadata: AttnMetadata,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Store the step's keys and values, attend causally to all known positions; returns (T, H, C)."""

@@ -1,0 +1,40 @@
+"""The one guarded global: what the attention hook finds while a forward pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerKV
+
+
+@dataclass(eq=False)
+class ForwardContext:
+    """Backend, metadata and cache of the forward pass under way; `called` counts hook calls per layer."""
+
+    backend: AttentionBackend
+    metadata: AttnMetadata
+    kv: Mapping[int, LayerKV]
+    called: dict[int, int] = field(default_factory=dict)
+
+
+_current: ForwardContext | None = None
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
+    """Make `context` the current one; passes do not nest."""
+    global _current
+    assert _current is None, "a forward pass is already under way"
+    _current = context
+    try:
+        yield context
+    finally:
+        _current = None
+
+
+def current() -> ForwardContext:
+    """The context of the forward pass under way."""
+    assert _current is not None, "attention was called outside a forward pass"
+    return _current

@@ -1,0 +1,151 @@
+"""Attention on the paged cache in plain PyTorch: the CPU backend, and every other backend's oracle.
+
+Shapes as in backend.py; G = H / K query heads share one key-value head; P tokens of one prefilling sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+
+
+class TorchBackend:
+    """Decoding sequences are padded to one length and computed together; prefilling ones are computed one by one."""
+
+    name = "torch"
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        """Work out, once for all layers, which slots are read and which of them are padding."""
+        for group in metadata.groups:
+            if metadata.num_decodes:
+                group.extra["decode"] = _decode_slots(metadata, group)
+            group.extra["prefill"] = [
+                _prefill_slots(metadata, group, b) for b in range(metadata.num_decodes, len(metadata.starts))
+            ]
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        kv: LayerKV,
+        metadata: AttnMetadata,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Store, then attend; see AttentionBackend."""
+        group = metadata.groups[kv.group]
+        keys_SKC = kv.keys.flatten(0, 1)
+        values_SKC = kv.values.flatten(0, 1)
+        keys_SKC.index_copy_(0, group.slots_T, k_TKC.to(keys_SKC.dtype))
+        values_SKC.index_copy_(0, group.slots_T, v_TKC.to(values_SKC.dtype))
+        out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
+        decodes = metadata.num_decodes
+        if decodes:
+            slots_BL, hidden_BL = group.extra["decode"]
+            out_THC[:decodes] = _decode(q_THC[:decodes], keys_SKC, values_SKC, slots_BL, hidden_BL, scale, softcap)
+        token = decodes
+        for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
+            count = metadata.lengths[sequence] - metadata.starts[sequence]
+            rows = slice(token, token + count)
+            if slots_L is None:
+                k_LKC, v_LKC = k_TKC[rows], v_TKC[rows]
+            else:
+                k_LKC, v_LKC = keys_SKC.index_select(0, slots_L), values_SKC.index_select(0, slots_L)
+            out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap)
+            token += count
+        return out_THC
+
+
+def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor, Tensor | None]:
+    """Slots (B, L) that the decoding sequences read, and which of them are padding (None if none is).
+
+    A window keeps only the last positions: position p of sequence b stands in column p - (length_b - L_b).
+    """
+    lengths = metadata.lengths[: metadata.num_decodes]
+    seen = [min(n, group.window) if group.window else n for n in lengths]
+    longest = max(seen)
+    device = group.tables_BN.device
+    first_B1 = torch.tensor([n - s for n, s in zip(lengths, seen, strict=True)], device=device).unsqueeze(1)
+    positions_BL = torch.arange(longest, device=device).unsqueeze(0) + first_B1
+    hidden_BL = positions_BL >= torch.tensor(lengths, device=device).unsqueeze(1)
+    positions_BL.masked_fill_(hidden_BL, 0)
+    blocks_BL = group.tables_BN[: metadata.num_decodes].long().gather(1, positions_BL // metadata.block_size)
+    slots_BL = blocks_BL * metadata.block_size + positions_BL % metadata.block_size
+    # Padding reads slot 0 of the null block, which is never written: a freed block may hold NaN, and 0 * NaN is NaN.
+    slots_BL.masked_fill_(hidden_BL, 0)
+    return slots_BL, None if min(seen) == longest else hidden_BL
+
+
+def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tuple[Tensor | None, Tensor | None]:
+    """Slots (L,) that sequence `b` reads and its mask (P, L); no slots if all it reads is of this very step.
+
+    Query i stands at position start + i and sees the positions up to itself, at most `window` of them:
+
+        position   first .. start .. start+i .. length-1
+        query i      1  ..   1   ..    1     0 .. 0
+    """
+    start, length = metadata.starts[b], metadata.lengths[b]
+    first = max(0, start - group.window + 1) if group.window else 0
+    device = group.tables_BN.device
+    plain = group.window is None or length <= group.window
+    if start == 0 and plain:
+        return None, None
+    positions_L = torch.arange(first, length, device=device)
+    queries_P1 = torch.arange(start, length, device=device).unsqueeze(1)
+    mask_PL = positions_L <= queries_P1
+    if not plain:
+        assert group.window is not None
+        mask_PL &= positions_L > queries_P1 - group.window
+    if start == 0:
+        return None, mask_PL
+    blocks_L = group.tables_BN[b].long()[positions_L // metadata.block_size]
+    return blocks_L * metadata.block_size + positions_L % metadata.block_size, mask_PL
+
+
+def _decode(
+    q_BHC: Tensor,
+    keys_SKC: Tensor,
+    values_SKC: Tensor,
+    slots_BL: Tensor,
+    hidden_BL: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """One query per sequence over its whole context; returns (B, H, C)."""
+    B, L = slots_BL.shape
+    K = keys_SKC.shape[1]
+    k_BKLC = keys_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
+    v_BKLC = values_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
+    q_BKGC = q_BHC.unflatten(1, (K, -1)) * scale
+    scores_BKGL = torch.matmul(q_BKGC.to(k_BKLC.dtype), k_BKLC.transpose(2, 3)).float()
+    if softcap is not None:
+        scores_BKGL = softcap * torch.tanh(scores_BKGL / softcap)
+    if hidden_BL is not None:
+        scores_BKGL.masked_fill_(hidden_BL[:, None, None, :], float("-inf"))
+    weights_BKGL = torch.softmax(scores_BKGL, dim=-1).to(v_BKLC.dtype)
+    return torch.matmul(weights_BKGL, v_BKLC).flatten(1, 2).to(q_BHC.dtype)
+
+
+def _prefill(
+    q_PHC: Tensor, k_LKC: Tensor, v_LKC: Tensor, mask_PL: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Causal attention of one sequence's P new tokens over L positions; returns (P, H, C)."""
+    G = q_PHC.shape[1] // k_LKC.shape[1]
+    q_HPC = q_PHC.transpose(0, 1)
+    k_HLC = k_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
+    v_HLC = v_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(
+            q_HPC[None], k_HLC[None], v_HLC[None], attn_mask=mask_PL, is_causal=mask_PL is None, scale=scale
+        )
+        return out[0].transpose(0, 1)
+    scores_HPL = torch.matmul(q_HPC * scale, k_HLC.transpose(1, 2)).float()
+    scores_HPL = softcap * torch.tanh(scores_HPL / softcap)
+    if mask_PL is None:
+        mask_PL = torch.ones(scores_HPL.shape[1:], dtype=torch.bool, device=scores_HPL.device).tril()
+    scores_HPL.masked_fill_(~mask_PL, float("-inf"))
+    return torch.matmul(torch.softmax(scores_HPL, dim=-1).to(v_HLC.dtype), v_HLC).transpose(0, 1)

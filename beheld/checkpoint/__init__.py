@@ -1,0 +1,1 @@
+"""Finding a checkpoint and reading what it says of itself, without its weights."""

@@ -1,0 +1,163 @@
+"""What a checkpoint says of itself: its transformers configuration, and ModelInfo made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.resolve import CONFIG, read_json
+from beheld.core.config import EngineArgs, KVGroup, ModelInfo
+from beheld.core.errors import ModelError
+
+_TOKEN_FIELDS = {
+    "image": ("image_token_id", "image_token_index"),
+    "video": ("video_token_id", "video_token_index"),
+    "audio": ("audio_token_id", "audio_token_index"),
+}
+_LAYER_KINDS = {"full_attention": "full", "sliding_attention": "sliding", "attention": "full"}
+
+
+def read_config(path: Path, args: EngineArgs) -> Any:
+    """The transformers configuration of the checkpoint in `path`, with `args.hf_overrides` applied.
+
+    Raises:
+        ModelError: transformers does not know the architecture, or the file is broken.
+    """
+    raw = read_json(path / CONFIG)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(path), trust_remote_code=args.trust_remote_code)
+    except Exception as error:
+        kind = raw.get("model_type") or "unnamed"
+        raise ModelError(
+            f"The model type {kind!r} is not one this version of transformers can read: {_first_line(error)}",
+            "Update transformers, or use a checkpoint in transformers' own layout.",
+        ) from error
+    return _override(config, args.hf_overrides)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+def _override(config: Any, overrides: Mapping[str, Any] | Callable[[Any], Any] | None) -> Any:
+    if overrides is None:
+        return config
+    if callable(overrides):
+        return overrides(config)
+    for name, value in overrides.items():
+        current = getattr(config, name, None)
+        if isinstance(value, Mapping) and hasattr(current, "to_dict"):
+            _override(current, value)
+        else:
+            setattr(config, name, value)
+    return config
+
+
+def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
+    """ModelInfo of the checkpoint in `path`; `config` saves reading its configuration again.
+
+    Raises:
+        ModelError: the layout is one that the engine cannot run, named.
+    """
+    config = read_config(path, args) if config is None else config
+    text = config.get_text_config(decoder=True)
+    generation = read_json(path / "generation_config.json")
+    tokenizer = read_json(path / "tokenizer_config.json")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"{_architecture(config)} is an encoder-decoder model.", "Only decoder-only models can be run so far."
+        )
+    groups = kv_groups(text)
+    placeholders = _placeholders(config)
+    axes = 3 if "mrope_section" in (_rope(text) or {}) else 1
+    return ModelInfo(
+        path=str(path),
+        name=args.model or "mote",
+        architecture=_architecture(config),
+        model_type=config.model_type,
+        checkpoint_dtype=_dtype_name(config, text),
+        vocab_size=text.vocab_size,
+        tokenizer_size=int(tokenizer.get("vocab_size") or text.vocab_size),
+        hidden_size=text.hidden_size,
+        num_layers=text.num_hidden_layers,
+        max_model_len=int(getattr(text, "max_position_embeddings", None) or 2048),
+        modalities=tuple(placeholders),
+        placeholder_ids=placeholders,
+        position_axes=axes,
+        eos_ids=_ids(generation.get("eos_token_id")) | _ids(getattr(text, "eos_token_id", None)) | _ids(_own_eos(config)),
+        bos_id=_one(getattr(text, "bos_token_id", None)),
+        pad_id=_one(getattr(text, "pad_token_id", None)),
+        kv_groups=groups,
+        atomic_spans=config.model_type in ("gemma3", "paligemma"),
+    )
+
+
+def kv_groups(text: Any) -> tuple[KVGroup, ...]:
+    """The layer groups of a text configuration: layers of the same kind, window and shape share one.
+
+    Raises:
+        ModelError: a layer is of a kind that has no paged cache here (linear attention, chunked attention, ...).
+    """
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    window = getattr(text, "sliding_window", None)
+    types = getattr(text, "layer_types", None)
+    if not types:
+        types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
+    layers_by_kind: dict[str, list[int]] = {}
+    for layer, name in enumerate(types[: text.num_hidden_layers]):
+        kind = _LAYER_KINDS.get(name)
+        if kind is None:
+            raise ModelError(
+                f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
+                "Models with full and sliding attention layers can.",
+            )
+        layers_by_kind.setdefault(kind if window else "full", []).append(layer)
+    return tuple(
+        KVGroup(kind, tuple(layers), heads, head_dim, head_dim, window if kind == "sliding" else None)
+        for kind, layers in layers_by_kind.items()
+    )
+
+
+def _placeholders(config: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for modality, names in _TOKEN_FIELDS.items():
+        for name in names:
+            value = getattr(config, name, None)
+            if isinstance(value, int):
+                found[modality] = value
+                break
+    return found
+
+
+def _architecture(config: Any) -> str:
+    names = getattr(config, "architectures", None) or [config.model_type]
+    return str(names[0])
+
+
+def _rope(text: Any) -> Mapping[str, Any] | None:
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
+    return rope if isinstance(rope, Mapping) else None
+
+
+def _dtype_name(config: Any, text: Any) -> str:
+    dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None) or "float32"
+    return str(dtype).removeprefix("torch.")
+
+
+def _ids(value: Any) -> frozenset[int]:
+    if isinstance(value, int):
+        return frozenset((value,))
+    return frozenset(v for v in value or () if isinstance(v, int))
+
+
+def _own_eos(config: Any) -> Any:
+    return getattr(config, "eos_token_id", None)
+
+
+def _one(value: Any) -> int | None:
+    return value if isinstance(value, int) else next(iter(value), None) if value else None

@@ -1,0 +1,23 @@
+"""What the engine needs of a runner, wherever it lives."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from beheld.core.config import Capacity
+from beheld.core.plan import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Launches plans in order and gives back their results in the same order."""
+
+    capacity: Capacity
+
+    def launch(self, plan: StepPlan) -> Any:
+        """Start a step; returns a handle."""
+
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for a launched step."""
+
+    def close(self) -> None:
+        """Give everything back."""

@@ -1,0 +1,1 @@
+"""Adapters that make any model look the same to the runner."""

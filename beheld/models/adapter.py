@@ -1,0 +1,42 @@
+"""What the runner needs of a model, whichever library defines it.
+
+Shapes: T tokens of a step, S positions whose logits are wanted, H hidden size, V vocabulary, X position axes, E embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.core.config import ModelInfo
+from beheld.core.plan import EncodeItem, SpanView
+
+
+class ModelAdapter(Protocol):
+    """Any model, seen from the runner."""
+
+    info: ModelInfo
+    device: torch.device
+    dtype: torch.dtype
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Token embeddings (T, H)."""
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """Run the towers; one tensor (E, H) per item, in order."""
+
+    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+        """Rotary positions (X, len(token_ids)) of a prompt, and what to add to an index beyond it to get its position."""
+
+    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
+        """One pass over the step's tokens under the current attention context; logits (S, V) at the wanted tokens."""
+
+    def weights_bytes(self) -> int:
+        """Memory that the weights take."""
+
+
+Features = Mapping[str, Any]

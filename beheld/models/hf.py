@@ -1,0 +1,128 @@
+"""Any transformers model, by its own seams: AttentionInterface, get_*_features, get_rope_index, logits_to_keep."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.attention import hook
+from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.models.families import combine_rule
+
+_TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
+
+
+class HFAdapter:
+    """Wraps a loaded transformers model; see ModelAdapter for the methods' shapes.
+
+    Raises:
+        ModelError: the model lacks one of the seams; the message names it.
+    """
+
+    def __init__(self, model: Any, info: ModelInfo) -> None:
+        self.info = info
+        self.model = model.eval().requires_grad_(False)
+        self.device = next(model.parameters()).device
+        self.dtype = model.get_input_embeddings().weight.dtype
+        self._embedding = model.get_input_embeddings()
+        self._core = getattr(model, "model", model)
+        self._rope_index = getattr(self._core, "get_rope_index", None) if info.position_axes > 1 else None
+        if info.position_axes > 1 and self._rope_index is None:
+            raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
+        if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+            raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows only.")
+        self._route_attention()
+
+    def _route_attention(self) -> None:
+        """Send the text model's attention to our hook and leave the towers alone."""
+        name = hook.register()
+        config = self.model.config
+        text = config.get_text_config(decoder=True)
+        if text is config:
+            self.model.set_attn_implementation(name)
+        else:
+            keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
+            if not keys:
+                raise ModelError(f"{self.info.architecture} does not name its text configuration among its parts.")
+            self.model.set_attn_implementation({keys[0]: name})
+        if text._attn_implementation != name:
+            raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Token embeddings (T, H)."""
+        out: Tensor = self._embedding(ids_T)
+        return out
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """Run the towers; items that can share a call do."""
+        out: list[Tensor | None] = [None] * len(items)
+        for modality, indices, options in combine_rule(self.info.model_type)(items):
+            if modality == "embeds":
+                for i in indices:
+                    out[i] = items[i].features["embeds"].to(self.device, self.dtype)
+                continue
+            parts = self._tower(modality, options).split([items[i].num_embeds for i in indices])
+            for i, part in zip(indices, parts, strict=True):
+                out[i] = part.clone() if len(indices) > 1 else part
+        return [tensor for tensor in out if tensor is not None]
+
+    def _tower(self, modality: str, options: dict[str, Any]) -> Tensor:
+        """All embeddings of one call, one after the other: (sum of E, H)."""
+        method = getattr(self.model, f"get_{modality}_features", None)
+        if method is None:
+            raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
+        moved = {k: self._move(v) for k, v in options.items()}
+        result = method(**moved, return_dict=True)
+        pooled = result.pooler_output
+        parts = pooled if isinstance(pooled, list | tuple) else [pooled]
+        flat = [part.reshape(-1, part.shape[-1]) for part in parts]
+        return (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
+
+    def _move(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        value = value.to(self.device, non_blocking=True)
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+        """Plain positions, or the model's own multi-axis ones."""
+        count = len(token_ids)
+        if self._rope_index is None or not spans:
+            plain = np.arange(count, dtype=np.int64)
+            return np.broadcast_to(plain, (self.info.position_axes, count)), 0
+        types = np.zeros((1, count), dtype=np.int64)
+        layout: dict[str, list[Any]] = {}
+        for span in spans:
+            place = np.arange(span.start, span.stop)
+            types[0, place if span.embed_mask is None else place[np.array(span.embed_mask)]] = _TYPE_IDS[span.modality]
+            for name, value in span.layout.items():
+                layout.setdefault(name, []).append(value)
+        known = inspect.signature(self._rope_index).parameters
+        options = {k: torch.tensor(v) for k, v in layout.items() if k in known}
+        if "second_per_grid_ts" in options:
+            options["second_per_grid_ts"] = options["second_per_grid_ts"].flatten()
+        ids = torch.tensor([list(token_ids)])
+        if "mm_token_type_ids" in known:
+            options["mm_token_type_ids"] = torch.from_numpy(types)
+        positions, delta = self._rope_index(ids, **options)
+        return positions[:, 0].numpy(), int(delta.reshape(-1)[0])
+
+    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
+        """One pass; logits (S, V)."""
+        positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
+        output = self.model(
+            inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, logits_to_keep=wanted_S, use_cache=False
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def weights_bytes(self) -> int:
+        """Memory that the weights take."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())

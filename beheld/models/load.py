@@ -1,0 +1,107 @@
+"""Weights: from safetensors through transformers' own loader, or random ones of the right shape ("dummy")."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beheld.checkpoint.resolve import has_weights
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.errors import ModelError
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
+    """The transformers model of this checkpoint on the device, in the engine's dtype.
+
+    Raises:
+        ModelError: no such class, no weights, weights missing or of the wrong shape.
+    """
+    start = time.perf_counter()
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    model_class = model_class_of(info, hf_config)
+    if config.load_format == "dummy":
+        model = _dummy(model_class, hf_config, dtype, config.device)
+    else:
+        model = _from_files(model_class, hf_config, info, dtype, config)
+    seconds = time.perf_counter() - start
+    gib = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+    logger.info("Loading weights took %.2f seconds", seconds)
+    logger.info("Model loading took %.4f GiB and %.6f seconds", gib, seconds)
+    return model
+
+
+def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
+    """The transformers class that generates text with this configuration.
+
+    Raises:
+        ModelError: there is none.
+    """
+    import transformers
+
+    named = getattr(transformers, info.architecture, None)
+    if named is not None and hasattr(named, "generate"):
+        return named
+    for auto_name in ("AutoModelForImageTextToText", "AutoModelForCausalLM"):
+        mapping = getattr(transformers, auto_name)._model_mapping
+        if type(hf_config) in mapping:
+            return mapping[type(hf_config)]
+    raise ModelError(
+        f"transformers has no class that generates text for the architecture {info.architecture!r}.",
+        "Update transformers, or name another architecture with hf_overrides={'architectures': [...]}.",
+    )
+
+
+def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
+    """Random weights of moderate size, the same on every run."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = model_class._from_config(hf_config, dtype=dtype)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0.0, 0.02)
+    return model
+
+
+def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Any:
+    path = Path(info.path)
+    if not has_weights(path):
+        raise ModelError(
+            f"The folder of {info.name!r} holds no weights (*.safetensors).",
+            "Fetch the checkpoint again, or try load_format='dummy' for random weights.",
+        )
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.set_verbosity_error()
+    if not config.show_progress:
+        hf_logging.disable_progress_bar()
+    try:
+        model, report = model_class.from_pretrained(
+            info.path,
+            config=hf_config,
+            dtype=dtype,
+            device_map=None if config.device == "cpu" else config.device,
+            output_loading_info=True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"The weights of {info.name!r} could not be loaded: {error}", "Fetch the checkpoint again."
+        ) from error
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        raise ModelError(
+            f"The checkpoint {info.name!r} lacks {len(missing)} weights, for example {missing[0]!r}.",
+            "Fetch it again, or check that config.json belongs to these weights.",
+        )
+    unused = sorted(report.get("unexpected_keys") or ())
+    if unused:
+        logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
+    return model

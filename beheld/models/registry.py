@@ -1,0 +1,29 @@
+"""From an architecture to the adapter that runs it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.models.adapter import ModelAdapter
+
+# Architectures with a definition of our own; every other one goes through transformers.
+OWN: dict[str, str] = {}
+
+
+def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter:
+    """Load the model of `info` and wrap it.
+
+    Raises:
+        ModelError: it cannot be run; the message says why.
+    """
+    own = OWN.get(info.architecture)
+    if own is not None:
+        module, name = own.split(":")
+        adapter: ModelAdapter = getattr(importlib.import_module(module), name)(hf_config, info, config)
+        return adapter
+    from beheld.models.hf import HFAdapter
+    from beheld.models.load import load_model
+
+    return HFAdapter(load_model(hf_config, info, config), info)

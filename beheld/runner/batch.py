@@ -1,0 +1,153 @@
+"""A plan and the rows it speaks of, as flat tensors.
+
+Shapes: T tokens, B sequences, S wanted logits, X position axes, N blocks of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata
+from beheld.core.config import KVGroup
+from beheld.core.plan import SeqSlice
+from beheld.runner.rows import Rows
+
+
+@dataclass(eq=False)
+class Batch:
+    """One step's tensors.
+
+    Attributes:
+        slices: the plan's slices in the order of the batch: those of one token first.
+        first_token: where each slice's tokens start in the batch.
+        ids_T: token ids (0 where an embedding will be merged in).
+        positions_XT: rotary positions.
+        metadata: for attention.
+        wanted_S: batch indices of the tokens whose logits are wanted.
+        sampling: slices that sample, in order; the first len(sampling) of wanted_S are theirs.
+        prompt_targets: for slices that report prompt log-probabilities: (slice, its part of wanted_S, the ids predicted).
+    """
+
+    slices: list[SeqSlice]
+    first_token: list[int]
+    ids_T: Tensor
+    positions_XT: Tensor
+    metadata: AttnMetadata
+    wanted_S: Tensor
+    sampling: list[SeqSlice]
+    prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
+
+
+def build(slices: Sequence[SeqSlice], rows: Rows, groups: Sequence[KVGroup], block_size: int) -> Batch:
+    """Flatten the slices; see Batch."""
+    ordered = sorted(slices, key=lambda s: s.stop - s.start > 1)
+    counts = [s.stop - s.start for s in ordered]
+    stops = np.cumsum(counts)
+    first_token = [int(stop) - count for stop, count in zip(stops, counts, strict=True)]
+    ids_T, positions_XT = _tokens(ordered, first_token, int(stops[-1]), rows)
+    sampling = [s for s in ordered if s.samples]
+    wanted = [int(stop) - 1 for s, stop in zip(ordered, stops, strict=True) if s.samples]
+    targets: list[tuple[SeqSlice, slice, np.ndarray]] = []
+    for piece, first in zip(ordered, first_token, strict=True):
+        _want_prompt(piece, first, rows, wanted, targets)
+    device = rows.last_token_R.device
+    return Batch(
+        slices=ordered,
+        first_token=first_token,
+        ids_T=ids_T,
+        positions_XT=positions_XT,
+        metadata=_metadata(ordered, counts, rows, groups, block_size),
+        wanted_S=torch.tensor(wanted, dtype=torch.int64, device=device),
+        sampling=sampling,
+        prompt_targets=targets,
+    )
+
+
+def _want_prompt(
+    piece: SeqSlice, first: int, rows: Rows, wanted: list[int], targets: list[tuple[SeqSlice, slice, np.ndarray]]
+) -> None:
+    """The logits at position p judge the prompt's token at p + 1."""
+    row = rows[piece.row]
+    last = min(piece.stop, row.num_prompt - 1)
+    if row.params.prompt_logprobs is None or piece.start >= last:
+        return
+    part = slice(len(wanted), len(wanted) + last - piece.start)
+    wanted.extend(range(first, first + last - piece.start))
+    targets.append((piece, part, row.token_ids[piece.start + 1 : last + 1]))
+
+
+def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Ids and positions. A token sampled since admission is not known here; it is fetched from `last_token_R`."""
+    axes = rows[slices[0].row].positions_XN.shape[0]
+    ids = np.zeros(total, dtype=np.int64)
+    positions = np.zeros((axes, total), dtype=np.int64)
+    on_device: list[int] = []
+    from_rows: list[int] = []
+    for piece, first in zip(slices, first_token, strict=True):
+        row = rows[piece.row]
+        if piece.start >= len(row.token_ids):
+            assert piece.stop == piece.start + 1, "only one sampled token is known at a time"
+            positions[:, first] = piece.start + row.delta
+            on_device.append(first)
+            from_rows.append(piece.row)
+        else:
+            place = slice(first, first + piece.stop - piece.start)
+            ids[place] = row.token_ids[piece.start : piece.stop]
+            positions[:, place] = row.positions_XN[:, piece.start : piece.stop]
+            _blank_embeds(ids, first, piece, rows)
+    device = rows.last_token_R.device
+    ids_T = torch.from_numpy(ids).to(device, non_blocking=True)
+    if on_device:
+        ids_T[torch.tensor(on_device, device=device)] = rows.last_token_R[torch.tensor(from_rows, device=device)]
+    return ids_T, torch.from_numpy(positions).to(device, non_blocking=True)
+
+
+def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> None:
+    """Placeholder ids may lie outside the embedding table; their rows are overwritten, so any id does."""
+    for span in rows[piece.row].spans:
+        low, high = max(piece.start, span.start), min(piece.stop, span.stop)
+        if low < high:
+            part = ids[first + low - piece.start : first + high - piece.start]
+            if span.embed_mask is None:
+                part[:] = 0
+            else:
+                part[np.array(span.embed_mask[low - span.start : high - span.start])] = 0
+
+
+def _metadata(
+    slices: list[SeqSlice], counts: list[int], rows: Rows, groups: Sequence[KVGroup], block_size: int
+) -> AttnMetadata:
+    device = rows.last_token_R.device
+    row_index = np.array([s.row for s in slices])
+    starts = np.array([s.start for s in slices])
+    lengths = np.array([s.stop for s in slices])
+    widest = -(-int(lengths.max()) // block_size)
+    # Position and sequence of every token: sequence b's tokens stand at starts[b], starts[b] + 1, ...
+    sequence_T = np.repeat(np.arange(len(slices)), counts)
+    offset_T = np.arange(len(sequence_T)) - np.repeat(np.cumsum(counts) - counts, counts)
+    position_T = starts[sequence_T] + offset_T
+    made = []
+    for index, group in enumerate(groups):
+        tables = rows.tables_GRN[index, row_index, :widest]
+        slots = tables[sequence_T, position_T // block_size].astype(np.int64) * block_size + position_T % block_size
+        made.append(
+            GroupMetadata(
+                slots_T=torch.from_numpy(slots).to(device, non_blocking=True),
+                tables_BN=torch.from_numpy(tables).to(device, non_blocking=True),
+                window=group.window,
+            )
+        )
+    return AttnMetadata(
+        num_decodes=sum(count == 1 for count in counts),
+        starts=tuple(int(s) for s in starts),
+        lengths=tuple(int(n) for n in lengths),
+        lengths_B=torch.from_numpy(lengths.astype(np.int32)).to(device, non_blocking=True),
+        cu_q_B1=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)).to(device, non_blocking=True),
+        groups=tuple(made),
+        block_size=block_size,
+    )

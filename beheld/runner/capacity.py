@@ -1,0 +1,102 @@
+"""Memory -> Capacity: how many KV blocks there are, computed and checked."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
+from beheld.core.errors import CapacityError
+from beheld.utils import env
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+_CPU_SHARE = 0.25
+_CPU_MOST_BYTES = 8 << 30
+
+
+def measure(info: ModelInfo, config: EngineConfig) -> Capacity:
+    """How many blocks each group gets.
+
+    All groups get enough for the same number of positions, but a sliding group never more than its windows can use.
+
+    Raises:
+        CapacityError: one sequence of max_model_len does not fit; the message says what would.
+    """
+    element_bytes = getattr(torch, config.kv_dtype).itemsize
+    size = config.block_size
+    most = [_most_blocks(group, config) for group in info.kv_groups]
+    if config.num_blocks_override is not None:
+        blocks = [min(config.num_blocks_override + 1, m) if g.window else config.num_blocks_override + 1
+                  for g, m in zip(info.kv_groups, most, strict=True)]  # fmt: skip
+    else:
+        available = config.kv_cache_bytes or _available_bytes(config)
+        per_block = [group.bytes_per_token(element_bytes) * size for group in info.kv_groups]
+        blocks = _share(available, per_block, most)
+        needed = [_blocks_of_one(group, config) + 1 for group in info.kv_groups]
+        if any(b < n for b, n in zip(blocks, needed, strict=True)):
+            want = sum(n * p for n, p in zip(needed, per_block, strict=True))
+            raise CapacityError(
+                f"One sequence of {config.max_model_len} tokens needs {want / 2**30:.2f} GiB of KV cache; "
+                f"{available / 2**30:.2f} GiB are available.",
+                "Lower max_model_len, or give more memory (gpu_memory_utilization, kv_cache_memory_bytes).",
+            )
+    kv_bytes = sum(b * g.bytes_per_token(element_bytes) * size for b, g in zip(blocks, info.kv_groups, strict=True))
+    _report(blocks, kv_bytes, config)
+    return Capacity(tuple(blocks), kv_bytes, config.max_encoder_tokens)
+
+
+def _share(available: int, per_block: list[int], most: list[int]) -> list[int]:
+    """Equal numbers of blocks for all groups, bounded by what each can use; the rest goes to the others."""
+    blocks = [0] * len(per_block)
+    open_groups = set(range(len(per_block)))
+    left = available
+    while open_groups:
+        equal = left // sum(per_block[g] for g in open_groups)
+        full = {g for g in open_groups if most[g] <= equal}
+        if not full:
+            for g in open_groups:
+                blocks[g] = equal
+            break
+        for g in full:
+            blocks[g] = most[g]
+            left -= most[g] * per_block[g]
+        open_groups -= full
+    return blocks
+
+
+def _blocks_of_one(group: KVGroup, config: EngineConfig) -> int:
+    """Blocks that one sequence of the greatest length holds at once."""
+    tokens = config.max_model_len
+    if group.window is not None:
+        tokens = min(tokens, group.window + config.max_num_batched_tokens + config.block_size)
+    return -(-tokens // config.block_size)
+
+
+def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
+    """Blocks beyond which more would never be used: all rows full, as much again for cached prefixes, the null block."""
+    return 2 * config.max_num_seqs * _blocks_of_one(group, config) + 1
+
+
+def _available_bytes(config: EngineConfig) -> int:
+    if config.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return max(0, int(free - (1.0 - config.memory_fraction) * total))
+    wanted = env.CPU_KV_CACHE_GIB()
+    if wanted:
+        return int(wanted * 2**30)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(free * _CPU_SHARE), _CPU_MOST_BYTES)
+
+
+def _report(blocks: list[int], kv_bytes: int, config: EngineConfig) -> None:
+    tokens = (min(blocks) - 1) * config.block_size
+    logger.info("Available KV cache memory: %.2f GiB", kv_bytes / 2**30)
+    logger.info("%s KV cache size: %s tokens", "GPU" if config.device == "cuda" else "CPU", f"{tokens:,}")
+    logger.info(
+        "Maximum concurrency for %s tokens per request: %.2fx",
+        f"{config.max_model_len:,}",
+        tokens / config.max_model_len,
+    )

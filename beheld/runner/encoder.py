@@ -1,0 +1,86 @@
+"""Runs towers, keeps embeddings by digest, and merges them into the step's input embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.core.errors import StepError
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.models.adapter import ModelAdapter
+
+# Bounds one tower call, so that its activations stay small beside the weights.
+_CALL_EMBEDS = 4096
+
+
+class EncoderStore:
+    """Embeddings on the device, by digest. What to encode and what to drop is the scheduler's decision."""
+
+    def __init__(self, adapter: ModelAdapter) -> None:
+        self._adapter = adapter
+        self._embeds: dict[bytes, Tensor] = {}
+
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Drop embeddings."""
+        for digest in digests:
+            self._embeds.pop(digest, None)
+
+    def encode(self, items: Sequence[EncodeItem]) -> None:
+        """Run the towers for `items` and keep what they give.
+
+        Raises:
+            StepError: a tower gave another number of embeddings than the prompt has places.
+        """
+        for batch in _batches([item for item in items if item.digest not in self._embeds]):
+            for item, embeds in zip(batch, self._adapter.encode(batch), strict=True):
+                if embeds.shape[0] != item.num_embeds:
+                    raise StepError(
+                        f"The {item.modality} gave {embeds.shape[0]} embeddings for {item.num_embeds} places in the prompt."
+                    )
+                self._embeds[item.digest] = embeds
+
+    def merge(self, embeds_TH: Tensor, first_token: int, start: int, stop: int, spans: Sequence[SpanView]) -> None:
+        """Overwrite, in place, the rows of positions `start` to `stop` that take an embedding.
+
+        `first_token` is where position `start` stands in the step:
+
+            step    ... | first_token ......................... |
+            span          start of slice .. span.start .. span.stop .. stop of slice
+        """
+        for span in spans:
+            low, high = max(start, span.start), min(stop, span.stop)
+            if low >= high:
+                continue
+            source = self._embeds.get(span.digest)
+            if source is None:
+                raise StepError(f"The embeddings of this request's {span.modality} are not on the device.")
+            target = first_token + low - start
+            if span.embed_mask is None:
+                embeds_TH[target : target + high - low] = source[low - span.start : high - span.start]
+                continue
+            mask = np.array(span.embed_mask)
+            before, inside = int(mask[: low - span.start].sum()), mask[low - span.start : high - span.start]
+            index = torch.from_numpy(np.flatnonzero(inside) + target).to(embeds_TH.device)
+            embeds_TH[index] = source[before : before + int(inside.sum())]
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._embeds
+
+    def __len__(self) -> int:
+        return len(self._embeds)
+
+
+def _batches(items: list[EncodeItem]) -> Iterable[list[EncodeItem]]:
+    batch: list[EncodeItem] = []
+    total = 0
+    for item in items:
+        if batch and total + item.num_embeds > _CALL_EMBEDS:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += item.num_embeds
+    if batch:
+        yield batch

@@ -1,0 +1,32 @@
+"""The tensors of the paged KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import LayerKV
+from beheld.core.config import Capacity, EngineConfig, ModelInfo
+
+
+def allocate(info: ModelInfo, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[int, LayerKV]:
+    """One LayerKV per text layer; layers of one group have the same number of blocks. All zero at first."""
+    dtype: torch.dtype = getattr(torch, config.kv_dtype)
+    layers: dict[int, LayerKV] = {}
+    for index, group in enumerate(info.kv_groups):
+        blocks = capacity.num_blocks[index]
+        for layer in group.layers:
+            shape = (blocks, config.block_size, group.num_kv_heads)
+            layers[layer] = LayerKV(
+                _zeros((*shape, group.head_dim), dtype, device), _zeros((*shape, group.value_dim), dtype, device), index
+            )
+    return layers
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU from numpy, whose zero pages take no memory and no time until they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

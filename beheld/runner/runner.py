@@ -1,0 +1,150 @@
+"""The model runner: carries out a StepPlan on the device and reads back its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from beheld.attention.backend import AttentionBackend
+from beheld.attention.context import ForwardContext, forward_context
+from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.core.errors import ModelError
+from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.params import Sampling
+from beheld.models.adapter import ModelAdapter
+from beheld.runner import kv
+from beheld.runner.batch import Batch, build
+from beheld.runner.encoder import EncoderStore
+from beheld.runner.rows import Rows
+from beheld.sample.sampler import SampleOutput, Sampler
+
+
+@dataclass(eq=False)
+class Handle:
+    """A launched step: everything still on the device."""
+
+    plan_id: int
+    sampled: SampleOutput | None
+    rows: list[int]
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
+
+
+class ModelRunner:
+    """Owns rows, KV cache, embeddings and sampler of one device."""
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        backend: AttentionBackend,
+        info: ModelInfo,
+        config: EngineConfig,
+        capacity: Capacity,
+    ) -> None:
+        self._adapter = adapter
+        self._backend = backend
+        self._info = info
+        self._config = config
+        blocks_per_row = -(-config.max_model_len // config.block_size) + 1
+        self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
+        self.kv = kv.allocate(info, config, capacity, adapter.device)
+        self.encoder = EncoderStore(adapter)
+        self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Handle:
+        """Start one step. Launching a plan again after an error is harmless."""
+        for row in plan.released:
+            self.rows.release(row)
+            self.sampler.release(row)
+        self.encoder.forget(plan.forget)
+        for group, source, target in plan.copies:
+            self._copy_block(group, source, target)
+        for admission in plan.admitted:
+            self.rows.admit(admission)
+            self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
+        self.encoder.encode(plan.encode)
+        for piece in plan.slices:
+            self.rows.append_blocks(piece, self._config.block_size)
+        if not plan.slices:
+            return Handle(plan.id, None, [], {})
+        batch = build(plan.slices, self.rows, self._info.kv_groups, self._config.block_size)
+        logits_SV = self._forward(batch)
+        return self._sample(plan, batch, logits_SV)
+
+    def _copy_block(self, group: int, source: int, target: int) -> None:
+        for layer in self.kv.values():
+            if layer.group == group:
+                layer.keys[target] = layer.keys[source]
+                layer.values[target] = layer.values[source]
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        embeds_TH = self._adapter.embed(batch.ids_T)
+        for piece, first in zip(batch.slices, batch.first_token, strict=True):
+            spans = self.rows[piece.row].spans
+            if spans and piece.start < spans[-1].stop:
+                self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
+        self._backend.begin(batch.metadata)
+        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)):
+            return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
+
+    def _sample(self, plan: StepPlan, batch: Batch, logits_SV: torch.Tensor) -> Handle:
+        prompt_logprobs = {
+            piece.row: tuple(
+                self.sampler.prompt_logprobs(
+                    logits_SV[part],
+                    torch.from_numpy(target).to(logits_SV.device),
+                    self.rows[piece.row].params.prompt_logprobs or 0,
+                )
+            )
+            for piece, part, target in batch.prompt_targets
+        }
+        rows = [piece.row for piece in batch.sampling]
+        if not rows:
+            return Handle(plan.id, None, [], prompt_logprobs)
+        lengths = [piece.stop for piece in batch.sampling]
+        out = self.sampler.sample(logits_SV[: len(rows)], rows, lengths)
+        self.sampler.append(rows, out.ids_B)
+        self.rows.last_token_R[torch.tensor(rows, device=out.ids_B.device)] = out.ids_B
+        return Handle(plan.id, out, rows, prompt_logprobs)
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Wait for a launched step and read its result."""
+        if handle.sampled is None:
+            return StepResult(handle.plan_id, {}, prompt_logprobs=handle.prompt_logprobs)
+        ids = handle.sampled.ids_B.tolist()
+        broken = handle.sampled.nan_B.tolist()
+        tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
+        failed = {row: "nan" for row, nan in zip(handle.rows, broken, strict=True) if nan}
+        return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed)
+
+    @torch.inference_mode()
+    def self_test(self) -> None:
+        """One dry pass over the null block: every text layer must call the attention hook exactly once.
+
+        Raises:
+            ModelError: some layer does not; the message names it.
+        """
+        row = Admission(0, (0, 0), 2, (), Sampling(), None, 0, tuple((0,) for _ in self._info.kv_groups))
+        self.rows.admit(row)
+        batch = build([SeqSlice(0, 0, 2, (), True)], self.rows, self._info.kv_groups, self._config.block_size)
+        self._backend.begin(batch.metadata)
+        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)) as context:
+            embeds_TH = self._adapter.embed(batch.ids_T)
+            logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
+        self.rows.release(0)
+        for layer in self.kv.values():
+            layer.keys[0].zero_()
+            layer.values[0].zero_()
+        wrong = {layer: context.called.get(layer, 0) for layer in self.kv if context.called.get(layer, 0) != 1}
+        if wrong:
+            raise ModelError(
+                f"{self._info.architecture} cannot be run: its layers {sorted(wrong)} do not call the attention hook once."
+            )
+        if logits_SV.shape[-1] != self._info.vocab_size:
+            raise ModelError(
+                f"{self._info.architecture} gives {logits_SV.shape[-1]} logits where its configuration says "
+                f"{self._info.vocab_size}."
+            )
+
+
