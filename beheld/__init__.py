@@ -1,1 +1,56 @@
-"""beheld: an engine for vision-, video- and audio-language models."""
+"""beheld: an engine for vision-, video- and audio-language models.
+
+Names are imported when first used, so that `import beheld` costs nothing and `beheld --help` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from beheld.api.llm import LLM
+    from beheld.core.config import EngineArgs
+    from beheld.core.errors import BeheldError, EngineError, UserError
+    from beheld.core.outputs import CompletionOutput, RequestOutput
+    from beheld.core.params import PoolingParams, SamplingParams
+    from beheld.core.request import LoRARequest
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "beheld.api.llm",
+    "EngineArgs": "beheld.core.config",
+    "SamplingParams": "beheld.core.params",
+    "PoolingParams": "beheld.core.params",
+    "LoRARequest": "beheld.core.request",
+    "RequestOutput": "beheld.core.outputs",
+    "CompletionOutput": "beheld.core.outputs",
+    "BeheldError": "beheld.core.errors",
+    "UserError": "beheld.core.errors",
+    "EngineError": "beheld.core.errors",
+}
+
+__all__ = [
+    "LLM",
+    "BeheldError",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineError",
+    "LoRARequest",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "UserError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'beheld' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -88,7 +88,9 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
         position_axes=axes,
-        eos_ids=_ids(generation.get("eos_token_id")) | _ids(getattr(text, "eos_token_id", None)) | _ids(_own_eos(config)),
+        eos_ids=_ids(generation.get("eos_token_id"))
+        | _ids(getattr(text, "eos_token_id", None))
+        | _ids(_own_eos(config)),
         bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=groups,

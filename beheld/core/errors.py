@@ -1,23 +1,23 @@
 """The exception tree: one root, one half for what the user can mend, one for what we must mend.
 
-    BeheldError
-    |-- UserError (ValueError)         the input or an option is at fault; the message says what to do
-    |   |-- ConfigError                an engine option: unknown, out of range, or not available here
-    |   |-- ModelError                 no such model, not a model, no weights, or an unsupported architecture
-    |   |-- ParamsError                a sampling parameter
-    |   |-- PromptError                a prompt or its placeholders
-    |   |   `-- PromptTooLongError     longer than the model or the engine's limits allow
-    |   |-- TemplateError              the chat template is missing or fails
-    |   `-- MediaError                 one picture, video or sound
-    |       |-- FetchError             could not be fetched, or may not be
-    |       |-- DecodeError            is not what it claims to be, or is broken
-    |       |-- LimitError             too many, too large, too long
-    |       |-- ProcessError           the model's processor refused it
-    |       `-- MediaLossError         strict_media was set and something would be lost
-    `-- EngineError (RuntimeError)     our fault, or the machine's
-        |-- StepError                  this request failed while others went on
-        |-- CapacityError              the model or a request does not fit into memory
-        `-- EngineDeadError            the engine has stopped and takes no more work
+BeheldError
+|-- UserError (ValueError)         the input or an option is at fault; the message says what to do
+|   |-- ConfigError                an engine option: unknown, out of range, or not available here
+|   |-- ModelError                 no such model, not a model, no weights, or an unsupported architecture
+|   |-- ParamsError                a sampling parameter
+|   |-- PromptError                a prompt or its placeholders
+|   |   `-- PromptTooLongError     longer than the model or the engine's limits allow
+|   |-- TemplateError              the chat template is missing or fails
+|   `-- MediaError                 one picture, video or sound
+|       |-- FetchError             could not be fetched, or may not be
+|       |-- DecodeError            is not what it claims to be, or is broken
+|       |-- LimitError             too many, too large, too long
+|       |-- ProcessError           the model's processor refused it
+|       `-- MediaLossError         strict_media was set and something would be lost
+`-- EngineError (RuntimeError)     our fault, or the machine's
+    |-- StepError                  this request failed while others went on
+    |-- CapacityError              the model or a request does not fit into memory
+    `-- EngineDeadError            the engine has stopped and takes no more work
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ class BeheldError(Exception):
     stage = "engine"
 
     def __init__(
-        self, reason: str, remedy: str = "", *, stage: str | None = None, param: str | None = None, item: str | None = None
+        self,
+        reason: str,
+        remedy: str = "",
+        *,
+        stage: str | None = None,
+        param: str | None = None,
+        item: str | None = None,
     ) -> None:
         self.reason = reason
         self.remedy = remedy

@@ -6,11 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError
+from beheld.core.config import ModelInfo
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
+from beheld.engine.stats import EngineStats
 from beheld.executor.executor import Executor
 from beheld.scheduler.scheduler import Scheduler
 from beheld.utils.log import get_logger
@@ -30,10 +30,12 @@ class InFlight:
 class EngineCore:
     """Scheduler and executor, and the step that joins them."""
 
-    def __init__(self, info: ModelInfo, config: EngineConfig, executor: Executor) -> None:
+    def __init__(self, info: ModelInfo, executor: Executor) -> None:
         self.executor = executor
-        self.scheduler = Scheduler(config, info, executor.capacity)
-        self._overlap = config.overlap
+        self.scheduler = Scheduler(executor.config, info, executor.capacity)
+        self._overlap = executor.config.overlap
+        self._steps = 0
+        self._retried = 0
 
     def add(self, request: Request) -> None:
         """Queue a request; raises a UserError or CapacityError if it can never run."""
@@ -52,12 +54,30 @@ class EngineCore:
         assert in_flight is None
         return None, [] if launched is None else self._update(launched)
 
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request that nobody wants any more; None if it is not known."""
+        return self.scheduler.abort(request_id)
+
+    def stop(self, request_id: str) -> None:
+        """End a request whose text has reached a stop string."""
+        self.scheduler.stop(request_id)
+
     @property
     def has_work(self) -> bool:
         """True while a sequence waits or runs."""
         return self.scheduler.has_work
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are queued and hold no row yet."""
+        return self.scheduler.num_waiting
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return EngineStats(self.scheduler.stats(), self._steps, self._retried)
+
     def _launch(self, plan: StepPlan) -> InFlight:
+        self._steps += 1
         try:
             return InFlight(plan, self.executor.launch(plan))
         except Exception as error:
@@ -74,46 +94,34 @@ class EngineCore:
 
     def _retry(self, plan: StepPlan, error: Exception) -> StepResult:
         """Run a failed plan again, one sequence at a time: only the culprit fails."""
+        self._retried += 1
         logger.warning("A step failed (%s); retrying its %d sequences one by one.", _reason(error), len(plan.slices))
-        results: list[StepResult] = []
-        failed: dict[int, str] = {}
-        lost: list[bytes] = []
-        done: set[bytes] = set()
+        merged = StepResult(plan.id, {})
         for index, piece in enumerate(plan.slices):
-            part = _part(plan, piece, first=index == 0, done=done)
             try:
-                results.append(self.executor.collect(self.executor.launch(part)))
-                done.update(item.digest for item in part.encode)
-            except Exception as own:
-                failed[piece.row] = _reason(own)
-                lost.extend(item.digest for item in part.encode)
-        merged = StepResult(plan.id, {}, {}, {}, failed, tuple(d for d in lost if d not in done))
-        for result in results:
+                own = self.executor.collect(self.executor.launch(_part(plan, piece, first=index == 0)))
+            except Exception as culprit:
+                own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)})
             merged = StepResult(
                 plan.id,
-                {**merged.tokens, **result.tokens},
-                {**merged.logprobs, **result.logprobs},
-                {**merged.prompt_logprobs, **result.prompt_logprobs},
-                {**merged.failed, **result.failed},
-                merged.lost,
+                {**merged.tokens, **own.tokens},
+                {**merged.logprobs, **own.logprobs},
+                {**merged.prompt_logprobs, **own.prompt_logprobs},
+                {**merged.failed, **own.failed},
+                tuple({*merged.lost, *own.lost}),
             )
         return merged
 
-    def fail_all(self, error: BeheldError) -> list[TokenEvent]:
-        """End every request with `error`."""
-        events = (self.scheduler.fail(request_id, error) for request_id in self.scheduler.all_request_ids())
-        return [event for event in events if event is not None]
 
+def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
+    """The part of a plan that computes one sequence; what belongs to no sequence goes with the first.
 
-def _part(plan: StepPlan, piece: SeqSlice, *, first: bool, done: set[bytes]) -> StepPlan:
-    """The part of a plan that one sequence needs; what belongs to no sequence goes with the first."""
-    spans = [span for a in plan.admitted if a.row == piece.row for span in a.spans]
-    wanted = {span.digest for span in spans} if spans else {item.digest for item in plan.encode}
+    Every part carries all of `encode`: items that are on the device already cost nothing.
+    """
     return dataclasses.replace(
         plan,
         slices=(piece,),
         admitted=tuple(a for a in plan.admitted if a.row == piece.row),
-        encode=tuple(item for item in plan.encode if item.digest in wanted and item.digest not in done),
         released=plan.released if first else (),
         forget=plan.forget if first else (),
         copies=plan.copies if first else (),
@@ -123,5 +131,3 @@ def _part(plan: StepPlan, piece: SeqSlice, *, first: bool, done: set[bytes]) -> 
 def _reason(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
-
-

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from beheld.core.config import Capacity
+from beheld.core.config import Capacity, EngineConfig
 from beheld.core.plan import StepPlan, StepResult
 
 
 class Executor(Protocol):
     """Launches plans in order and gives back their results in the same order."""
 
+    config: EngineConfig
     capacity: Capacity
 
     def launch(self, plan: StepPlan) -> Any:

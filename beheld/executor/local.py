@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from beheld.attention.select import select
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
-from beheld.models import registry
-from beheld.runner import capacity
-from beheld.runner.runner import Handle, ModelRunner
+from beheld.runner.build import build_runner
+from beheld.runner.runner import Handle
 
 
 class LocalExecutor:
-    """Loads the model, measures the memory, and runs plans one after the other."""
+    """Runs plans one after the other on the device of this process."""
 
-    def __init__(self, hf_config: Any, info: ModelInfo, config: EngineConfig) -> None:
-        adapter = registry.build(hf_config, info, config)
-        self.capacity = capacity.measure(info, config)
-        self.runner = ModelRunner(adapter, select(config.device, config.attention_backend), info, config, self.capacity)
-        self.runner.self_test()
+    def __init__(self, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool = False) -> None:
+        self.runner = build_runner(hf_config, info, config, shrink=shrink)
+        self.config = self.runner.config
+        self.capacity = self.runner.capacity
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start a step."""

@@ -37,7 +37,9 @@ class HFAdapter:
         if info.position_axes > 1 and self._rope_index is None:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-            raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows only.")
+            raise ModelError(
+                f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows only."
+            )
         self._route_attention()
 
     def _route_attention(self) -> None:

@@ -147,7 +147,9 @@ def _metadata(
         starts=tuple(int(s) for s in starts),
         lengths=tuple(int(n) for n in lengths),
         lengths_B=torch.from_numpy(lengths.astype(np.int32)).to(device, non_blocking=True),
-        cu_q_B1=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)).to(device, non_blocking=True),
+        cu_q_B1=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)).to(
+            device, non_blocking=True
+        ),
         groups=tuple(made),
         block_size=block_size,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import torch
@@ -46,6 +47,23 @@ def measure(info: ModelInfo, config: EngineConfig) -> Capacity:
     kv_bytes = sum(b * g.bytes_per_token(element_bytes) * size for b, g in zip(blocks, info.kv_groups, strict=True))
     _report(blocks, kv_bytes, config)
     return Capacity(tuple(blocks), kv_bytes, config.max_encoder_tokens)
+
+
+def longest_that_fits(info: ModelInfo, config: EngineConfig) -> int:
+    """The greatest max_model_len, a multiple of the block size, of which one sequence fits; at most config's own."""
+    element_bytes = getattr(torch, config.kv_dtype).itemsize
+    available = config.kv_cache_bytes or _available_bytes(config)
+    low, high = 0, config.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = dataclasses.replace(config, max_model_len=middle)
+        blocks = [_blocks_of_one(group, tried) + 1 for group in info.kv_groups]
+        sizes = [group.bytes_per_token(element_bytes) * config.block_size for group in info.kv_groups]
+        if sum(b * s for b, s in zip(blocks, sizes, strict=True)) <= available:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low == config.max_model_len else low // config.block_size * config.block_size
 
 
 def _share(available: int, per_block: list[int], most: list[int]) -> list[int]:

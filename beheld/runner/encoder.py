@@ -22,25 +22,43 @@ class EncoderStore:
     def __init__(self, adapter: ModelAdapter) -> None:
         self._adapter = adapter
         self._embeds: dict[bytes, Tensor] = {}
+        self._failures: dict[bytes, str] = {}
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop embeddings."""
         for digest in digests:
             self._embeds.pop(digest, None)
+            self._failures.pop(digest, None)
 
-    def encode(self, items: Sequence[EncodeItem]) -> None:
+    def encode(self, items: Sequence[EncodeItem]) -> tuple[bytes, ...]:
         """Run the towers for `items` and keep what they give.
 
-        Raises:
-            StepError: a tower gave another number of embeddings than the prompt has places.
+        An item whose tower fails takes no other with it: it is tried alone, and its digest is returned. The sequences
+        that need it fail in `merge`, with the tower's reason.
         """
-        for batch in _batches([item for item in items if item.digest not in self._embeds]):
-            for item, embeds in zip(batch, self._adapter.encode(batch), strict=True):
-                if embeds.shape[0] != item.num_embeds:
-                    raise StepError(
-                        f"The {item.modality} gave {embeds.shape[0]} embeddings for {item.num_embeds} places in the prompt."
-                    )
-                self._embeds[item.digest] = embeds
+        waiting = [item for item in items if item.digest not in self._embeds]
+        for batch in _batches(waiting):
+            try:
+                self._keep(batch, self._adapter.encode(batch))
+            except Exception:
+                for item in batch:
+                    self._encode_alone(item)
+        return tuple(item.digest for item in waiting if item.digest not in self._embeds)
+
+    def _encode_alone(self, item: EncodeItem) -> None:
+        try:
+            self._keep([item], self._adapter.encode([item]))
+        except Exception as error:
+            self._failures[item.digest] = f"the {item.modality} tower failed: {error}"
+
+    def _keep(self, items: Sequence[EncodeItem], embeds: Sequence[Tensor]) -> None:
+        for item, embeds_EH in zip(items, embeds, strict=True):
+            if embeds_EH.shape[0] != item.num_embeds:
+                raise StepError(
+                    f"The {item.modality} gave {embeds_EH.shape[0]} embeddings for {item.num_embeds} places in the prompt."
+                )
+            self._embeds[item.digest] = embeds_EH
+            self._failures.pop(item.digest, None)
 
     def merge(self, embeds_TH: Tensor, first_token: int, start: int, stop: int, spans: Sequence[SpanView]) -> None:
         """Overwrite, in place, the rows of positions `start` to `stop` that take an embedding.
@@ -56,7 +74,7 @@ class EncoderStore:
                 continue
             source = self._embeds.get(span.digest)
             if source is None:
-                raise StepError(f"The embeddings of this request's {span.modality} are not on the device.")
+                raise StepError(self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing"))
             target = first_token + low - start
             if span.embed_mask is None:
                 embeds_TH[target : target + high - low] = source[low - span.start : high - span.start]

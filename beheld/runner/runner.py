@@ -28,6 +28,7 @@ class Handle:
     sampled: SampleOutput | None
     rows: list[int]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    lost: tuple[bytes, ...] = ()
 
 
 class ModelRunner:
@@ -44,7 +45,8 @@ class ModelRunner:
         self._adapter = adapter
         self._backend = backend
         self._info = info
-        self._config = config
+        self.config = config
+        self.capacity = capacity
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
         self.kv = kv.allocate(info, config, capacity, adapter.device)
@@ -63,14 +65,14 @@ class ModelRunner:
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
-        self.encoder.encode(plan.encode)
+        lost = self.encoder.encode(plan.encode)
         for piece in plan.slices:
-            self.rows.append_blocks(piece, self._config.block_size)
+            self.rows.append_blocks(piece, self.config.block_size)
         if not plan.slices:
-            return Handle(plan.id, None, [], {})
-        batch = build(plan.slices, self.rows, self._info.kv_groups, self._config.block_size)
+            return Handle(plan.id, None, [], {}, lost)
+        batch = build(plan.slices, self.rows, self._info.kv_groups, self.config.block_size)
         logits_SV = self._forward(batch)
-        return self._sample(plan, batch, logits_SV)
+        return self._sample(plan, batch, logits_SV, lost)
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
         for layer in self.kv.values():
@@ -88,7 +90,7 @@ class ModelRunner:
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)):
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
 
-    def _sample(self, plan: StepPlan, batch: Batch, logits_SV: torch.Tensor) -> Handle:
+    def _sample(self, plan: StepPlan, batch: Batch, logits_SV: torch.Tensor, lost: tuple[bytes, ...]) -> Handle:
         prompt_logprobs = {
             piece.row: tuple(
                 self.sampler.prompt_logprobs(
@@ -101,22 +103,22 @@ class ModelRunner:
         }
         rows = [piece.row for piece in batch.sampling]
         if not rows:
-            return Handle(plan.id, None, [], prompt_logprobs)
+            return Handle(plan.id, None, [], prompt_logprobs, lost)
         lengths = [piece.stop for piece in batch.sampling]
         out = self.sampler.sample(logits_SV[: len(rows)], rows, lengths)
         self.sampler.append(rows, out.ids_B)
         self.rows.last_token_R[torch.tensor(rows, device=out.ids_B.device)] = out.ids_B
-        return Handle(plan.id, out, rows, prompt_logprobs)
+        return Handle(plan.id, out, rows, prompt_logprobs, lost)
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
         if handle.sampled is None:
-            return StepResult(handle.plan_id, {}, prompt_logprobs=handle.prompt_logprobs)
+            return StepResult(handle.plan_id, {}, prompt_logprobs=handle.prompt_logprobs, lost=handle.lost)
         ids = handle.sampled.ids_B.tolist()
         broken = handle.sampled.nan_B.tolist()
         tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
         failed = {row: "nan" for row, nan in zip(handle.rows, broken, strict=True) if nan}
-        return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed)
+        return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed, handle.lost)
 
     @torch.inference_mode()
     def self_test(self) -> None:
@@ -127,7 +129,7 @@ class ModelRunner:
         """
         row = Admission(0, (0, 0), 2, (), Sampling(), None, 0, tuple((0,) for _ in self._info.kv_groups))
         self.rows.admit(row)
-        batch = build([SeqSlice(0, 0, 2, (), True)], self.rows, self._info.kv_groups, self._config.block_size)
+        batch = build([SeqSlice(0, 0, 2, (), True)], self.rows, self._info.kv_groups, self.config.block_size)
         self._backend.begin(batch.metadata)
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)) as context:
             embeds_TH = self._adapter.embed(batch.ids_T)
@@ -146,5 +148,3 @@ class ModelRunner:
                 f"{self._info.architecture} gives {logits_SV.shape[-1]} logits where its configuration says "
                 f"{self._info.vocab_size}."
             )
-
-

@@ -47,9 +47,7 @@ def _level(text: str) -> str:
     return upper
 
 
-LOG_LEVEL = _variable(
-    ("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO", "one of DEBUG, INFO, WARNING, ERROR"
-)
+LOG_LEVEL = _variable(("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO", "one of DEBUG, INFO, WARNING, ERROR")
 IMAGE_FETCH_TIMEOUT = _variable(
     ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), float, 5.0, "seconds for fetching a picture"
 )

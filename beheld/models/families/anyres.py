@@ -25,7 +25,9 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
             tiled.setdefault(_alone(item), []).append(index)
         else:
             others.append(index)
-    calls = [("image", indices, _tiles([items[i].features for i in indices], alone)) for alone, indices in tiled.items()]
+    calls = [
+        ("image", indices, _tiles([items[i].features for i in indices], alone)) for alone, indices in tiled.items()
+    ]
     for modality, indices, options in plain.combine([items[i] for i in others]):
         calls.append((modality, [others[i] for i in indices], options))
     return calls

@@ -1,0 +1,1 @@
+"""The two front doors: LLM for scripts, AsyncLLM for servers."""

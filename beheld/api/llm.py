@@ -1,0 +1,255 @@
+"""LLM: the offline front door, with the names and the meaning of vLLM's class."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from beheld.api.run import Job, OfflineRun
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import ConfigError, EngineDeadError, ParamsError
+from beheld.core.media import MediaReceipt, MediaRef
+from beheld.core.outputs import RequestOutput
+from beheld.core.params import SamplingParams
+from beheld.core.request import LoRARequest, Request
+from beheld.engine.setup import start
+from beheld.engine.stats import EngineStats
+from beheld.inputs.pipeline import InputPipeline, PromptType
+
+Messages = list[dict[str, Any]]
+Prepare = Callable[..., Request]
+
+
+class LLM:
+    """A model, ready to answer. Give no model to use the small embedded one.
+
+    Args:
+        model: a folder, a hub name, or None.
+        **options: every field of EngineArgs.
+
+    Raises:
+        ConfigError: an option is unknown or not available; the message names the nearest known one.
+        ModelError, CapacityError: the model cannot be run here.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self._args = EngineArgs.from_keywords({"model": model, **options})
+        setup = start(self._args)
+        self._info: ModelInfo = setup.info
+        self._config: EngineConfig = setup.config
+        self._inputs = InputPipeline(setup.info, setup.config, self._args)
+        self._run: OfflineRun | None = OfflineRun(setup.core, setup.config)
+        self._num_requests = 0
+
+    # ------------------------------------------------------------------ asking
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: Sequence[int] | None = None,
+        on_error: str = "raise",
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many.
+
+        Args:
+            prompts: a string, a dict with "prompt" or "prompt_token_ids" and "multi_modal_data", or a list of these.
+            sampling_params: one for all, or one per prompt; None takes the model's own defaults.
+            use_tqdm: show progress bars on standard error.
+            lora_request: one for all, or one per prompt.
+            priority: one number per prompt; smaller runs sooner (scheduling_policy="priority").
+            on_error: "raise" stops at the first bad prompt; "return" gives it an output whose `error` is set, and the
+                others finish.
+
+        Returns:
+            One output per prompt, in order.
+        """
+        items = [prompts] if _is_one(prompts) else list(prompts)
+        jobs = self._jobs(items, self._inputs.prepare, sampling_params, lora_request, priority)
+        return self._all(jobs, len(items), use_tqdm, on_error)
+
+    def generate_iter(
+        self,
+        prompts: Iterable[PromptType],
+        sampling_params: SamplingParams | None = None,
+        *,
+        on_error: str = "return",
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Answer prompts from any iterable, which is read only as fast as they are needed.
+
+        Yields:
+            (index of the prompt, its output) as each one finishes.
+        """
+        jobs = self._jobs(prompts, self._inputs.prepare, sampling_params, None, None)
+        return self._live().results(jobs, on_error)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        on_error: str = "raise",
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, given as OpenAI messages whose content may hold pictures, videos and sound."""
+        if not messages:
+            return []
+        many: list[Any] = [messages] if isinstance(messages[0], dict) else list(messages)
+        options = {
+            "chat_template": chat_template or self._args.chat_template,
+            "content_format": chat_template_content_format,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "template_kwargs": chat_template_kwargs,
+            "mm_processor_kwargs": mm_processor_kwargs,
+        }
+
+        def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
+            return self._inputs.prepare_chat(conversation, child, **options, **own)
+
+        jobs = self._jobs(many, prepare, sampling_params, lora_request, None)
+        return self._all(jobs, len(many), use_tqdm, on_error)
+
+    # ------------------------------------------------------------------ asking about the engine
+
+    def plan(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
+        """What the model would see of these media, and how many tokens each would take."""
+        return self._inputs.count(list(media))
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        return self._inputs.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters the model's own generation_config.json recommends."""
+        return self._inputs.default_params()
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return self._live().core.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        self._live().core.scheduler.clear_prefix_cache()
+        return True
+
+    @property
+    def llm_engine(self) -> LLM:
+        """The handle that scripts use to add adapters."""
+        return self
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Refused: adapters are not built yet.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"LoRA adapters ({lora_request.lora_name!r}) are not available in this version.")
+
+    def close(self) -> None:
+        """Give back the model's memory; the object is of no use afterwards."""
+        if self._run is not None:
+            self._run.core.executor.close()
+            self._run = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ how
+
+    def _live(self) -> OfflineRun:
+        if self._run is None:
+            raise EngineDeadError("This LLM was closed.", "Make a new one.")
+        return self._run
+
+    def _jobs(
+        self,
+        items: Iterable[Any],
+        prepare: Prepare,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        lora: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: Sequence[int] | None,
+    ) -> Iterator[Job]:
+        """One job per item, each with its own or the common parameters."""
+        count = len(items) if isinstance(items, Sequence) else None
+        if params is None:
+            params = self.get_default_sampling_params()
+        for name, value in (("sampling_params", params), ("lora_request", lora), ("priority", priority)):
+            if count is not None and isinstance(value, list | tuple) and len(value) != count:
+                raise ParamsError(f"There are {len(value)} {name} for {count} prompts.", param=name)
+        return (
+            self._job(item, prepare, _at(params, index), _at(lora, index), _at(priority, index) or 0)
+            for index, item in enumerate(items)
+        )
+
+    def _job(self, item: Any, prepare: Prepare, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
+        """A job whose n children are numbered, and whose unseeded children all differ."""
+        number = self._num_requests
+        self._num_requests += 1
+
+        def requests() -> list[Request]:
+            params.verify()
+            base = params.seed if params.seed is not None else _mix(self._config.seed, number)
+            first = prepare(
+                item,
+                params,
+                request_id=str(number),
+                lora=lora,
+                priority=priority,
+                arrival=time.monotonic(),
+                seed=base,
+            )
+            return [first] if params.n == 1 else [_child(first, k, base) for k in range(params.n)]
+
+        return Job(str(number), params, requests, self._inputs.tokenizer)
+
+    def _all(
+        self, jobs: Iterator[Job], total: int, use_tqdm: bool | Callable[..., Any], on_error: str
+    ) -> list[RequestOutput]:
+        if on_error not in ("raise", "return"):
+            raise ParamsError(f"on_error must be 'raise' or 'return', got {on_error!r}.", param="on_error")
+        outputs = dict(self._live().results(jobs, on_error, total=total, progress=use_tqdm))
+        return [outputs[index] for index in range(total)]
+
+
+def _is_one(prompts: Any) -> bool:
+    """A single prompt, not a list of them: a string, a dict, or a list of token ids."""
+    return isinstance(prompts, str | dict) or (
+        isinstance(prompts, list | tuple) and bool(prompts) and isinstance(prompts[0], int)
+    )
+
+
+def _at(values: Any, index: int) -> Any:
+    """The entry of a list, or the common value."""
+    return values[index] if isinstance(values, list | tuple) else values
+
+
+def _child(request: Request, number: int, seed: int) -> Request:
+    """The request for answer `number` of several: the same prompt, a seed of its own."""
+    sampling = replace(request.params, seed=_mix(seed, number) if number else request.params.seed)
+    return replace(request, id=f"{request.id}#{number}", params=sampling)
+
+
+def _mix(seed: int, number: int) -> int:
+    """A 63-bit seed from two numbers (the finalizer of SplitMix64: Steele, Lea and Flood, 2014)."""
+    mask = (1 << 64) - 1
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) >> 1

@@ -1,0 +1,193 @@
+"""One offline run: jobs in, outputs out, with the device never waiting for more pictures than it must."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from beheld.core.config import EngineConfig
+from beheld.core.errors import EngineError, UserError
+from beheld.core.outputs import RequestOutput, TokenEvent
+from beheld.core.params import SamplingParams
+from beheld.core.request import Request
+from beheld.engine.core import EngineCore, InFlight
+from beheld.text.collect import Collector
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One prompt to be answered: `requests()` prepares it and gives one request per answer wanted."""
+
+    id: str
+    params: SamplingParams
+    requests: Callable[[], list[Request]]
+    tokenizer: Any
+
+
+@dataclass(eq=False)
+class _Live:
+    index: int
+    collector: Collector
+    started: float
+    prepared: float
+    first_token: float | None = None
+
+
+@dataclass(eq=False)
+class OfflineRun:
+    """Feeds jobs to an engine and collects their outputs."""
+
+    core: EngineCore
+    config: EngineConfig
+    _live: dict[str, _Live] = field(default_factory=dict)
+    _busy: bool = False
+
+    def results(
+        self,
+        jobs: Iterator[Job],
+        on_error: str,
+        *,
+        total: int | None = None,
+        progress: bool | Callable[..., Any] = False,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Yield (index of the job, its output) as each finishes.
+
+        Jobs are prepared a little ahead of the engine, never all at once, so that their media do not fill the memory.
+
+        Raises:
+            UserError, EngineError: the first job's error, unless `on_error` is "return".
+        """
+        if self._busy:
+            raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
+        self._busy = True
+        bars = Bars(total, progress)
+        in_flight: InFlight | None = None
+        source = enumerate(jobs)
+        more = True
+        try:
+            while more or in_flight is not None or self.core.has_work:
+                while more and self.core.num_waiting < self.config.max_num_seqs:
+                    entry = next(source, None)
+                    if entry is None:
+                        more = False
+                        break
+                    failed = self._add(*entry, on_error)
+                    bars.added()
+                    if failed is not None:
+                        bars.finished(failed)
+                        yield entry[0], failed
+                in_flight, events = self.core.step(in_flight)
+                for event in events:
+                    done = self._push(event)
+                    if done is not None:
+                        bars.finished(done[1])
+                        if done[1].error is not None and on_error == "raise":
+                            raise done[1].error
+                        yield done
+        finally:
+            self._drop(in_flight)
+            bars.close()
+            self._busy = False
+
+    def _add(self, index: int, job: Job, on_error: str) -> RequestOutput | None:
+        """Prepare and queue a job; its output at once if that fails."""
+        started = time.monotonic()
+        added: list[str] = []
+        try:
+            requests = job.requests()
+            live = _Live(index, Collector(job.id, job.params, requests, job.tokenizer), started, time.monotonic())
+            for request in requests:
+                self.core.add(request)
+                added.append(request.id)
+                self._live[request.id] = live
+        except (UserError, EngineError) as error:
+            for request_id in added:
+                self._forget(request_id)
+            if on_error == "raise":
+                raise
+            return RequestOutput(job.id, None, None, [], finished=True, error=error)
+        return None
+
+    def _push(self, event: TokenEvent) -> tuple[int, RequestOutput] | None:
+        """Hand an event to its collector; the output if that was the job's last."""
+        live = self._live.get(event.request_id)
+        if live is None:
+            return None
+        if live.first_token is None:
+            live.first_token = time.monotonic()
+        if live.collector.push(event):
+            self.core.stop(event.request_id)
+            del self._live[event.request_id]
+        elif event.finish is not None:
+            del self._live[event.request_id]
+        if event.error is not None:
+            for request_id in [rid for rid, other in self._live.items() if other is live]:
+                self._forget(request_id)
+        elif not live.collector.finished:
+            return None
+        output = live.collector.output()
+        now = time.monotonic()
+        output.milliseconds = {
+            "prepare": 1e3 * (live.prepared - live.started),
+            "first_token": 1e3 * (live.first_token - live.started),
+            "total": 1e3 * (now - live.started),
+        }
+        return live.index, output
+
+    def _forget(self, request_id: str) -> None:
+        self.core.abort(request_id)
+        self._live.pop(request_id, None)
+
+    def _drop(self, in_flight: InFlight | None) -> None:
+        """Abort what is left of a run that ended early, and read the step that may still be in flight."""
+        for request_id in list(self._live):
+            self._forget(request_id)
+        while in_flight is not None:
+            in_flight, _ = self.core.step(in_flight)
+
+
+class Bars:
+    """The two progress bars that users know, or none."""
+
+    def __init__(self, total: int | None, progress: bool | Callable[..., Any]) -> None:
+        self._adding: Any = None
+        self._answering: Any = None
+        self._tokens_in = 0
+        self._tokens_out = 0
+        self._started = time.monotonic()
+        if progress:
+            from tqdm import tqdm
+
+            make = tqdm if progress is True else progress
+            self._adding = make(total=total, desc="Adding requests", dynamic_ncols=True)
+            self._answering = make(
+                total=total,
+                desc="Processed prompts",
+                dynamic_ncols=True,
+                postfix="est. speed input: 0.00 toks/s, output: 0.00 toks/s",
+            )
+
+    def added(self) -> None:
+        """One job was queued."""
+        if self._adding is not None:
+            self._adding.update(1)
+
+    def finished(self, output: RequestOutput) -> None:
+        """One job is done."""
+        if self._answering is None:
+            return
+        self._tokens_in += output.usage.prompt_tokens
+        self._tokens_out += output.usage.completion_tokens
+        seconds = max(1e-9, time.monotonic() - self._started)
+        self._answering.postfix = (
+            f"est. speed input: {self._tokens_in / seconds:.2f} toks/s, output: {self._tokens_out / seconds:.2f} toks/s"
+        )
+        self._answering.update(1)
+
+    def close(self) -> None:
+        """Leave the bars as they stand."""
+        for bar in (self._adding, self._answering):
+            if bar is not None:
+                bar.close()

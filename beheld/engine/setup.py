@@ -1,0 +1,230 @@
+"""From what the user said to a running engine: every decision is made here, once, and logged."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.info import read_config, read_info
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import ConfigError
+from beheld.core.params import nearest
+from beheld.engine.core import EngineCore
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_MANY = 999
+
+# Options of others that are right to give and that need no code here: the value that is the default, or that means "off".
+_NOT_BUILT: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "quantization": (None,),
+    "enable_lora": (False,),
+    "cpu_offload_gb": (None, 0),
+    "enable_sleep_mode": (False,),
+    "kv_cache_dtype": ("auto",),
+    "config_format": ("auto", "hf"),
+    "distributed_executor_backend": (None, "mp", "uni", "ray"),
+    "task": ("auto", "generate"),
+    "runner": ("auto", "generate"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "load_format": ("auto", "safetensors", "dummy"),
+    "tokenizer_mode": ("auto", "slow", "hf"),
+}
+_NO_MEANING = {"swap_space": None, "disable_custom_all_reduce": False}
+
+
+@dataclass
+class Setup:
+    """All that a front end needs: what the checkpoint says, what was decided, and the engine."""
+
+    args: EngineArgs
+    info: ModelInfo
+    config: EngineConfig
+    core: EngineCore
+
+
+def start(args: EngineArgs) -> Setup:
+    """Resolve the model, decide, load, and make the engine.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: with what to do.
+    """
+    begin = time.perf_counter()
+    check(args)
+    path = resolve(args)
+    hf_config = read_config(path, args)
+    info = read_info(path, args, hf_config)
+    config = decide(args, info)
+    logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
+    from beheld.executor.local import LocalExecutor
+
+    executor = LocalExecutor(hf_config, info, config, shrink=args.max_model_len is None)
+    core = EngineCore(info, executor)
+    logger.info("init engine (load weights, create kv cache, self-test) took %.2f seconds", time.perf_counter() - begin)
+    return Setup(args, info, executor.config, core)
+
+
+def check(args: EngineArgs) -> None:
+    """Refuse what is not built, by name, and say once what is accepted but means nothing here.
+
+    Raises:
+        ConfigError: an option has a value that this version cannot honour.
+    """
+    for name, allowed in _NOT_BUILT.items():
+        value = getattr(args, name)
+        if value not in allowed:
+            known = ", ".join(repr(v) for v in allowed)
+            raise ConfigError(f"{name}={value!r} is not available in this version.", f"Available: {known}.", param=name)
+    for name, default in _NO_MEANING.items():
+        if getattr(args, name) != default:
+            logger.info("%s has no meaning here and changes nothing.", name)
+    if not 0.0 < args.gpu_memory_utilization <= 1.0:
+        raise ConfigError("gpu_memory_utilization must be above 0 and at most 1.", param="gpu_memory_utilization")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override"):
+        value = getattr(args, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} must be a whole number above 0, got {value!r}.", param=name)
+
+
+def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
+    """EngineConfig from what was said, the checkpoint, and the machine."""
+    device = _device(args.device)
+    dtype = _dtype(args.dtype, info, device)
+    max_model_len = _max_model_len(args, info)
+    cpu = device == "cpu"
+    max_num_seqs = args.max_num_seqs or (64 if cpu else 256)
+    budget = args.max_num_batched_tokens or (2048 if cpu else 8192)
+    chunked = args.enable_chunked_prefill is not False
+    if not chunked:
+        budget = max(budget, max_model_len)
+    cache_gb = args.mm_processor_cache_gb if args.mm_processor_cache_gb is not None else (1.0 if cpu else 4.0)
+    logger.info("Using max model len %d", max_model_len)
+    if chunked:
+        logger.info("Chunked prefill is enabled with max_num_batched_tokens=%d.", budget)
+    encoder_tokens = args.mm_encoder_budget or max(budget, min(max_model_len, 16384))
+    if info.modalities:
+        logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
+    return EngineConfig(
+        device=device,
+        dtype=dtype,
+        kv_dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        block_size=args.block_size or 16,
+        max_encoder_tokens=encoder_tokens,
+        processor_cache_bytes=0 if args.disable_mm_preprocessor_cache else int(cache_gb * 2**30),
+        limit_per_prompt=_limits(args, info),
+        prefix_caching=args.enable_prefix_caching is not False,
+        chunked_prefill=chunked,
+        policy=args.scheduling_policy,
+        overlap=bool(args.async_scheduling) if args.async_scheduling is not None else not cpu,
+        seed=args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little"),
+        load_format=args.load_format,
+        enforce_eager=args.enforce_eager,
+        attention_backend=args.attention_backend,
+        memory_fraction=args.gpu_memory_utilization,
+        kv_cache_bytes=args.kv_cache_memory_bytes,
+        num_blocks_override=args.num_gpu_blocks_override,
+        trust_remote_code=args.trust_remote_code,
+        logits_processors=tuple(args.logits_processors or ()),
+        show_progress=args.use_tqdm_on_load,
+    )
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        logger.info("Automatically detected platform %s.", device)
+        return device
+    if wanted not in ("cpu", "cuda"):
+        raise ConfigError(f"There is no device {wanted!r}.", "Known: 'auto', 'cpu', 'cuda'.", param="device")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "This machine has no usable NVIDIA GPU.", "Leave `device` out to use the CPU.", param="device"
+        )
+    return wanted
+
+
+def cpu_has_bfloat16() -> bool:
+    """True if this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _dtype(wanted: str, info: ModelInfo, device: str) -> str:
+    wanted = _DTYPE_WORDS.get(str(wanted).removeprefix("torch."), str(wanted).removeprefix("torch."))
+    if wanted == "auto":
+        wanted = info.checkpoint_dtype if info.checkpoint_dtype in _DTYPES else "float32"
+        if device == "cpu" and (wanted == "float16" or (wanted == "bfloat16" and not cpu_has_bfloat16())):
+            logger.info(
+                "The checkpoint is %s; using float32, which is faster on this CPU (set dtype to change).", wanted
+            )
+            return "float32"
+        if device == "cuda" and wanted == "float32":
+            return "float32"
+        return wanted
+    if wanted not in _DTYPES:
+        raise ConfigError(
+            f"There is no dtype {wanted!r}.", nearest(wanted, _DTYPES) or f"Known: {_DTYPES}.", param="dtype"
+        )
+    return wanted
+
+
+def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
+    if args.max_model_len is None:
+        return info.max_model_len
+    if args.max_model_len > info.max_model_len:
+        raise ConfigError(
+            f"max_model_len={args.max_model_len} exceeds the {info.max_model_len} positions {info.name!r} was made for.",
+            f"Give at most {info.max_model_len}.",
+            param="max_model_len",
+        )
+    return args.max_model_len
+
+
+def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
+    limits = dict.fromkeys(info.modalities, _MANY)
+    for modality, limit in (args.limit_mm_per_prompt or {}).items():
+        if modality not in ("image", "video", "audio"):
+            raise ConfigError(
+                f"limit_mm_per_prompt names the unknown modality {modality!r}.",
+                "Known: image, video, audio.",
+                param="limit_mm_per_prompt",
+            )
+        count = limit.get("count", _MANY) if isinstance(limit, dict) else limit
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(
+                f"limit_mm_per_prompt[{modality!r}] must be a whole number, got {limit!r}.", param="limit_mm_per_prompt"
+            )
+        if modality in limits:
+            limits[modality] = count
+    return limits
+
+
+def _summary(config: EngineConfig) -> str:
+    shown = (
+        "device",
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "overlap",
+        "seed",
+    )
+    return ", ".join(f"{name}={getattr(config, name)!r}" for name in shown)

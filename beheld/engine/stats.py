@@ -1,0 +1,22 @@
+"""Counters of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beheld.scheduler.scheduler import SchedulerStats
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters of the engine's parts since the start.
+
+    Attributes:
+        scheduler: queues, blocks, preemptions, prefix hits.
+        steps: how many were launched.
+        retried: how many of them failed and were retried sequence by sequence.
+    """
+
+    scheduler: SchedulerStats
+    steps: int
+    retried: int

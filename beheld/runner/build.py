@@ -1,0 +1,47 @@
+"""A runner from a checkpoint: load the model, measure the memory, allocate, and test the seams."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from beheld.attention.select import select
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.errors import CapacityError
+from beheld.models import registry
+from beheld.runner import capacity
+from beheld.runner.runner import ModelRunner
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> ModelRunner:
+    """Load and check everything; `runner.config` and `runner.capacity` are then final.
+
+    Args:
+        shrink: lower max_model_len to what fits, and say so, instead of refusing.
+
+    Raises:
+        ModelError, CapacityError: with what to do.
+    """
+    adapter = registry.build(hf_config, info, config)
+    if shrink:
+        config = _shrunk(info, config)
+    runner = ModelRunner(
+        adapter, select(config.device, config.attention_backend), info, config, capacity.measure(info, config)
+    )
+    runner.self_test()
+    return runner
+
+
+def _shrunk(info: ModelInfo, config: EngineConfig) -> EngineConfig:
+    fitting = capacity.longest_that_fits(info, config)
+    if fitting == config.max_model_len:
+        return config
+    if fitting < config.block_size:
+        raise CapacityError(
+            "There is not enough memory for a KV cache.", "Close other programs, or take a smaller model."
+        )
+    logger.warning("Using max model len %d: %d does not fit into memory.", fitting, config.max_model_len)
+    return dataclasses.replace(config, max_model_len=fitting)
