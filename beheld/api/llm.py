@@ -103,7 +103,7 @@ class LLM:
         mm_processor_kwargs: dict[str, Any] | None = None,
         on_error: str = "raise",
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, given as OpenAI messages whose content may hold pictures, videos and sound."""
+        """Answer one conversation or many, given as OpenAI messages; content may hold media."""
         if not messages:
             return []
         many: list[Any] = [messages] if isinstance(messages[0], dict) else list(messages)

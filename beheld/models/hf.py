@@ -38,7 +38,7 @@ class HFAdapter:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
             raise ModelError(
-                f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows only."
+                f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows."
             )
         self._route_attention()
 

@@ -1,0 +1,170 @@
+"""The house rules as tests: sizes, import directions, docstrings, names."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HOUSE = ROOT / "beheld"
+FILES = sorted(HOUSE.rglob("*.py"))
+TRAINING = sorted((ROOT / "training").rglob("*.py"))
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+
+# Package -> the packages of ours that it may import. Everyone may use core and utils; core and utils use no one.
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "utils": set(),
+    "mote": set(),
+    "checkpoint": {"mote"},
+    "inputs": {"checkpoint"},
+    "text": set(),
+    "scheduler": set(),
+    "structured": set(),
+    "parallel": set(),
+    "attention": set(),
+    "sample": set(),
+    "layers": {"parallel", "attention"},
+    "lora": {"layers"},
+    "quant": {"layers"},
+    "models": {"checkpoint", "lora", "quant", "layers", "attention", "parallel"},
+    "runner": {"models", "sample", "attention"},
+    "executor": {"runner"},
+    "engine": {"scheduler", "structured", "executor", "checkpoint"},
+    "api": {"inputs", "text", "engine"},
+    "server": {"api", "text"},
+    "compat": {"api", "inputs"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine"},
+}
+NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
+FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}
+FORBIDDEN_IN_CLASSES = ("Base", "Impl", "Manager", "Mixin")
+
+
+def package_of(path: Path) -> str | None:
+    """The package below beheld/ that a file belongs to; None for beheld/__init__.py."""
+    parts = path.relative_to(HOUSE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """Every module imported anywhere in a file, also inside functions and under TYPE_CHECKING."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "beheld")
+    return found
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
+def test_sizes(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_FILE_LINES, f"{len(lines)} lines: the seam is wrong, re-cut"
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            kernel = any("triton" in ast.unparse(d) for d in node.decorator_list)
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert kernel or length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_import_directions(path: Path) -> None:
+    package = package_of(path)
+    for module in imports_of(parse(path)):
+        if module == "torch" or module.startswith(("torch.", "torchvision")):
+            assert package not in NO_TORCH, f"{package} must not import {module}"
+        if not module.startswith("beheld."):
+            continue
+        other = module.split(".")[1]
+        if package is None or other == package or other not in MAY_IMPORT:
+            continue
+        allowed = set() if package in ("core", "utils") else MAY_IMPORT[package] | {"core", "utils"}
+        if package == "utils":
+            allowed = {"utils"}
+        assert other in allowed, f"{package} may not import {module}"
+
+
+def test_import_table_has_no_cycle_and_names_every_package() -> None:
+    packages = {p for f in FILES if (p := package_of(f)) is not None}
+    assert packages <= set(MAY_IMPORT)
+    order: list[str] = []
+
+    def visit(package: str, path: tuple[str, ...]) -> None:
+        assert package not in path, f"cycle: {' -> '.join((*path, package))}"
+        if package not in order:
+            for other in MAY_IMPORT[package]:
+                visit(other, (*path, package))
+            order.append(package)
+
+    for package in MAY_IMPORT:
+        visit(package, ())
+
+
+@pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
+def test_module_docstring(path: Path) -> None:
+    docstring = ast.get_docstring(parse(path))
+    assert docstring, "a module says what it is"
+    first = docstring.splitlines()[0]
+    assert first.endswith("."), f"not one sentence ended by a full stop: {first!r}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_public_things_have_docstrings(path: Path) -> None:
+    for node in parse(path).body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        assert ast.get_docstring(node), f"{node.name} has no docstring"
+        if isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and not method.name.startswith("_"):
+                    assert ast.get_docstring(method), f"{node.name}.{method.name} has no docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_names(path: Path) -> None:
+    assert path.name not in FORBIDDEN_FILES
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ClassDef):
+            assert not any(word in node.name for word in FORBIDDEN_IN_CLASSES), node.name
+
+
+def test_no_private_places_in_the_repository() -> None:
+    """No path of a developer's machine, no host of a package registry, no lock file."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    pattern = re.compile("|".join(["/" + "work/", "/" + "root/", "/" + "opt/venv", "files.python" + "hosted", "pypi" + r"\.org"]))
+    for line in listed.stdout.splitlines():
+        path = ROOT / line
+        assert not line.endswith(".lock")
+        if path.suffix in (".py", ".md", ".toml", ".json", ".txt", ".jinja", ""):
+            found = pattern.search(path.read_text(encoding="utf-8", errors="ignore")) if path.is_file() else None
+            assert not found, f"{line} holds {found.group(0) if found else ''}"
+
+
+def test_importing_beheld_and_asking_for_help_loads_no_torch() -> None:
+    code = "import sys, beheld; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = (
+        "import sys\nfrom beheld.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
