@@ -123,6 +123,21 @@ class LLM:
         jobs = self._jobs(many, prepare, sampling_params, lora_request, None)
         return self._all(jobs, len(many), use_tqdm, on_error)
 
+    def chat_stream(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation piece by piece: each output holds only what is new since the one before.
+
+        Args:
+            options: as the keywords of `chat` that concern the template and the processor.
+        """
+
+        def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
+            return self._inputs.prepare_chat(conversation, child, **options, **own)
+
+        (job,) = self._jobs([messages], prepare, sampling_params, None, None)
+        return self._live().stream(job)
+
     # ------------------------------------------------------------------ asking about the engine
 
     def plan(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:

@@ -35,119 +35,6 @@ class _Live:
     first_token: float | None = None
 
 
-@dataclass(eq=False)
-class OfflineRun:
-    """Feeds jobs to an engine and collects their outputs."""
-
-    core: EngineCore
-    config: EngineConfig
-    _live: dict[str, _Live] = field(default_factory=dict)
-    _busy: bool = False
-
-    def results(
-        self,
-        jobs: Iterator[Job],
-        on_error: str,
-        *,
-        total: int | None = None,
-        progress: bool | Callable[..., Any] = False,
-    ) -> Iterator[tuple[int, RequestOutput]]:
-        """Yield (index of the job, its output) as each finishes.
-
-        Jobs are prepared a little ahead of the engine, never all at once, so that their media do not fill the memory.
-
-        Raises:
-            UserError, EngineError: the first job's error, unless `on_error` is "return".
-        """
-        if self._busy:
-            raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
-        self._busy = True
-        bars = Bars(total, progress)
-        in_flight: InFlight | None = None
-        source = enumerate(jobs)
-        more = True
-        try:
-            while more or in_flight is not None or self.core.has_work:
-                while more and self.core.num_waiting < self.config.max_num_seqs:
-                    entry = next(source, None)
-                    if entry is None:
-                        more = False
-                        break
-                    failed = self._add(*entry, on_error)
-                    bars.added()
-                    if failed is not None:
-                        bars.finished(failed)
-                        yield entry[0], failed
-                in_flight, events = self.core.step(in_flight)
-                for event in events:
-                    done = self._push(event)
-                    if done is not None:
-                        bars.finished(done[1])
-                        if done[1].error is not None and on_error == "raise":
-                            raise done[1].error
-                        yield done
-        finally:
-            self._drop(in_flight)
-            bars.close()
-            self._busy = False
-
-    def _add(self, index: int, job: Job, on_error: str) -> RequestOutput | None:
-        """Prepare and queue a job; its output at once if that fails."""
-        started = time.monotonic()
-        added: list[str] = []
-        try:
-            requests = job.requests()
-            live = _Live(index, Collector(job.id, job.params, requests, job.tokenizer), started, time.monotonic())
-            for request in requests:
-                self.core.add(request)
-                added.append(request.id)
-                self._live[request.id] = live
-        except (UserError, EngineError) as error:
-            for request_id in added:
-                self._forget(request_id)
-            if on_error == "raise":
-                raise
-            return RequestOutput(job.id, None, None, [], finished=True, error=error)
-        return None
-
-    def _push(self, event: TokenEvent) -> tuple[int, RequestOutput] | None:
-        """Hand an event to its collector; the output if that was the job's last."""
-        live = self._live.get(event.request_id)
-        if live is None:
-            return None
-        if live.first_token is None:
-            live.first_token = time.monotonic()
-        if live.collector.push(event):
-            self.core.stop(event.request_id)
-            del self._live[event.request_id]
-        elif event.finish is not None:
-            del self._live[event.request_id]
-        if event.error is not None:
-            for request_id in [rid for rid, other in self._live.items() if other is live]:
-                self._forget(request_id)
-        elif not live.collector.finished:
-            return None
-        output = live.collector.output()
-        now = time.monotonic()
-        output.milliseconds = {
-            "prepare": 1e3 * (live.prepared - live.started),
-            "first_token": 1e3 * (live.first_token - live.started),
-            "total": 1e3 * (now - live.started),
-        }
-        return live.index, output
-
-    def _forget(self, request_id: str) -> None:
-        self.core.abort(request_id)
-        self._live.pop(request_id, None)
-
-    def _drop(self, in_flight: InFlight | None) -> None:
-        """Abort what is left of a run that ended early, and read the step that may still be in flight."""
-        for request_id in list(self._live):
-            self._forget(request_id)
-        while in_flight is not None:
-            in_flight, _ = self.core.step(in_flight)
-
-
 class Bars:
     """The two progress bars that users know, or none."""
 
@@ -191,3 +78,136 @@ class Bars:
         for bar in (self._adding, self._answering):
             if bar is not None:
                 bar.close()
+
+
+@dataclass(eq=False)
+class OfflineRun:
+    """Feeds jobs to an engine and collects their outputs."""
+
+    core: EngineCore
+    config: EngineConfig
+    _live: dict[str, _Live] = field(default_factory=dict)
+    _busy: bool = False
+
+    def results(
+        self,
+        jobs: Iterator[Job],
+        on_error: str,
+        *,
+        total: int | None = None,
+        progress: bool | Callable[..., Any] = False,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Yield (index of the job, its output) as each finishes.
+
+        Jobs are prepared a little ahead of the engine, never all at once, so that their media do not fill the memory.
+
+        Raises:
+            UserError, EngineError: the first job's error, unless `on_error` is "return".
+        """
+        bars = Bars(total, progress)
+        try:
+            for index, output, _ in self._progress(jobs, on_error, bars):
+                if output is not None:
+                    yield index, output
+        finally:
+            bars.close()
+
+    def stream(self, job: Job) -> Iterator[RequestOutput]:
+        """Yield what is new of one job after every step; the last one is finished.
+
+        Raises:
+            UserError, EngineError: the job's error.
+        """
+        for _, _, live in self._progress(iter([job]), "raise", Bars(None, False)):
+            if live is not None:
+                yield live.collector.delta()
+
+    def _progress(
+        self, jobs: Iterator[Job], on_error: str, bars: Bars
+    ) -> Iterator[tuple[int, RequestOutput | None, _Live | None]]:
+        """The loop: add jobs, step, and tell after every event (index, the output if that was all, what is live)."""
+        if self._busy:
+            raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
+        self._busy = True
+        in_flight: InFlight | None = None
+        source = enumerate(jobs)
+        more = True
+        try:
+            while more or in_flight is not None or self.core.has_work:
+                while more and self.core.num_waiting < self.config.max_num_seqs:
+                    entry = next(source, None)
+                    if entry is None:
+                        more = False
+                        break
+                    failed = self._add(*entry, on_error)
+                    bars.added()
+                    if failed is not None:
+                        bars.finished(failed)
+                        yield entry[0], failed, None
+                in_flight, events = self.core.step(in_flight)
+                for event in events:
+                    live = self._live.get(event.request_id)
+                    if live is None:
+                        continue
+                    output = self._push(event, live)
+                    if output is not None:
+                        bars.finished(output)
+                        if output.error is not None and on_error == "raise":
+                            raise output.error
+                    yield live.index, output, live
+        finally:
+            self._drop(in_flight)
+            self._busy = False
+
+    def _add(self, index: int, job: Job, on_error: str) -> RequestOutput | None:
+        """Prepare and queue a job; its output at once if that fails."""
+        started = time.monotonic()
+        added: list[str] = []
+        try:
+            requests = job.requests()
+            live = _Live(index, Collector(job.id, job.params, requests, job.tokenizer), started, time.monotonic())
+            for request in requests:
+                self.core.add(request)
+                added.append(request.id)
+                self._live[request.id] = live
+        except (UserError, EngineError) as error:
+            for request_id in added:
+                self._forget(request_id)
+            if on_error == "raise":
+                raise
+            return RequestOutput(job.id, None, None, [], finished=True, error=error)
+        return None
+
+    def _push(self, event: TokenEvent, live: _Live) -> RequestOutput | None:
+        """Hand an event to its collector; the output if that was the job's last."""
+        if live.first_token is None:
+            live.first_token = time.monotonic()
+        if live.collector.push(event):
+            self.core.stop(event.request_id)
+            del self._live[event.request_id]
+        elif event.finish is not None:
+            del self._live[event.request_id]
+        if event.error is not None:
+            for request_id in [rid for rid, other in self._live.items() if other is live]:
+                self._forget(request_id)
+        elif not live.collector.finished:
+            return None
+        output = live.collector.output()
+        now = time.monotonic()
+        output.milliseconds = {
+            "prepare": 1e3 * (live.prepared - live.started),
+            "first_token": 1e3 * (live.first_token - live.started),
+            "total": 1e3 * (now - live.started),
+        }
+        return output
+
+    def _forget(self, request_id: str) -> None:
+        self.core.abort(request_id)
+        self._live.pop(request_id, None)
+
+    def _drop(self, in_flight: InFlight | None) -> None:
+        """Abort what is left of a run that ended early, and read the step that may still be in flight."""
+        for request_id in list(self._live):
+            self._forget(request_id)
+        while in_flight is not None:
+            in_flight, _ = self.core.step(in_flight)

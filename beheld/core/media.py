@@ -77,7 +77,7 @@ class MediaReceipt:
     Attributes:
         modality: "image", "video" or "audio".
         index: counted from 0 within the request, over all modalities, in the order of the prompt.
-        given: what came in, for example {"source": "path", "format": "PNG", "width": 640, "height": 480, "mode": "RGBA"}.
+        given: what came in, for example {"source": "path", "format": "PNG", "width": 640, "height": 480}.
         used: what the model saw, for example {"width": 448, "height": 336, "tiles": 5, "exif_rotated": True} or
             {"frames": 16, "timestamps_s": (0.0, 0.5, ...)}.
         lost: one sentence for every loss ("transparency was flattened onto white", "284 of 300 frames were not used").

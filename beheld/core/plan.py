@@ -86,9 +86,10 @@ class EncodeItem:
 class StepPlan:
     """One step of the device.
 
-    The device works through it in this order: `released` rows are free, `forget` drops embeddings, `copies` copies whole
-    blocks (group, source, target), `admitted` fills rows, `encode` runs towers, `slices` are computed in one batch and
-    those with `samples` give one token each. `masks` holds, per row, a bit mask of allowed tokens (32 to an int32 word).
+    The device works through it in this order: `released` rows are free, `forget` drops embeddings, `copies` copies
+    whole blocks (group, source, target), `admitted` fills rows, `encode` runs towers, `slices` are computed in one
+    batch and those with `samples` give one token each. `masks` holds, per row, a bit mask of allowed tokens (32 to an
+    int32 word).
     """
 
     id: int
@@ -125,7 +126,7 @@ class StepResult:
         plan_id: which plan.
         tokens: row -> sampled token id, for every slice with `samples` that did not fail.
         logprobs: row -> log-probabilities of that token, where asked for.
-        prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, where asked for.
+        prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, if asked for.
         failed: row -> why this row's result is unusable ("nan", or an error's text).
         lost: digests of the plan's `encode` whose embeddings are not on the device because their tower failed.
     """

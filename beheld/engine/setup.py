@@ -22,7 +22,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MANY = 999
 
-# Options of others that are right to give and that need no code here: the value that is the default, or that means "off".
+# Option -> the values that this version can honour.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
@@ -190,7 +190,7 @@ def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
         return info.max_model_len
     if args.max_model_len > info.max_model_len:
         raise ConfigError(
-            f"max_model_len={args.max_model_len} exceeds the {info.max_model_len} positions {info.name!r} was made for.",
+            f"max_model_len={args.max_model_len} exceeds the {info.max_model_len} positions of {info.name!r}.",
             f"Give at most {info.max_model_len}.",
             param="max_model_len",
         )
@@ -228,3 +228,30 @@ def _summary(config: EngineConfig) -> str:
         "seed",
     )
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in shown)
+
+
+def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
+    """What would be decided for a model, and its sizes, without reading its weights.
+
+    Raises:
+        ConfigError, ModelError: as `start`.
+    """
+    from beheld.executor.local import count_parameters
+
+    check(args)
+    path = resolve(args)
+    hf_config = read_config(path, args)
+    info = read_info(path, args, hf_config)
+    config = decide(args, info)
+    element_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}[config.dtype]
+    parameters = count_parameters(hf_config, info)
+    sizes = {
+        "name": info.name,
+        "architecture": info.architecture,
+        "parameters": parameters,
+        "dtype": config.dtype,
+        "weights_bytes": parameters * element_bytes,
+        "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.kv_groups),
+        "max_model_len": config.max_model_len,
+    }
+    return info, config, sizes

@@ -6,7 +6,7 @@ from typing import Any
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
-from beheld.runner.build import build_runner
+from beheld.runner.build import build_runner, count_parameters
 from beheld.runner.runner import Handle
 
 
@@ -29,3 +29,6 @@ class LocalExecutor:
     def close(self) -> None:
         """Drop the model and the cache."""
         del self.runner
+
+
+__all__ = ["LocalExecutor", "count_parameters"]

@@ -1,6 +1,7 @@
 """What the runner needs of a model, whichever library defines it.
 
-Shapes: T tokens of a step, S positions whose logits are wanted, H hidden size, V vocabulary, X position axes, E embeddings.
+Shapes: T tokens of a step, S positions whose logits are wanted, H hidden size, V vocabulary, X position axes,
+E embeddings.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ModelAdapter(Protocol):
         """Run the towers; one tensor (E, H) per item, in order."""
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
-        """Rotary positions (X, len(token_ids)) of a prompt, and what to add to an index beyond it to get its position."""
+        """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position."""
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass over the step's tokens under the current attention context; logits (S, V) at the wanted tokens."""

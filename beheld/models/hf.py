@@ -37,9 +37,7 @@ class HFAdapter:
         if info.position_axes > 1 and self._rope_index is None:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-            raise ModelError(
-                f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows."
-            )
+            raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows.")
         self._route_attention()
 
     def _route_attention(self) -> None:

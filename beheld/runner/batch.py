@@ -30,7 +30,7 @@ class Batch:
         metadata: for attention.
         wanted_S: batch indices of the tokens whose logits are wanted.
         sampling: slices that sample, in order; the first len(sampling) of wanted_S are theirs.
-        prompt_targets: for slices that report prompt log-probabilities: (slice, its part of wanted_S, the ids predicted).
+        prompt_targets: of slices that report prompt log-probabilities: (slice, its part of wanted_S, ids predicted).
     """
 
     slices: list[SeqSlice]

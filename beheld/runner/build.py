@@ -9,6 +9,7 @@ from beheld.attention.select import select
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
 from beheld.models import registry
+from beheld.models.load import model_class_of
 from beheld.runner import capacity
 from beheld.runner.runner import ModelRunner
 from beheld.utils.log import get_logger
@@ -45,3 +46,12 @@ def _shrunk(info: ModelInfo, config: EngineConfig) -> EngineConfig:
         )
     logger.warning("Using max model len %d: %d does not fit into memory.", fitting, config.max_model_len)
     return dataclasses.replace(config, max_model_len=fitting)
+
+
+def count_parameters(hf_config: Any, info: ModelInfo) -> int:
+    """Number of parameters of the model that this configuration describes; no memory is taken for them."""
+    import torch
+
+    with torch.device("meta"):
+        model = model_class_of(info, hf_config)._from_config(hf_config)
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -94,7 +94,7 @@ def _blocks_of_one(group: KVGroup, config: EngineConfig) -> int:
 
 
 def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
-    """Blocks beyond which more would never be used: all rows full, as much again for cached prefixes, the null block."""
+    """More than these would never be used: all rows full, as much again for cached prefixes, the null block."""
     return 2 * config.max_num_seqs * _blocks_of_one(group, config) + 1
 
 

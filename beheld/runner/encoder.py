@@ -55,7 +55,7 @@ class EncoderStore:
         for item, embeds_EH in zip(items, embeds, strict=True):
             if embeds_EH.shape[0] != item.num_embeds:
                 raise StepError(
-                    f"The {item.modality} gave {embeds_EH.shape[0]} embeddings for {item.num_embeds} places in the prompt."
+                    f"The {item.modality} gave {embeds_EH.shape[0]} embeddings for {item.num_embeds} places."
                 )
             self._embeds[item.digest] = embeds_EH
             self._failures.pop(item.digest, None)

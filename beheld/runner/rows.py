@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from beheld.core.plan import Admission, SeqSlice, SpanView
 from beheld.core.params import Sampling
+from beheld.core.plan import Admission, SeqSlice, SpanView
 from beheld.models.adapter import ModelAdapter
 
 

@@ -10,8 +10,8 @@ from beheld.attention.backend import AttentionBackend
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
-from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.params import Sampling
+from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.models.adapter import ModelAdapter
 from beheld.runner import kv
 from beheld.runner.batch import Batch, build
@@ -141,7 +141,7 @@ class ModelRunner:
         wrong = {layer: context.called.get(layer, 0) for layer in self.kv if context.called.get(layer, 0) != 1}
         if wrong:
             raise ModelError(
-                f"{self._info.architecture} cannot be run: its layers {sorted(wrong)} do not call the attention hook once."
+                f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."
             )
         if logits_SV.shape[-1] != self._info.vocab_size:
             raise ModelError(

@@ -1,8 +1,8 @@
 """LLaVA-NeXT and LLaVA-OneVision: pictures cut into tiles, as many as their shape asks for.
 
-A picture's `pixel_values` are (1, tiles, channels, height, width); the towers also take the tiles of all pictures in one
-row (tiles, ...), which needs no padding. OneVision cuts a picture only if it is the only one of its prompt, and learns that from
-`batch_num_images`; so lone pictures and others do not share a call.
+A picture's `pixel_values` are (1, tiles, channels, height, width); the towers also take the tiles of all pictures in
+one row (tiles, ...), which needs no padding. OneVision cuts a picture only if it is the only one of its prompt, and
+learns that from `batch_num_images`; so lone pictures and others do not share a call.
 """
 
 from __future__ import annotations

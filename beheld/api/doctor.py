@@ -1,0 +1,71 @@
+"""What this machine can run: cores, memory, devices, libraries, and the decisions that follow."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import cpu_has_bfloat16, describe
+
+_NEEDED = ("torch", "torchvision", "transformers", "numpy", "pillow", "av", "httpx", "safetensors", "blake3", "tqdm")
+_OPTIONAL = ("triton", "flash-attn", "flashinfer-python", "xgrammar", "llguidance", "ray")
+
+
+def examine() -> dict[str, Any]:
+    """A report in plain JSON types; `ok` says whether the embedded model can run."""
+    problems: list[str] = []
+    libraries = {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)}
+    problems += [f"{name} is not installed." for name in _NEEDED if libraries[name] is None]
+    decisions: dict[str, Any] = {}
+    if not problems:
+        try:
+            info, config, sizes = describe(EngineArgs())
+            decisions = {
+                "model": info.name,
+                "device": config.device,
+                "dtype": config.dtype,
+                "bfloat16 on this CPU": "in hardware" if cpu_has_bfloat16() else "slow: float32 is used instead",
+                "max_model_len": config.max_model_len,
+                "weights": f"{sizes['weights_bytes'] / 2**20:.1f} MiB",
+            }
+        except Exception as error:
+            problems.append(f"The embedded model cannot be set up: {error}")
+    return {
+        "machine": _machine(),
+        "libraries": {name: version or "not installed" for name, version in libraries.items()},
+        "decisions": decisions,
+        "problems": problems,
+        "ok": not problems,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free",
+        "gpu": _gpu(),
+    }
+
+
+def _gpu() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "unknown: torch is not installed"
+    if not torch.cuda.is_available():
+        return "none that torch can use"
+    free, total = torch.cuda.mem_get_info()
+    return f"{torch.cuda.get_device_name()}, {total / 2**30:.0f} GiB, {free / 2**30:.0f} GiB free"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

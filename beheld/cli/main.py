@@ -1,0 +1,53 @@
+"""The `beheld` command: finds the subcommand, imports it only then, and turns our errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from beheld import __version__
+from beheld.core.errors import BeheldError
+
+_COMMANDS = {
+    "ask": "ask a model about pictures and videos",
+    "plan": "say how many tokens media take and how much memory a model needs, without its weights",
+    "doctor": "say what this machine can run, and why",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
+    parser = argparse.ArgumentParser(prog="beheld", description="An engine for vision- and video-language models.")
+    parser.add_argument("--version", action="version", version=f"beheld {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, doc in _COMMANDS.items():
+        _adder(name)(commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}."))
+    arguments = parser.parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except BeheldError as error:
+        print(f"beheld: {error}", file=sys.stderr)
+        return 3 if error.stage in ("engine", "step") else 1
+    except KeyboardInterrupt:
+        print("beheld: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`beheld ask ... | head`); there is nobody left to tell.
+        sys.stderr.close()
+        return 0
+    return status
+
+
+def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
+    if name == "ask":
+        from beheld.cli.ask import add_arguments
+    elif name == "plan":
+        from beheld.cli.plan import add_arguments
+    else:
+        from beheld.cli.doctor import add_arguments
+    return add_arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Media as they are named on a command line: paths, URLs, and - for standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from beheld.core.errors import FetchError, UserError
+from beheld.core.media import MediaRef
+
+_VIDEO = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif"})
+_AUDIO = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
+
+
+def references(names: Sequence[str]) -> list[MediaRef]:
+    """One MediaRef per name; the modality follows from the ending, a picture if it tells nothing.
+
+    Raises:
+        UserError: a file is missing, or standard input is named twice.
+    """
+    if list(names).count("-") > 1:
+        raise UserError("Standard input can be named only once.")
+    return [_reference(name) for name in names]
+
+
+def content(refs: Sequence[MediaRef]) -> list[dict[str, Any]]:
+    """The parts of a chat message that hold these media."""
+    return [{"type": ref.modality, ref.modality: ref.source} for ref in refs]
+
+
+def _reference(name: str) -> MediaRef:
+    if name == "-":
+        data = sys.stdin.buffer.read()
+        if not data:
+            raise FetchError("Standard input is empty.", "Pipe a picture or a video into it.")
+        return MediaRef(_sniff(data), data)
+    modality = _modality(name.split("?")[0])
+    if name.startswith(("http://", "https://", "data:")):
+        return MediaRef(modality, name)
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise FetchError(f"There is no file {name!r}.", "The last argument is the question; all others are media.")
+    return MediaRef(modality, path)
+
+
+def _modality(name: str) -> str:
+    ending = Path(name).suffix.lower()
+    if ending in _VIDEO and ending != ".gif":
+        return "video"
+    return "audio" if ending in _AUDIO else "image"
+
+
+def _sniff(data: bytes) -> str:
+    """Containers of video and sound have signatures; anything else is tried as a picture."""
+    if data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
+        return "video"
+    if (data[:4] == b"RIFF" and data[8:12] == b"WAVE") or data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3":
+        return "audio"
+    return "image"
