@@ -1,0 +1,1 @@
+"""Who runs next, in integers."""

@@ -1,0 +1,127 @@
+"""The blocks of one KV group: reference counts, a constant-time free list, and the keys of cached blocks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Hands out block ids 1 to num_blocks - 1; block 0 is the null block and never leaves.
+
+    A block is in exactly one of three states: referenced by at least one table; free without a key (`_plain`, reused
+    first); or free with a key (`_cached`, in the order in which they were freed, the oldest is reused first). A block
+    with a key holds the keys and values that the key describes, whether it is referenced or not.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, "a pool needs the null block and one more"
+        self.num_blocks = num_blocks
+        self.num_evicted = 0
+        self._references = [0] * num_blocks
+        self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._block_by_key: dict[bytes, int] = {}
+        self._key_by_block: dict[int, bytes] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give, those that still hold a cached prefix included."""
+        return len(self._plain) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that have a key."""
+        return len(self._key_by_block)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, each with one reference; the caller has checked `num_free`."""
+        assert count <= self.num_free, "allocate beyond num_free"
+        return [self._take() for _ in range(count)]
+
+    def _take(self) -> int:
+        if self._plain:
+            block = self._plain.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            del self._block_by_key[self._key_by_block.pop(block)]
+            self.num_evicted += 1
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block that has a key."""
+        assert block in self._key_by_block, "only a block with a key can be shared"
+        if self._references[block] == 0:
+            del self._cached[block]
+        self._references[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give back one reference of each, in the order in which they may be evicted; null blocks are skipped."""
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            left = self._references[block] - 1
+            assert left >= 0, f"block {block} was freed twice"
+            self._references[block] = left
+            if left == 0:
+                if block in self._key_by_block:
+                    self._cached[block] = None
+                else:
+                    self._plain.append(block)
+
+    def find(self, key: bytes) -> int | None:
+        """The block that holds what `key` describes."""
+        return self._block_by_key.get(key)
+
+    def holds(self, key: bytes) -> bool:
+        """True if a block has this key."""
+        return key in self._block_by_key
+
+    def is_free(self, block: int) -> bool:
+        """True if no table references the block."""
+        return self._references[block] == 0
+
+    def set_key(self, block: int, key: bytes) -> None:
+        """Name the content of a referenced block; does nothing if another block already has that key."""
+        assert self._references[block] > 0, "only a referenced block can get a key"
+        if key not in self._block_by_key:
+            assert block not in self._key_by_block, f"block {block} already has a key"
+            self._block_by_key[key] = block
+            self._key_by_block[block] = key
+
+    def drop_key(self, key: bytes) -> None:
+        """Forget that a block holds this content, if one does."""
+        block = self._block_by_key.pop(key, None)
+        if block is None:
+            return
+        del self._key_by_block[block]
+        if self._references[block] == 0:
+            del self._cached[block]
+            self._plain.append(block)
+
+    def clear_keys(self) -> None:
+        """Forget all cached content; references stay."""
+        self._plain.extend(self._cached)
+        self._cached.clear()
+        self._block_by_key.clear()
+        self._key_by_block.clear()
+
+    def check(self, references: Mapping[int, int]) -> None:
+        """Assert every invariant; `references` counts how often each block stands in a table."""
+        for block in range(1, self.num_blocks):
+            assert self._references[block] == references.get(block, 0), f"block {block}: wrong reference count"
+        assert not self._references[NULL_BLOCK] and NULL_BLOCK not in references, "the null block was referenced"
+        plain = set(self._plain)
+        assert len(plain) == len(self._plain), "a block is twice in the free list"
+        assert not plain & self._cached.keys(), "a block is in both free lists"
+        for block in plain | self._cached.keys():
+            assert self._references[block] == 0, f"block {block} is free and referenced"
+        used = sum(count > 0 for count in self._references)
+        assert used + self.num_free + 1 == self.num_blocks, "blocks were lost"
+        assert all(block in self._key_by_block for block in self._cached), "a cached block has no key"
+        assert not any(block in self._key_by_block for block in plain), "a plain block has a key"
+        assert {block: key for key, block in self._block_by_key.items()} == self._key_by_block, "key maps disagree"
+        assert len(self._block_by_key) == len(self._key_by_block), "two keys name one block"

@@ -1,0 +1,75 @@
+"""What can never run, told when it is added."""
+
+from __future__ import annotations
+
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.errors import CapacityError, PromptError, PromptTooLongError
+from beheld.core.request import Request
+from beheld.scheduler.groups import GroupTables
+
+
+def refuse(
+    request: Request, config: EngineConfig, info: ModelInfo, tables: GroupTables, max_encoder_tokens: int
+) -> None:
+    """Raise if the request could not run even with the device all to itself.
+
+    Raises:
+        PromptError: the prompt is empty.
+        PromptTooLongError: the prompt leaves no room for an answer, or must be computed in one step and is too long.
+        CapacityError: its keys and values, or the embeddings of one item, do not fit.
+    """
+    length = len(request.token_ids)
+    if length == 0:
+        raise PromptError("The prompt is empty.")
+    if length >= config.max_model_len:
+        raise PromptTooLongError(
+            f"The prompt has {length} tokens; with at least one token of answer, max_model_len allows "
+            f"{config.max_model_len - 1}.",
+            "Shorten the prompt, use smaller or fewer media, or raise max_model_len.",
+        )
+    if not config.chunked_prefill and length > config.max_num_batched_tokens:
+        raise PromptTooLongError(
+            f"The prompt has {length} tokens; without chunked prefill a step computes {config.max_num_batched_tokens}.",
+            "Raise max_num_batched_tokens, or set enable_chunked_prefill=True.",
+        )
+    _refuse_media(request, config, info, max_encoder_tokens)
+    _refuse_blocks(request, config, info, tables)
+
+
+def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_encoder_tokens: int) -> None:
+    position = 0
+    for number, span in enumerate(request.spans, 1):
+        assert position <= span.start < span.stop <= len(request.token_ids), "spans are ordered and within the prompt"
+        position = span.stop
+        item, name = span.item, f"{span.item.modality} {number}"
+        if item.num_embeds > max_encoder_tokens:
+            raise CapacityError(
+                f"It takes {item.num_embeds} embeddings; the device keeps at most {max_encoder_tokens}.",
+                "Make it smaller, or raise mm_encoder_budget.",
+                item=name,
+            )
+        if info.atomic_spans and span.stop - span.start > config.max_num_batched_tokens:
+            raise PromptTooLongError(
+                f"It takes {span.stop - span.start} tokens, which this model computes in one step; a step computes "
+                f"{config.max_num_batched_tokens}.",
+                "Make it smaller, or raise max_num_batched_tokens.",
+                item=name,
+            )
+
+
+def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tables: GroupTables) -> None:
+    length = len(request.token_ids)
+    most = tables.most_positions()
+    if most is not None and length > most:
+        raise CapacityError(
+            f"The prompt has {length} tokens; the KV cache holds {most}.",
+            "Shorten the prompt, or give the cache more memory.",
+        )
+    piece = length if not config.chunked_prefill else 1
+    if info.atomic_spans:
+        piece = max([piece, *(span.stop - span.start for span in request.spans)])
+    if not tables.fits_slice(piece, length + request.params.max_tokens):
+        raise CapacityError(
+            f"The KV cache is too small to compute {piece} tokens in one step.",
+            "Give the cache more memory, or raise num_gpu_blocks_override.",
+        )

@@ -1,0 +1,85 @@
+"""Keys of blocks, so that equal prefixes share them, and the length of the prefix that is cached."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence as Ordered
+
+from blake3 import blake3
+
+from beheld.core.media import MediaSpan
+from beheld.core.request import Request
+from beheld.scheduler.blocks import BlockPool
+from beheld.scheduler.sequence import Sequence
+
+KEY_BYTES = 32
+
+
+def root_key(request: Request) -> bytes:
+    """The parent of a request's first block: the adapter and the salt, on which every key and value depends."""
+    lora = 0 if request.lora is None else request.lora.lora_int_id
+    return blake3(struct.pack("<q", lora) + request.salt).digest()
+
+
+def block_key(parent: bytes, token_ids: Ordered[int], start: int, spans: Ordered[MediaSpan]) -> bytes:
+    """The key of the block whose `token_ids` stand at positions `start` and following, after the block `parent`.
+
+    `spans` are those that overlap it. Each enters with its whole digest and with the place of its start relative to the
+    block, because placeholders look alike whatever the picture and whichever of its rows they stand for:
+
+        parent (32) | token ids (8 each, a fixed number) | digest (32), span.start - start (8) | ...
+    """
+    parts = [parent, array("q", token_ids).tobytes()]
+    for span in spans:
+        assert len(span.item.digest) == KEY_BYTES, "a digest has 32 bytes"
+        parts.append(span.item.digest)
+        parts.append(struct.pack("<q", span.start - start))
+    return blake3(b"".join(parts)).digest()
+
+
+def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[bytes]:
+    """Compute the keys of the first `num_blocks` blocks, all of whose tokens are known, where missing; return all."""
+    keys = sequence.block_keys
+    if len(keys) >= num_blocks:
+        return keys
+    spans = sequence.request.spans
+    parent = keys[-1] if keys else root_key(sequence.request)
+    for index in range(len(keys), num_blocks):
+        start, stop = index * block_size, (index + 1) * block_size
+        first = sequence.key_span
+        while first < len(spans) and spans[first].stop <= start:
+            first += 1
+        sequence.key_span = last = first
+        while last < len(spans) and spans[last].start < stop:
+            last += 1
+        parent = block_key(parent, sequence.token_ids[start:stop], start, spans[first:last])
+        keys.append(parent)
+    return keys
+
+
+def longest_run(pool: BlockPool, keys: Ordered[bytes], limit: int) -> int:
+    """How many of the first `limit` blocks are cached without a gap."""
+    for index in range(limit):
+        if not pool.holds(keys[index]):
+            return index
+    return limit
+
+
+def longest_window(pool: BlockPool, keys: Ordered[bytes], limit: int, window: int, block_size: int) -> int:
+    """The longest prefix of at most `limit` blocks after which a sliding group can go on: its last blocks are cached.
+
+    The next position sees window - 1 positions before itself, which lie in that many whole blocks, rounded up.
+    """
+    needed = -(-(window - 1) // block_size)
+    length = limit
+    while length > 0:
+        low = max(0, length - needed)
+        index = length - 1
+        while index >= low and pool.holds(keys[index]):
+            index -= 1
+        if index < low:
+            return length
+        # Every prefix that ends after the missing block `index` and sees it is out.
+        length = index
+    return 0

@@ -1,0 +1,57 @@
+"""The waiting queue: smallest order first, so that whoever was preempted stands before whoever came later."""
+
+from __future__ import annotations
+
+import heapq
+
+from beheld.scheduler.sequence import Sequence, Status
+
+
+class WaitingQueue:
+    """Sequences that wait for a row and blocks, sorted by `Sequence.order`.
+
+    A sequence that ends while it waits is not searched for: it is counted out at once, skipped when it comes to the
+    top, and swept out when the dead outnumber the living.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, float, int], Sequence]] = []
+        self._num_waiting = 0
+
+    def push(self, sequence: Sequence) -> None:
+        """Queue a waiting sequence."""
+        assert sequence.status is Status.WAITING
+        heapq.heappush(self._heap, (sequence.order, sequence))
+        self._num_waiting += 1
+
+    def peek(self) -> Sequence | None:
+        """Who is next; None if nobody waits."""
+        heap = self._heap
+        while heap and heap[0][1].status is not Status.WAITING:
+            heapq.heappop(heap)
+        return heap[0][1] if heap else None
+
+    def pop(self) -> Sequence:
+        """Take out who is next."""
+        sequence = self.peek()
+        assert sequence is not None, "pop from an empty queue"
+        heapq.heappop(self._heap)
+        self._num_waiting -= 1
+        return sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        """A sequence in the queue has ended; its status says so already."""
+        assert sequence.status is Status.FINISHED
+        self._num_waiting -= 1
+        if len(self._heap) > 2 * self._num_waiting + 16:
+            self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
+            heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def check(self) -> None:
+        """Assert that the count and the heap agree."""
+        living = [entry[1] for entry in self._heap if entry[1].status is Status.WAITING]
+        assert len(living) == self._num_waiting, "the queue lost count"
+        assert len(set(map(id, living))) == len(living), "a sequence waits twice"

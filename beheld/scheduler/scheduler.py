@@ -1,0 +1,480 @@
+"""The scheduler: plans each step in integers, and learns from its result.
+
+There are no phases. A sequence has tokens (known ones, and those that the device has sampled but the host has not read)
+and a number of positions that have been scheduled; a step lets that number catch up, for as many sequences and by as
+much as one token budget, the rows, the blocks and the room for embeddings allow. Prefill, a chunk of it, decoding and
+going on after a prefix hit differ in nothing else.
+
+The device carries out plans in the order in which they were made. Therefore a plan may be made before the result of the
+one before it is known, and what a sequence gives back (blocks, its row, embeddings) may be handed on in the next plan
+even while a step that still writes there is in flight: that write lands first, and whatever takes over writes later.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
+from beheld.core.outputs import TokenEvent
+from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.request import FinishReason, Request
+from beheld.scheduler.draft import Draft, Flight, SchedulerStats
+from beheld.scheduler.encoder import EncoderBudget
+from beheld.scheduler.groups import GroupTables
+from beheld.scheduler.limits import refuse
+from beheld.scheduler.queue import WaitingQueue
+from beheld.scheduler.sequence import Place, Sequence, Status
+
+
+class Scheduler:
+    """Who runs next. Calls alternate freely between add, abort, schedule and update; nothing here is thread-safe."""
+
+    def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity) -> None:
+        assert config.policy in ("fcfs", "priority"), config.policy
+        self._config = config
+        self._info = info
+        self._tables = GroupTables(
+            info.kv_groups, capacity.num_blocks, config.block_size, caching=config.prefix_caching
+        )
+        most = self._tables.most_positions()
+        self._most_positions = config.max_model_len if most is None else min(most, config.max_model_len)
+        self._encoder = EncoderBudget(capacity.max_encoder_tokens)
+        self._queue = WaitingQueue()
+        self._sequences: dict[str, Sequence] = {}
+        self._running: list[Sequence] = []
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []
+        self._flights: dict[int, Flight] = {}
+        self._next_plan = 0
+        self._next_order = 0
+        self._num_preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ParamsError: a request of that id is still alive.
+            PromptError, PromptTooLongError, CapacityError: it could never run; see limits.refuse.
+        """
+        if request.id in self._sequences:
+            raise ParamsError(f"A request with the id {request.id!r} is still running.", param="request_id")
+        refuse(request, self._config, self._info, self._tables, self._encoder.max_embeds)
+        order = (0, 0.0, self._next_order)
+        if self._config.policy == "priority":
+            order = (request.priority, request.arrival, self._next_order)
+        self._next_order += 1
+        sequence = Sequence.born(
+            request, order, self._tables.num_groups, self._config.max_model_len, self._most_positions
+        )
+        self._sequences[request.id] = sequence
+        self._queue.push(sequence)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request because its user does not want it any more; None if it is unknown."""
+        sequence = self._sequences.get(request_id)
+        return None if sequence is None else self._end(sequence, FinishReason.ABORT)
+
+    def stop(self, request_id: str) -> None:
+        """End a request whose text is complete, without an event."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._finish(sequence)
+
+    def fail(self, request_id: str, error: BeheldError) -> TokenEvent | None:
+        """End a request with `error`; None if it is unknown."""
+        sequence = self._sequences.get(request_id)
+        return None if sequence is None else self._end(sequence, FinishReason.ERROR, error)
+
+    # ---- planning ----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step; None if nothing can be done now. May be called before the result of the last plan is known.
+
+        Those that run are served first, in their order; then waiting ones are admitted in theirs, unless blocks were
+        so short that someone was preempted.
+        """
+        draft = Draft(self._config.max_num_batched_tokens)
+        self._serve_running(draft)
+        if draft.num_preempted == 0:
+            self._admit_waiting(draft)
+        for digest in draft.used:
+            self._encoder.release(digest)
+        self._num_preemptions += draft.num_preempted
+        if not draft.slices:
+            assert self._flights or not self._sequences, "sequences are left, and none can go on"
+            return None
+        plan = StepPlan(
+            id=self._next_plan,
+            slices=tuple(draft.slices),
+            admitted=tuple(draft.admitted),
+            encode=tuple(draft.encode),
+            released=tuple(self._released),
+            forget=self._encoder.take_forgotten(),
+        )
+        self._released.clear()
+        self._next_plan += 1
+        self._flights[plan.id] = Flight(plan, draft.sequences, draft.epochs)
+        return plan
+
+    def _serve_running(self, draft: Draft) -> None:
+        """One slice for each running sequence that has something to compute."""
+        none = self._tables.no_blocks
+        index = 0
+        while index < len(self._running) and draft.budget > 0:
+            sequence = self._running[index]
+            start, end = sequence.num_computed, sequence.end
+            if start >= end:
+                index += 1
+            elif end - start == 1 and sequence.num_prompt <= start < sequence.num_slots:
+                # Decoding into a block that is there: by far the most frequent case, kept short.
+                sequence.num_computed = end
+                sequence.num_in_flight += 1
+                if end < sequence.most_positions:
+                    sequence.end = end + 1
+                draft.add(sequence, SeqSlice(sequence.row, start, end, none, True))
+                index += 1
+            else:
+                self._serve(sequence, draft)
+                # If it had to be preempted, it was the last one, and the loop ends.
+                index += 1
+
+    def _serve(self, sequence: Sequence, draft: Draft) -> None:
+        """The general case of one running sequence: chunks, media, and blocks that may have to be taken from others."""
+        start = sequence.num_computed
+        stop = min(sequence.end, start + draft.budget)
+        stop = self._cut(sequence, start, self._embed_limit(sequence, start, stop, draft))
+        if stop <= start:
+            return
+        stop = self._find_blocks(sequence, stop, draft)
+        if stop > start:
+            self._compute(sequence, stop, draft)
+
+    def _find_blocks(self, sequence: Sequence, stop: int, draft: Draft) -> int:
+        """How far blocks reach, up to `stop`; preempts the last ones until the sequence can go on at all.
+
+        Whoever stands behind `sequence` is not in the draft yet. If nobody does, it preempts itself.
+        """
+        start, size = sequence.num_computed, self._config.block_size
+        if stop <= sequence.num_slots:
+            return stop
+        self._tables.slide(sequence)
+        while True:
+            fits = self._cut(sequence, start, min(stop, sequence.num_slots + self._tables.num_free * size))
+            if fits > start:
+                return fits
+            victim = self._running[-1]
+            assert victim is not sequence or len(self._running) > 1, "a sequence alone must fit, see limits"
+            self._preempt(victim)
+            draft.num_preempted += 1
+            if victim is sequence:
+                return start
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take everything from a running sequence; it waits, before all who came later, and starts anew.
+
+        A token of it may be in flight. That token arrives as ever, and the sequence is not admitted before it has.
+        """
+        self._leave_device(sequence)
+        sequence.status = Status.WAITING
+        sequence.rewind()
+        self._queue.push(sequence)
+
+    def _admit_waiting(self, draft: Draft) -> None:
+        """Admit in the order of the queue; whoever cannot be admitted keeps all behind him waiting."""
+        while draft.budget > 0 and self._free_rows and self._tables.num_free > 0:
+            sequence = self._queue.peek()
+            if sequence is None or sequence.num_in_flight > 0 or not self._admit(sequence, draft):
+                return
+
+    def _admit(self, sequence: Sequence, draft: Draft) -> bool:
+        """Give the queue's first sequence a row and its first slice, if it can have both."""
+        spans = sequence.request.spans if self._info.atomic_spans else ()
+        num_hit = self._tables.find_hit(sequence, ((span.start, span.stop) for span in spans))
+        start = num_hit * self._config.block_size
+        sequence.advance(start)
+        stop = self._embed_limit(sequence, start, min(sequence.end, start + draft.budget), draft)
+        stop = self._cut(sequence, start, min(stop, self._tables.reach(sequence, num_hit)))
+        whole = self._config.chunked_prefill or len(sequence.token_ids) > sequence.num_prompt
+        if stop <= start or (stop < sequence.end and not whole):
+            sequence.num_computed = sequence.place = 0
+            return False
+        self._queue.pop()
+        sequence.status = Status.RUNNING
+        sequence.row = self._free_rows.pop()
+        insort(self._running, sequence, key=_order)
+        if sequence.num_cached is None:
+            sequence.num_cached = start
+            self._prefix_queries += sequence.num_prompt
+            self._prefix_hits += start
+        draft.admitted.append(
+            Admission(
+                row=sequence.row,
+                token_ids=tuple(sequence.token_ids),
+                num_prompt=sequence.num_prompt,
+                spans=sequence.views,
+                params=sequence.params,
+                lora=sequence.request.lora,
+                num_computed=start,
+                blocks=self._tables.take_hit(sequence, num_hit),
+            )
+        )
+        self._compute(sequence, stop, draft)
+        return True
+
+    def _compute(self, sequence: Sequence, stop: int, draft: Draft) -> None:
+        """Add the slice up to `stop`: everything it needs has been found to be there."""
+        start = sequence.num_computed
+        if sequence.place < len(sequence.places):
+            self._hold_embeds(sequence, start, stop, draft)
+        samples = stop == len(sequence.token_ids) + sequence.num_in_flight
+        new_blocks = self._tables.extend(sequence, stop)
+        sequence.advance(stop)
+        if samples:
+            sequence.num_in_flight += 1
+            sequence.end = min(stop + 1, sequence.most_positions)
+        draft.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, samples))
+
+    def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
+        """Shorten a slice that would end strictly inside a span, if this model computes spans whole."""
+        if self._info.atomic_spans:
+            for span in sequence.request.spans:
+                if span.start < stop < span.stop:
+                    return max(start, span.start)
+        return stop
+
+    # ---- embeddings --------------------------------------------------------------------------------------------------
+
+    def _embed_limit(self, sequence: Sequence, start: int, stop: int, draft: Draft) -> int:
+        """How far the slice can go, up to `stop`, before it needs embeddings for which there is no room."""
+        planned: set[bytes] = set()
+        num_planned = 0
+        for place in _touched(sequence, start, stop):
+            digest = place.item.digest
+            if digest in planned or self._encoder.is_held(digest):
+                continue
+            if draft.encoder_closed or not self._encoder.has_room(num_planned + place.item.num_embeds):
+                draft.encoder_closed = True
+                return place.next_embed(start)
+            planned.add(digest)
+            num_planned += place.item.num_embeds
+        return stop
+
+    def _hold_embeds(self, sequence: Sequence, start: int, stop: int, draft: Draft) -> None:
+        """Hold what the slice needs until the end of the step, and what it leaves unfinished beyond it."""
+        touched = list(_touched(sequence, start, stop))
+        items = {place.item.digest: place.item for place in touched}
+        before = sequence.held
+        if before is not None:
+            items.pop(before.digest, None)
+        # What is there is held first, so that it is not dropped to make room for what is new.
+        for item in sorted(items.values(), key=lambda item: item.digest not in self._encoder):
+            if self._encoder.hold(item):
+                draft.encode_item(item)
+        mine = [*items] if before is None else [before.digest, *items]
+        after = sequence.held
+        if touched:
+            after = touched[-1].item if touched[-1].last > stop else None
+        sequence.held = after
+        draft.used.extend(digest for digest in mine if after is None or digest != after.digest)
+
+    # ---- learning ----------------------------------------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Take in the result of `plan`: tokens are appended, sequences end, full blocks may be shared from now on."""
+        assert result.plan_id == plan.id, "a result of another plan"
+        flight = self._flights.pop(plan.id)
+        for old in [number for number in self._flights if number < plan.id]:
+            abandoned = self._flights.pop(old)
+            assert all(s.status is Status.FINISHED for s in abandoned.sequences), "a result was skipped"
+        for digest in result.lost:
+            self._lose(digest)
+        events: list[TokenEvent] = []
+        size = self._config.block_size
+        tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
+        for piece, sequence, epoch in zip(plan.slices, flight.sequences, flight.epochs, strict=True):
+            if piece.samples:
+                sequence.num_in_flight -= 1
+            if sequence.status is Status.FINISHED:
+                continue
+            if failed and piece.row in failed:
+                events.append(self._fail_step(sequence, failed[piece.row]))
+                continue
+            if sequence.prompt_logprobs is not None:
+                _collect_prompt(sequence, piece, result.prompt_logprobs.get(piece.row, ()))
+            if piece.samples:
+                sequence.token_ids.append(tokens[piece.row])
+            if piece.stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
+                self._tables.register(sequence, piece.stop)
+            if piece.samples:
+                self._grown(sequence, logprobs.get(piece.row), events)
+        return events
+
+    def _grown(self, sequence: Sequence, logprobs: TokenLogprobs | None, events: list[TokenEvent]) -> None:
+        """Tell of the token that was just appended, and end the sequence if it was the last."""
+        params = sequence.params
+        length = len(sequence.token_ids)
+        token = sequence.token_ids[-1]
+        finish: FinishReason | None = None
+        stop_id: int | None = None
+        if token in params.stop_ids and length - sequence.num_prompt >= params.min_tokens:
+            finish = FinishReason.STOP
+            stop_id = token if token in params.own_stop_ids else None
+        elif length >= sequence.most_tokens:
+            finish = FinishReason.LENGTH
+        events.append(self._event(sequence, token, finish, stop_id, logprobs))
+        if finish is not None:
+            self._finish(sequence)
+        elif length > sequence.most_positions:
+            error = CapacityError(
+                f"The answer was cut: the KV cache holds {sequence.most_positions} tokens of one request.",
+                "Ask for fewer tokens, or give the cache more memory.",
+            )
+            events.append(self._end(sequence, FinishReason.ERROR, error))
+
+    def _fail_step(self, sequence: Sequence, reason: str) -> TokenEvent:
+        """End a sequence whose step failed; none of its blocks is shared any more."""
+        self._tables.drop_keys(sequence)
+        text = "The model produced NaN for this request." if reason == "nan" else reason
+        return self._end(sequence, FinishReason.ERROR, StepError(text))
+
+    def _lose(self, digest: bytes) -> None:
+        self._encoder.lose(digest)
+        for sequence in self._running:
+            if sequence.held is not None and sequence.held.digest == digest:
+                sequence.held = None
+
+    def _event(
+        self,
+        sequence: Sequence,
+        token: int | None,
+        finish: FinishReason | None,
+        stop_id: int | None = None,
+        logprobs: TokenLogprobs | None = None,
+        error: BeheldError | None = None,
+    ) -> TokenEvent:
+        if not sequence.silent:
+            return TokenEvent(sequence.request.id, token, finish, stop_id, logprobs, error=error)
+        sequence.silent = False
+        prompt = None
+        if token is not None and sequence.prompt_logprobs is not None:
+            prompt = tuple(sequence.prompt_logprobs)
+        cached = sequence.num_cached or 0
+        return TokenEvent(sequence.request.id, token, finish, stop_id, logprobs, prompt, cached, error)
+
+    def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:
+        self._finish(sequence)
+        return self._event(sequence, None, finish, error=error)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Give back all that a sequence has. Results of it that are still in flight will be ignored."""
+        if sequence.status is Status.RUNNING:
+            self._leave_device(sequence)
+            sequence.status = Status.FINISHED
+        else:
+            sequence.status = Status.FINISHED
+            self._queue.discard(sequence)
+        del self._sequences[sequence.request.id]
+
+    def _leave_device(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._tables.free(sequence)
+        self._free_rows.append(sequence.row)
+        self._released.append(sequence.row)
+        if sequence.held is not None:
+            self._encoder.release(sequence.held.digest)
+            sequence.held = None
+
+    # ---- looking -----------------------------------------------------------------------------------------------------
+
+    def request_ids(self, plan: StepPlan) -> dict[int, str]:
+        """Row -> request id, for the slices of a plan whose result has not been taken in yet."""
+        flight = self._flights[plan.id]
+        return {piece.row: s.request.id for piece, s in zip(plan.slices, flight.sequences, strict=True)}
+
+    def all_request_ids(self) -> list[str]:
+        """Every request that waits or runs."""
+        return list(self._sequences)
+
+    def clear_prefix_cache(self) -> None:
+        """Forget every cached prefix; sequences that run keep their blocks."""
+        self._tables.clear()
+
+    @property
+    def has_work(self) -> bool:
+        """True while a sequence waits or runs."""
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a row or for blocks."""
+        return len(self._queue)
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot of counts."""
+        pools = {store.group: store.pool for store in self._tables.stores}
+        groups = range(self._tables.num_groups)
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._queue),
+            num_free_blocks=self._tables.num_free_by_group,
+            num_blocks=tuple(pools[g].num_blocks - 1 if g in pools else 0 for g in groups),
+            num_cached_blocks=tuple(pools[g].num_cached if g in pools else 0 for g in groups),
+            num_preemptions=self._num_preemptions,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+            num_embeds=self._encoder.num_used,
+            max_embeds=self._encoder.max_embeds,
+            num_encoded=self._encoder.num_encoded,
+            num_reused=self._encoder.num_reused,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant of rows, queue, blocks and embeddings."""
+        rows = [sequence.row for sequence in self._running] + self._free_rows
+        assert sorted(rows) == list(range(self._config.max_num_seqs)), "rows were lost or given twice"
+        assert len(self._running) + len(self._queue) == len(self._sequences), "a sequence was lost"
+        orders = [sequence.order for sequence in self._running]
+        assert orders == sorted(orders), "running sequences are out of order"
+        for sequence in self._sequences.values():
+            known = len(sequence.token_ids) + sequence.num_in_flight
+            assert sequence.end == min(known, sequence.most_positions), "a sequence miscounts what it may compute"
+            assert 0 <= sequence.num_computed <= sequence.end
+            assert known <= sequence.most_tokens
+            if sequence.status is Status.WAITING:
+                assert sequence.held is None, "a waiting sequence holds embeddings"
+                assert not any(sequence.tables), "a waiting sequence holds blocks"
+        self._queue.check()
+        self._tables.check(self._running)
+        self._encoder.check(s.held.digest for s in self._running if s.held is not None)
+
+
+def _order(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.order
+
+
+def _touched(sequence: Sequence, start: int, stop: int) -> list[Place]:
+    """The places of which the slice takes embeddings, in order."""
+    found: list[Place] = []
+    for index in range(sequence.place, len(sequence.places)):
+        place = sequence.places[index]
+        if place.first >= stop:
+            break
+        if place.needed(start, stop):
+            found.append(place)
+    return found
+
+
+def _collect_prompt(sequence: Sequence, piece: SeqSlice, logprobs: tuple[TokenLogprobs, ...]) -> None:
+    """Append those of positions start + 1, start + 2, ... that have not arrived before a preemption."""
+    have = sequence.prompt_logprobs
+    if have is not None and logprobs:
+        assert piece.start <= len(have), "log-probabilities of the prompt are missing"
+        have.extend(logprobs[len(have) - piece.start :])

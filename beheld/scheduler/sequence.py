@@ -1,0 +1,187 @@
+"""The mutable life of one request inside the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from beheld.core.media import MediaItem, MediaSpan
+from beheld.core.params import Sampling
+from beheld.core.plan import SpanView, TokenLogprobs
+from beheld.core.request import Request
+
+
+class Status(Enum):
+    """Where a sequence stands; it may go back from RUNNING to WAITING (preemption), never back from FINISHED."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a span takes embeddings: from position `first` to before `last`, perhaps with gaps of text."""
+
+    span: MediaSpan
+    first: int
+    last: int
+
+    @property
+    def item(self) -> MediaItem:
+        """What stands here."""
+        return self.span.item
+
+    def needed(self, start: int, stop: int) -> bool:
+        """True if some position from `start` to before `stop` takes an embedding."""
+        if stop <= self.first or start >= self.last:
+            return False
+        if self.item.embed_mask is None:
+            return True
+        return self.span.embeds_before(stop) > self.span.embeds_before(start)
+
+    def next_embed(self, position: int) -> int:
+        """The first position at or after `position` that takes an embedding; `position` is before `last`."""
+        mask = self.item.embed_mask
+        position = max(position, self.first)
+        while mask is not None and not mask[position - self.span.start]:
+            position += 1
+        return position
+
+
+def place(span: MediaSpan) -> Place | None:
+    """Where `span` takes embeddings; None if nowhere."""
+    mask = span.item.embed_mask
+    if span.item.num_embeds == 0:
+        return None
+    if mask is None:
+        return Place(span, span.start, span.stop)
+    first = mask.index(True)
+    last = len(mask) - mask[::-1].index(True)
+    return Place(span, span.start + first, span.start + last)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on its way.
+
+    Attributes:
+        request, params: what was asked.
+        order: sorts sequences: smaller runs first and is preempted last.
+        most_tokens: prompt and answer together never grow beyond this.
+        most_positions: positions beyond this can never be computed, because that many tokens or blocks do not exist.
+        token_ids: the prompt and the known output.
+        num_prompt: how many of them are the prompt.
+        status: see Status.
+        row: on the device; has a meaning only while running.
+        epoch: counts preemptions, so that a result of an earlier life is recognised.
+        tables: for each KV group, the block ids; all groups with storage have equally many (0 where slid out).
+        kept: for each KV group, the first index whose block was not slid out.
+        num_slots: positions that the tables have room for.
+        num_computed: positions that have been scheduled.
+        num_in_flight: tokens that the device has been told to sample and the host does not know.
+        end: positions up to here can be scheduled: known tokens and those in flight, within most_positions.
+        block_keys: keys of its first blocks, as far as they were computed.
+        key_span: index of the first span that may still overlap a block without a key.
+        num_keyed: blocks whose key has been given to the pools (or came from them).
+        places: where its spans take embeddings, in order.
+        place: index of the first place that is not computed completely.
+        held: the item whose place is computed in part, and whose embeddings must therefore stay on the device.
+        views: its spans as the device sees them.
+        num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
+        prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
+        silent: no event has been sent yet.
+    """
+
+    request: Request
+    params: Sampling
+    order: tuple[int, float, int]
+    most_tokens: int
+    most_positions: int
+    token_ids: list[int]
+    num_prompt: int
+    tables: list[list[int]]
+    kept: list[int]
+    places: tuple[Place, ...]
+    views: tuple[SpanView, ...]
+    prompt_logprobs: list[TokenLogprobs] | None
+    end: int
+    status: Status = Status.WAITING
+    row: int = 0
+    epoch: int = 0
+    num_slots: int = 0
+    num_computed: int = 0
+    num_in_flight: int = 0
+    block_keys: list[bytes] = field(default_factory=list)
+    key_span: int = 0
+    num_keyed: int = 0
+    place: int = 0
+    held: MediaItem | None = None
+    num_cached: int | None = None
+    silent: bool = True
+
+    @classmethod
+    def born(
+        cls, request: Request, order: tuple[int, float, int], num_groups: int, max_model_len: int, most_positions: int
+    ) -> Sequence:
+        """The sequence of a request that has just been added."""
+        num_prompt = len(request.token_ids)
+        most_tokens = min(num_prompt + request.params.max_tokens, max_model_len)
+        # The last token of an answer is never computed, hence the - 1.
+        most_positions = min(most_tokens - 1, most_positions)
+        return cls(
+            request=request,
+            params=request.params,
+            order=order,
+            most_tokens=most_tokens,
+            most_positions=most_positions,
+            token_ids=list(request.token_ids),
+            num_prompt=num_prompt,
+            tables=[[] for _ in range(num_groups)],
+            kept=[0] * num_groups,
+            places=tuple(found for found in map(place, request.spans) if found is not None),
+            views=tuple(map(_view, request.spans)),
+            prompt_logprobs=None if request.params.prompt_logprobs is None else [],
+            end=num_prompt,
+        )
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def may_hit(self) -> bool:
+        """False while logits of the prompt are still wanted: they exist only for positions that are computed."""
+        return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt - 1
+
+    def advance(self, stop: int) -> None:
+        """Positions before `stop` have been scheduled."""
+        self.num_computed = stop
+        places, index = self.places, self.place
+        while index < len(places) and places[index].last <= stop:
+            index += 1
+        self.place = index
+
+    def rewind(self) -> None:
+        """Nothing is computed any more; the tables have been given back."""
+        assert not any(self.tables), "rewind a sequence that still holds blocks"
+        self.epoch += 1
+        self.num_slots = 0
+        self.num_computed = 0
+        self.num_keyed = 0
+        self.place = 0
+        self.kept = [0] * len(self.kept)
+
+
+def _view(span: MediaSpan) -> SpanView:
+    item = span.item
+    return SpanView(
+        modality=item.modality,
+        digest=item.digest,
+        start=span.start,
+        stop=span.stop,
+        embed_mask=item.embed_mask,
+        num_embeds=item.num_embeds,
+        layout=item.layout,
+    )
