@@ -1,0 +1,1 @@
+"""How mote, the embedded default model, is made: renderer, data, training, evaluation."""
