@@ -113,7 +113,8 @@ class BlockPool:
         """Assert every invariant; `references` counts how often each block stands in a table."""
         for block in range(1, self.num_blocks):
             assert self._references[block] == references.get(block, 0), f"block {block}: wrong reference count"
-        assert not self._references[NULL_BLOCK] and NULL_BLOCK not in references, "the null block was referenced"
+        assert NULL_BLOCK not in references, "the null block stands in a table as a block"
+        assert self._references[NULL_BLOCK] == 0, "the null block was handed out"
         plain = set(self._plain)
         assert len(plain) == len(self._plain), "a block is twice in the free list"
         assert not plain & self._cached.keys(), "a block is in both free lists"

@@ -32,6 +32,8 @@ def refuse(
             f"The prompt has {length} tokens; without chunked prefill a step computes {config.max_num_batched_tokens}.",
             "Raise max_num_batched_tokens, or set enable_chunked_prefill=True.",
         )
+    if not config.chunked_prefill:
+        _refuse_media_at_once(request, max_encoder_tokens)
     _refuse_media(request, config, info, max_encoder_tokens)
     _refuse_blocks(request, config, info, tables)
 
@@ -55,6 +57,16 @@ def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_e
                 "Make it smaller, or raise max_num_batched_tokens.",
                 item=name,
             )
+
+
+def _refuse_media_at_once(request: Request, max_encoder_tokens: int) -> None:
+    sizes = {span.item.digest: span.item.num_embeds for span in request.spans}
+    if sum(sizes.values()) > max_encoder_tokens:
+        raise CapacityError(
+            f"The media take {sum(sizes.values())} embeddings, all at once without chunked prefill; the device keeps at "
+            f"most {max_encoder_tokens}.",
+            "Set enable_chunked_prefill=True, or raise mm_encoder_budget.",
+        )
 
 
 def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tables: GroupTables) -> None:

@@ -1,0 +1,404 @@
+"""A device made of integers, which checks all that it is told, and builders of small configurations and requests.
+
+The next token of a sequence is a function of its tokens and of its media's digests alone (`next_token`), so that the
+whole answer to a request can be computed by hand (`expected_tokens`), and any wrong block, early release, bad prefix
+hit or missing embedding changes it, or is caught on the spot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
+from beheld.core.media import MediaItem, MediaSpan
+from beheld.core.params import Sampling
+from beheld.core.plan import Admission, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
+from beheld.core.request import LoRARequest, Request
+
+VOCAB = 97
+PLACEHOLDER = 90
+_MASK = (1 << 61) - 1
+
+FULL = KVGroup("full", (0,), 1, 8, 8)
+SHARED = KVGroup("shared", (1,), 1, 8, 8)
+
+
+def sliding(window: int) -> KVGroup:
+    """A sliding group of that window."""
+    return KVGroup("sliding", (2,), 1, 8, 8, window)
+
+
+# ---- the model, by hand ----------------------------------------------------------------------------------------------
+
+
+def mix(state: int, value: int) -> int:
+    """The state after one more value; depends on all values before."""
+    return (state * 6364136223846793005 + value * 1442695040888963407 + 1013904223) & _MASK
+
+
+def first_state(lora: LoRARequest | None) -> int:
+    """The state before any token."""
+    return 1 if lora is None else 1 + lora.lora_int_id
+
+
+def next_token(state: int) -> int:
+    """What is sampled in a state."""
+    return (state >> 30) % VOCAB
+
+
+def embed_value(digest: bytes, index: int) -> int:
+    """What embedding `index` of an item adds; never equal to a token."""
+    return mix(int.from_bytes(digest[:7], "big"), index) | 1 << 40
+
+
+def expected_tokens(request: Request, max_model_len: int) -> tuple[list[int], str]:
+    """The answer to a request and why it ends ("stop" or "length"), computed without scheduler or blocks."""
+    embeds = {}
+    for span in request.spans:
+        mask = span.item.embed_mask or (True,) * (span.stop - span.start)
+        places = [span.start + offset for offset, takes in enumerate(mask) if takes]
+        embeds.update({place: embed_value(span.item.digest, index) for index, place in enumerate(places)})
+    state = first_state(request.lora)
+    for position, token in enumerate(request.token_ids):
+        state = mix(state, embeds.get(position, token))
+    output: list[int] = []
+    params = request.params
+    while True:
+        token = next_token(state)
+        output.append(token)
+        state = mix(state, token)
+        if token in params.stop_ids and len(output) >= params.min_tokens:
+            return output, "stop"
+        if len(output) == params.max_tokens or len(request.token_ids) + len(output) == max_model_len:
+            return output, "length"
+
+
+# ---- the device ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class FakeRow:
+    """What the device knows of one sequence: `states[i]` is the state after position i - 1."""
+
+    admission: Admission
+    token_ids: list[int]
+    states: list[int]
+    tables: list[list[int]]
+    num_computed: int
+    embeds: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Keys and values of one position: the state there; `broken` if it is not a number."""
+
+    state: int
+    broken: bool
+
+
+class FakeRunner:
+    """Carries out plans, in the order given, and asserts that each is one that a real device could carry out.
+
+    With `verify`, keys and values are kept per (group, block, offset) as really written, and each slice reads its whole
+    context back through its own tables. Without, only tokens are computed, which costs little.
+
+    Attributes:
+        broken_tokens: a position with one of these ids gets broken keys and values, and whatever reads them is broken.
+        broken_digests: items whose tower fails.
+        num_computed: positions computed so far.
+        num_encoded: items encoded so far.
+    """
+
+    def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity, *, verify: bool = True) -> None:
+        self.config, self.info, self.capacity = config, info, capacity
+        self.verify = verify
+        self.broken_tokens: set[int] = set()
+        self.broken_digests: set[bytes] = set()
+        self.num_computed = 0
+        self.num_encoded = 0
+        self._rows: dict[int, FakeRow] = {}
+        self._cells: dict[tuple[int, int, int], Cell] = {}
+        self._embeds: dict[bytes, int] = {}
+        self._results: deque[StepResult] = deque()
+        self._last_plan: int | None = None
+
+    # The device side of the executor's protocol.
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        """Compute at once what a real device computes later; the result is given out by collect."""
+        assert self._last_plan is None or plan.id >= self._last_plan, "plans go to the device in order"
+        assert len(self._results) <= 1, "at most one step is in flight when another is launched"
+        self._last_plan = plan.id
+        self._check_plan(plan)
+        for freed in plan.released:
+            assert freed in self._rows, f"row {freed} is released and holds nothing"
+            del self._rows[freed]
+        for digest in plan.forget:
+            assert digest in self._embeds, "told to forget what is not there"
+            del self._embeds[digest]
+        for admission in plan.admitted:
+            self._admit(admission)
+        lost = self._encode(plan)
+        tokens: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        prompt: dict[int, tuple[TokenLogprobs, ...]] = {}
+        failed: dict[int, str] = {}
+        used: set[bytes] = set()
+        for piece in plan.slices:
+            row = self._rows[piece.row]
+            reason = self._compute(row, piece, used)
+            # A broken row has a next token too, on the device: a step that was planned already will compute it.
+            token = self._sample(row) if piece.samples else None
+            if reason is not None:
+                failed[piece.row] = reason
+            elif token is not None:
+                tokens[piece.row] = token
+                if row.admission.params.logprobs is not None:
+                    logprobs[piece.row] = fake_logprobs(token)
+            if row.admission.params.prompt_logprobs is not None:
+                last = min(piece.stop + 1, row.admission.num_prompt)
+                prompt[piece.row] = tuple(map(fake_logprobs, row.token_ids[piece.start + 1 : last]))
+        assert {item.digest for item in plan.encode} <= used | set(lost), "something was encoded that no slice uses"
+        self._results.append(StepResult(plan.id, tokens, logprobs, prompt, failed, lost))
+        return plan
+
+    def collect(self, plan: StepPlan) -> StepResult:
+        """The result of the oldest step that has not been read."""
+        result = self._results.popleft()
+        assert result.plan_id == plan.id, "results are read in order"
+        return result
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    # What it checks and does.
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        rows = [piece.row for piece in plan.slices]
+        assert rows, "a plan computes something"
+        assert len(set(rows)) == len(rows), "one slice for each row"
+        assert plan.num_tokens <= self.config.max_num_batched_tokens, "over the budget"
+        assert {admission.row for admission in plan.admitted} <= set(rows), "admitted without a slice"
+        assert len(set(plan.released)) == len(plan.released), "a row is released twice"
+
+    def _admit(self, admission: Admission) -> None:
+        assert 0 <= admission.row < self.config.max_num_seqs
+        assert admission.row not in self._rows, f"row {admission.row} is taken"
+        known = len(admission.token_ids)
+        assert 0 < admission.num_prompt <= known < self.config.max_model_len
+        assert 0 <= admission.num_computed < known, "the last known token is always computed"
+        assert admission.num_computed % self.config.block_size == 0
+        blocks = [list(table) for table in admission.blocks]
+        for group, table in zip(self.info.kv_groups, blocks, strict=True):
+            expected = 0 if group.kind == "shared" else admission.num_computed // self.config.block_size
+            assert len(table) == expected, "the tables of a hit hold its blocks"
+        row = FakeRow(admission, list(admission.token_ids), [], blocks, admission.num_computed)
+        for span in admission.spans:
+            row.embeds.update(_embed_places(span))
+        state = first_state(admission.lora)
+        row.states = [state]
+        for position in range(known):
+            row.states.append(mix(row.states[-1], _value(row, position)))
+        self._rows[admission.row] = row
+
+    def _encode(self, plan: StepPlan) -> tuple[bytes, ...]:
+        lost = []
+        for item in plan.encode:
+            assert item.digest not in self._embeds, "an item is encoded although its embeddings are there"
+            if item.digest in self.broken_digests:
+                lost.append(item.digest)
+                continue
+            self._embeds[item.digest] = item.num_embeds
+            self.num_encoded += 1
+        assert sum(self._embeds.values()) <= self.capacity.max_encoder_tokens, "too many embeddings"
+        return tuple(lost)
+
+    def _compute(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> str | None:
+        """Write the slice's keys and values and read its context; says why it failed, if it did."""
+        assert piece.start == row.num_computed, "slices are contiguous"
+        assert piece.start < piece.stop <= len(row.token_ids), "only known tokens can be computed"
+        assert piece.samples == (piece.stop == len(row.token_ids)), "the last known position samples, no other"
+        self.num_computed += piece.stop - piece.start
+        self._append_blocks(row, piece)
+        row.num_computed = piece.stop
+        missing = bool(row.admission.spans) and self._use_embeds(row, piece, used)
+        if not self.verify:
+            return None
+        broken = self._write(row, piece, broken=missing)
+        for index, group in enumerate(self.info.kv_groups):
+            if group.kind != "shared":
+                broken |= self._read(row, piece, index, group.window)
+        if missing:
+            return "The embeddings are not on the device."
+        return "nan" if broken and piece.samples else None
+
+    def _append_blocks(self, row: FakeRow, piece: SeqSlice) -> None:
+        size = self.config.block_size
+        needed = -(-piece.stop // size)
+        for index, (group, blocks) in enumerate(zip(self.info.kv_groups, piece.new_blocks, strict=True)):
+            if group.kind == "shared":
+                assert not blocks, "a shared group has no blocks"
+                continue
+            for block in blocks:
+                assert 0 < block < self.capacity.num_blocks[index], f"block {block} does not exist"
+            row.tables[index].extend(blocks)
+            assert len(row.tables[index]) == needed, "exactly the blocks that the slice reaches"
+
+    def _use_embeds(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> bool:
+        missing = False
+        for span in row.admission.spans:
+            if self.info.atomic_spans:
+                for edge in (piece.start, piece.stop):
+                    assert not span.start < edge < span.stop, "a span that must be whole was cut"
+            if any(span.start <= p < span.stop and p in row.embeds for p in range(piece.start, piece.stop)):
+                used.add(span.digest)
+                if span.digest not in self._embeds:
+                    assert self.broken_digests, "embeddings are used that were not encoded"
+                    missing = True
+        return missing
+
+    def _write(self, row: FakeRow, piece: SeqSlice, *, broken: bool) -> bool:
+        """Keys and values of the slice, into every group; they are broken if the token is, or if all are."""
+        size = self.config.block_size
+        any_broken = broken
+        for position in range(piece.start, piece.stop):
+            this_broken = broken or row.token_ids[position] in self.broken_tokens
+            any_broken |= this_broken
+            cell = Cell(row.states[position + 1], this_broken)
+            for index, table in enumerate(row.tables):
+                if table:
+                    block = table[position // size]
+                    assert block != 0, "written to the null block"
+                    self._cells[index, block, position % size] = cell
+        return any_broken
+
+    def _read(self, row: FakeRow, piece: SeqSlice, index: int, window: int | None) -> bool:
+        """Read what the slice sees, through the table; it must be the sequence's own true prefix."""
+        size, table = self.config.block_size, row.tables[index]
+        first = 0 if window is None else max(0, piece.start - window + 1)
+        broken = False
+        for position in range(first, piece.stop):
+            block = table[position // size]
+            assert block != 0, f"position {position} is seen and its block is gone"
+            cell = self._cells.get((index, block, position % size))
+            assert cell is not None, f"position {position} was never written"
+            assert cell.state == row.states[position + 1], f"position {position} is somebody else's"
+            broken |= cell.broken
+        return broken
+
+    def _sample(self, row: FakeRow) -> int:
+        token = next_token(row.states[-1])
+        row.token_ids.append(token)
+        row.states.append(mix(row.states[-1], token))
+        return token
+
+
+def _value(row: FakeRow, position: int) -> int:
+    found = row.embeds.get(position)
+    return row.token_ids[position] if found is None else embed_value(*found)
+
+
+def _embed_places(span: SpanView) -> dict[int, tuple[bytes, int]]:
+    mask = span.embed_mask or (True,) * (span.stop - span.start)
+    places = [span.start + offset for offset, takes in enumerate(mask) if takes]
+    assert len(places) == span.num_embeds
+    return {place: (span.digest, index) for index, place in enumerate(places)}
+
+
+def fake_logprobs(token: int) -> TokenLogprobs:
+    """Log-probabilities that tell which token they belong to."""
+    return TokenLogprobs(token, -1.0 - token, 1, (token,), (-1.0 - token,))
+
+
+# ---- builders --------------------------------------------------------------------------------------------------------
+
+
+def fake_info(*groups: KVGroup, **changes: Any) -> ModelInfo:
+    """A model with these KV groups (one full group unless given)."""
+    info = ModelInfo(
+        path="",
+        name="fake",
+        architecture="Fake",
+        model_type="fake",
+        checkpoint_dtype="float32",
+        vocab_size=VOCAB,
+        tokenizer_size=VOCAB,
+        hidden_size=8,
+        num_layers=3,
+        max_model_len=4096,
+        modalities=("image",),
+        placeholder_ids={"image": PLACEHOLDER},
+        position_axes=1,
+        eos_ids=frozenset({2}),
+        bos_id=1,
+        pad_id=0,
+        kv_groups=groups or (FULL,),
+    )
+    return dataclasses.replace(info, **changes)
+
+
+def fake_config(**changes: Any) -> EngineConfig:
+    """Small limits: blocks of 4 positions, 8 rows, a budget of 32 positions."""
+    config = EngineConfig(
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        max_model_len=256,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        block_size=4,
+        max_encoder_tokens=64,
+        processor_cache_bytes=0,
+        limit_per_prompt={},
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def fake_capacity(info: ModelInfo, config: EngineConfig, num_blocks: int | tuple[int, ...] = 512) -> Capacity:
+    """That many blocks for each group, the null block included."""
+    counts = (num_blocks,) * len(info.kv_groups) if isinstance(num_blocks, int) else num_blocks
+    return Capacity(counts, 0, config.max_encoder_tokens)
+
+
+def fake_item(
+    name: str, num_tokens: int, mask: Iterable[bool] | None = None, features: Mapping[str, Any] | None = None
+) -> MediaItem:
+    """A picture of that name (equal names, equal pictures), which takes `num_tokens` places in the prompt."""
+    embed_mask = None if mask is None else tuple(mask)
+    assert embed_mask is None or len(embed_mask) == num_tokens
+    return MediaItem(
+        modality="image",
+        digest=hashlib.sha256(name.encode()).digest(),
+        features=features or {},
+        layout={},
+        replacement_ids=(PLACEHOLDER,) * num_tokens,
+        embed_mask=embed_mask,
+        num_embeds=num_tokens if embed_mask is None else sum(embed_mask),
+    )
+
+
+def fake_request(request_id: str, *parts: int | Iterable[int] | MediaItem, **options: Any) -> Request:
+    """A request whose prompt is the parts in order: a token, several tokens, or a picture.
+
+    Fields of Sampling and of Request may be given by name.
+    """
+    token_ids: list[int] = []
+    spans: list[MediaSpan] = []
+    for part in parts:
+        if isinstance(part, MediaItem):
+            start = len(token_ids)
+            token_ids.extend(part.replacement_ids)
+            spans.append(MediaSpan(part, start, len(token_ids)))
+        elif isinstance(part, int):
+            token_ids.append(part)
+        else:
+            token_ids.extend(part)
+    sampling = {f.name for f in dataclasses.fields(Sampling)}
+    params = Sampling(**{name: value for name, value in options.items() if name in sampling})
+    rest = {name: value for name, value in options.items() if name not in sampling}
+    return Request(id=request_id, token_ids=tuple(token_ids), params=params, spans=tuple(spans), **rest)
