@@ -98,7 +98,7 @@ def make_llava(path: Path) -> None:
     text.write_json(path / "preprocessor_config.json", _clip_processor("CLIPImageProcessor", "LlavaProcessor"))
     text.write_json(path / "processor_config.json", _llava_processor("LlavaProcessor"))
     text.write_json(path / "chat_template.json", {"chat_template": text.LLAVA_CHAT})
-    _write_model(path, config, _llama_generation(ids), ids, seed=1, shards="200KB")
+    _write_model(path, config, _llama_generation(ids), ids, seed=101, shards="200KB")
 
 
 def make_llava_next(path: Path) -> None:
@@ -137,7 +137,7 @@ def make_llava_next(path: Path) -> None:
     text.write_json(path / "preprocessor_config.json", preprocessor)
     text.write_json(path / "processor_config.json", _llava_processor("LlavaNextProcessor"))
     text.write_json(path / "chat_template.json", {"chat_template": text.LLAVA_NEXT_CHAT})
-    _write_model(path, config, _llama_generation(ids), ids, seed=2)
+    _write_model(path, config, _llama_generation(ids), ids, seed=1402)
 
 
 def make_llava_onevision(path: Path) -> None:
@@ -224,7 +224,7 @@ def make_llava_onevision(path: Path) -> None:
         "pad_token_id": ids["<|endoftext|>"],
         "top_k": 20,
     }
-    _write_model(path, config, generation, ids, seed=3, keep=("<|im_end|>",))
+    _write_model(path, config, generation, ids, seed=1103, keep=("<|im_end|>",))
 
 
 def make_qwen2_vl(path: Path) -> None:
@@ -251,7 +251,7 @@ def make_qwen2_vl(path: Path) -> None:
     text.write_json(path / "preprocessor_config.json", _qwen_vl_pixels("Qwen2VLProcessor"))
     text.write_json(path / "chat_template.json", {"chat_template": text.QWEN_VISION_CHAT})
     generation = _qwen_generation(ids) | {"temperature": 0.01, "top_k": 1, "top_p": 0.001}
-    _write_model(path, config, generation, ids, seed=4, keep=("<|im_end|>",))
+    _write_model(path, config, generation, ids, seed=104, keep=("<|im_end|>",))
 
 
 def make_qwen2_5_vl(path: Path) -> None:
@@ -284,7 +284,7 @@ def make_qwen2_5_vl(path: Path) -> None:
     text.write_json(path / "video_preprocessor_config.json", video | {"cap_pixels_per_frame": False})
     (path / "chat_template.jinja").write_text(text.QWEN_VISION_CHAT, encoding="utf-8")
     generation = _qwen_generation(ids) | {"repetition_penalty": 1.05, "temperature": 0.000001}
-    _write_model(path, config, generation, ids, seed=5, keep=("<|im_end|>",))
+    _write_model(path, config, generation, ids, seed=105, keep=("<|im_end|>",))
 
 
 def make_llama(path: Path) -> None:
@@ -301,7 +301,7 @@ def make_llama(path: Path) -> None:
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
-    _write_model(path, config, _llama_generation(ids), ids, seed=6)
+    _write_model(path, config, _llama_generation(ids), ids, seed=1506)
 
 
 def make_qwen2(path: Path) -> None:
@@ -322,7 +322,7 @@ def make_qwen2(path: Path) -> None:
         "torch_dtype": "bfloat16",
         "use_sliding_window": False,
     }
-    _write_model(path, config, _qwen_generation(ids), ids, seed=7, keep=("<|im_end|>",))
+    _write_model(path, config, _qwen_generation(ids), ids, seed=107, keep=("<|im_end|>",))
 
 
 def make_mistral(path: Path) -> None:
@@ -340,7 +340,7 @@ def make_mistral(path: Path) -> None:
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-    _write_model(path, config, _llama_generation(ids), ids, seed=8)
+    _write_model(path, config, _llama_generation(ids), ids, seed=208)
 
 
 def make_gemma2(path: Path) -> None:
@@ -350,7 +350,7 @@ def make_gemma2(path: Path) -> None:
         "Gemma2ForCausalLM",
         "gemma2",
         {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "num_hidden_layers": 4},
-        seed=9,
+        seed=1609,
     )
 
 
@@ -367,7 +367,7 @@ def make_gemma3_text(path: Path) -> None:
             "sliding_window_pattern": 3,
             "use_cache": True,
         },
-        seed=10,
+        seed=510,
     )
 
 
@@ -562,20 +562,22 @@ def _rename(path: Path, old: str, new: str) -> None:
 def _fill(model: Any) -> None:
     import torch
 
-    embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    first, last = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     gemma = model.config.model_type.startswith("gemma")
+    # Tied embeddings are kept small beside what the layers add: else every answer repeats its last token.
+    spread = 0.15 if gemma else 0.3 if first is last else 0.5
     with torch.no_grad():
-        for module in model.modules():
+        for path, module in model.named_modules():
             norm = "Norm" in type(module).__name__
             for name, weight in module.named_parameters(recurse=False):
                 noise = torch.randn_like(weight)
                 if norm and name == "weight":
-                    # Gemma's norms multiply by one plus their weight.
-                    weight.copy_(0.2 * noise if gemma else 1 + 0.2 * noise)
+                    # Gemma's norms multiply by one plus their weight, and those behind a layer set how much it adds.
+                    weight.copy_(0.2 * noise + (0 if gemma else 1) + (3 if gemma and ".post_" in path else 0))
                 elif weight.ndim == 1:
                     weight.copy_((0.2 if name == "bias" else 0.5) * noise)
-                elif id(weight) in embeddings:
-                    weight.copy_((0.2 if gemma else 0.5) * noise)
+                elif weight is first or weight is last:
+                    weight.copy_(spread * noise)
                 elif isinstance(module, torch.nn.Embedding):
                     weight.copy_(0.5 * noise)
                 else:

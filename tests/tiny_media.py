@@ -45,7 +45,7 @@ def picture(width: int, height: int, seed: int) -> Image.Image:
     ground = (corners[0] * (1 - right) + corners[1] * right) * (1 - down)
     ground = ground + (corners[2] * (1 - right) + corners[3] * right) * down
     ground = np.clip(ground + rng.normal(0, 12, (height, width, 3)), 0, 255).astype(np.uint8)
-    image = Image.fromarray(ground, "RGB")
+    image = Image.fromarray(ground)
     draw = ImageDraw.Draw(image)
     colour = tuple(int(value) for value in rng.integers(0, 256, 3))
     left, top = int(rng.integers(0, width // 2)), int(rng.integers(0, height // 2))

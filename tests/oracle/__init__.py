@@ -1,0 +1,1 @@
+"""The oracle: our greedy answers against those of transformers."""

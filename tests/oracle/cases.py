@@ -1,0 +1,175 @@
+"""What the oracle asks: requests over pictures, videos and text, and the engines that must answer them alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tests import tiny
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video: `num_frames` frames, seed, and the frames per second that its metadata names (None: no metadata)."""
+
+    num_frames: int
+    seed: int = 0
+    fps: float | None = None
+
+    @property
+    def array(self) -> np.ndarray:
+        """uint8 (num_frames, 56, 84, 3)."""
+        return tiny.frames(self.num_frames, self.seed)
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """What a decoder would say of the file, as transformers names it."""
+        if self.fps is None:
+            return None
+        return {
+            "total_num_frames": self.num_frames,
+            "fps": self.fps,
+            "duration": self.num_frames / self.fps,
+            "frames_indices": list(range(self.num_frames)),
+        }
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. `content` holds {i} where a picture stands and {v} where a video stands, in the order of the tuples.
+
+    A picture is (width, height, seed). With `as_embeds` the pictures go in as embeddings.
+    """
+
+    content: str
+    images: tuple[tuple[int, int, int], ...] = ()
+    videos: tuple[Clip, ...] = ()
+    max_tokens: int = 12
+    as_embeds: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.content.count("{i}") == len(self.images)
+        assert self.content.count("{v}") == len(self.videos)
+
+    def prompt(self, family: str) -> str:
+        """The whole prompt in the family's form."""
+        content = self.content.replace("{i}", tiny.markers(family, num_images=1))
+        return tiny.wrap(family, content.replace("{v}", tiny.markers(family, num_videos=1)))
+
+    def pictures(self) -> list[Image.Image]:
+        """The pictures, made anew."""
+        return [tiny.picture(*image) for image in self.images]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests that are given to the engine in one call."""
+
+    name: str
+    asks: tuple[Ask, ...]
+
+
+LONG_TEXT = (
+    "The first image shows a green triangle, the second a yellow star. There are three shapes on a white ground, "
+    "and the large blue square stands right of them all. How many shapes are there?"
+)
+
+ONE = Ask("{i}What is in this picture?", ((84, 56, 1),))
+OTHER = replace(ONE, images=((84, 56, 2),))
+ELSE = replace(ONE, content="{i}What is left of the large blue square?")
+FOUR = Ask(
+    "{i}{i}{i}{i}What is the content of each image?",
+    ((84, 56, 3), (56, 112, 4), (140, 84, 5), (33, 97, 6)),
+    max_tokens=16,
+)
+BETWEEN = Ask("A picture {i} and another {i} are they alike?", ((70, 70, 7), (112, 56, 8)))
+LARGE = Ask("{i}Describe it.", ((224, 145, 9),))
+TWICE = Ask("{i}{i}Are they the same?", ((84, 56, 10), (84, 56, 10)))
+APART = Ask("{i}{i}{i}Which one differs?", ((70, 70, 11), (112, 56, 12), (70, 70, 11)))
+SHORT = Ask("Hi!", max_tokens=20)
+LONG = Ask(LONG_TEXT, max_tokens=24)
+LONG_ELSE = Ask(LONG_TEXT[:-20] + "Where is it?")
+FOREIGN = Ask("これは絵です。 What is it?")
+VIDEO = Ask("{v}What moves?", videos=(Clip(6),))
+ODD_VIDEO = Ask("{v}Describe the video.", videos=(Clip(5, 1),), max_tokens=16)
+TIMED_VIDEO = Ask("{v}Where to?", videos=(Clip(8, 2, fps=2.0),))
+VIDEO_AND_PICTURE = Ask("{v}{i}Is it in the video?", ((84, 56, 13),), (Clip(4, 3),))
+
+
+def mixed(family: str) -> tuple[Ask, ...]:
+    """Sixteen requests of every sort that the family takes, of different lengths."""
+    text = tuple(Ask(f"Question {n}. {LONG_TEXT[: 17 * n]}", max_tokens=5 + 3 * (n % 4)) for n in range(1, 8))
+    if family not in tiny.IMAGE_FAMILIES:
+        more = tuple(Ask(f"{LONG_TEXT[31 * n :]} Answer!", max_tokens=4 + n) for n in range(1, 7))
+        return (*text, SHORT, *more, LONG, FOREIGN)
+    sizes = ((56, 112), (140, 84), (112, 56), (97, 33))
+    image = tuple(Ask(f"{{i}}Question {n}?", ((*sizes[n], 20 + n),), max_tokens=6 + 4 * (n % 3)) for n in range(4))
+    moving = (VIDEO, ODD_VIDEO) if family in tiny.VIDEO_FAMILIES else (BETWEEN, LARGE)
+    return (ONE, text[0], *image, text[1], FOUR, *moving, TWICE, *text[2:6], SHORT)
+
+
+def cases(family: str) -> tuple[Case, ...]:
+    """The requests of every engine: each case is one call."""
+    found = [Case("text", (SHORT,)), Case("long_text", (LONG, FOREIGN))]
+    if family in tiny.IMAGE_FAMILIES:
+        found += [
+            Case("one_picture", (ONE,)),
+            Case("four_pictures", (FOUR,)),
+            Case("pictures_in_text", (BETWEEN,)),
+            Case("large_picture", (LARGE,)),
+            Case("picture_twice", (TWICE, APART)),
+        ]
+    if family in tiny.VIDEO_FAMILIES:
+        found += [
+            Case("video", (VIDEO,)),
+            Case("odd_video", (ODD_VIDEO,)),
+            Case("timed_video", (TIMED_VIDEO,)),
+            Case("video_and_picture", (VIDEO_AND_PICTURE,)),
+        ]
+    return (*found, Case("sixteen_mixed", mixed(family)))
+
+
+def all_asks(family: str) -> list[Ask]:
+    """Every request that any test makes, each once."""
+    own = (OTHER, ELSE) if family in tiny.IMAGE_FAMILIES else (LONG_ELSE,)
+    return list(dict.fromkeys([*(ask for case in cases(family) for ask in case.asks), *own, *crowd(family)]))
+
+
+ROOMY: dict[str, Any] = {
+    "max_model_len": 1024,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 2048,
+    "block_size": 16,
+    "num_gpu_blocks_override": 512,
+}
+"""Everything fits: each prompt in one step."""
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "roomy": ROOMY,
+    "cut": ROOMY | {"max_num_seqs": 8, "max_num_batched_tokens": 24, "block_size": 8},
+    "odd": ROOMY | {"max_num_seqs": 5, "max_num_batched_tokens": 13, "enable_prefix_caching": False},
+    "overlap": ROOMY | {"max_num_batched_tokens": 96, "async_scheduling": True},
+    "in_step": ROOMY | {"max_num_batched_tokens": 96, "async_scheduling": False},
+}
+"""Name -> options of an engine that runs every case: "cut" and "odd" compute a picture in several steps."""
+
+
+def tight(family: str) -> dict[str, Any]:
+    """Options of an engine with so few blocks that the sequences of `crowd` must be preempted."""
+    return {
+        "max_model_len": 192,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "block_size": 8,
+        "num_gpu_blocks_override": 52 if family == "gemma3_text" else 28,
+    }
+
+
+def crowd(family: str) -> tuple[Ask, ...]:
+    """Eight requests whose answers outgrow the blocks of `tight` when they run together."""
+    if family not in tiny.IMAGE_FAMILIES:
+        return tuple(Ask(f"{n} {LONG_TEXT[:24]}", max_tokens=56) for n in range(8))
+    return tuple(Ask(f"{{i}}{n}?", ((56, 56, 40 + n),), max_tokens=36) for n in range(8))

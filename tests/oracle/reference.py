@@ -1,0 +1,115 @@
+"""transformers' own answers: one request at a time through its processor and its generate(), in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    GenerationConfig,
+)
+
+from tests import tiny
+from tests.oracle.cases import Ask
+
+SOFTCAPPED = ("gemma2",)
+"""Families whose attention scores are capped: transformers does that in its eager attention alone."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What transformers says.
+
+    Attributes:
+        prompt_ids: the prompt with every placeholder replaced.
+        token_ids: the greedy answer, end-of-sequence ids ignored.
+        logprobs: of each of its tokens.
+        gaps: at each step, by how much the chosen logit exceeds the next.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    gaps: tuple[float, ...]
+
+
+@cache
+def model(family: str) -> Any:
+    """The model in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
+    kind = AutoModelForImageTextToText if family in tiny.IMAGE_FAMILIES else AutoModelForCausalLM
+    attention = "eager" if family in SOFTCAPPED else "sdpa"
+    loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
+    # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
+    loaded.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    return loaded
+
+
+@cache
+def processor(family: str) -> Any:
+    """The processor, or the tokenizer of a family that takes text alone."""
+    kind = AutoProcessor if family in tiny.IMAGE_FAMILIES else AutoTokenizer
+    return kind.from_pretrained(tiny.checkpoint(family))
+
+
+def inputs(family: str, ask: Ask) -> dict[str, Any]:
+    """The tensors of the whole prompt, as the processor makes them in one call."""
+    media: dict[str, Any] = {}
+    if ask.images:
+        media["images"] = ask.pictures()
+    if ask.videos:
+        media["videos"] = [clip.array for clip in ask.videos]
+        known = [clip.metadata for clip in ask.videos]
+        if all(entry is not None for entry in known):
+            media["video_metadata"] = known
+    return dict(processor(family)(text=[ask.prompt(family)], return_tensors="pt", **media))
+
+
+def answer(family: str, ask: Ask) -> Answer:
+    """What transformers answers to `ask`; kept, so that every engine is compared with the same run."""
+    # Embeddings are those of the very pictures: the answer must not depend on the way in.
+    return _answer(family, replace(ask, as_embeds=False))
+
+
+@cache
+def _answer(family: str, ask: Ask) -> Answer:
+    prepared = inputs(family, ask)
+    with torch.inference_mode():
+        made = model(family).generate(
+            **prepared, max_new_tokens=ask.max_tokens, output_logits=True, return_dict_in_generate=True
+        )
+    prompt = tuple(prepared["input_ids"][0].tolist())
+    tokens = tuple(made.sequences[0].tolist()[len(prompt) :])
+    logits = torch.stack([step[0] for step in made.logits]).double()
+    best = logits.topk(2, dim=-1).values
+    logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+    return Answer(prompt, tokens, tuple(logprobs.tolist()), tuple((best[:, 0] - best[:, 1]).tolist()))
+
+
+@cache
+def image_embeds(family: str, ask: Ask) -> Any:
+    """The pictures of `ask` as the public API takes embeddings.
+
+    LLaVA: a tensor (pictures, embeddings, hidden). Qwen2-VL: image_embeds (embeddings of all, hidden), image_grid_thw.
+    """
+    prepared = inputs(family, ask)
+    with torch.inference_mode():
+        if family == "llava":
+            features = model(family).get_image_features(prepared["pixel_values"], return_dict=True).pooler_output
+            return torch.stack(list(features)).clone()
+        grid = prepared["image_grid_thw"]
+        features = model(family).get_image_features(prepared["pixel_values"], grid, return_dict=True).pooler_output
+        return {"image_embeds": torch.cat(list(features)).clone(), "image_grid_thw": grid}
+
+
+def chat_ids(family: str, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+    """The ids that transformers makes of a conversation, media replaced, ready for the answer."""
+    made = processor(family).apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    return tuple(made["input_ids"][0].tolist())

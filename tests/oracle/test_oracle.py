@@ -1,0 +1,163 @@
+"""Our greedy answers equal transformers' own, token by token, whatever shares the batch, the steps and the cache."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from beheld import LLM, SamplingParams
+from tests import tiny
+from tests.oracle import cases, reference
+from tests.oracle.cases import Ask, Case
+
+LOGPROB_TOLERANCE = 1e-4
+RUNS = [(family, name, case) for family in tiny.TINY for name in cases.ENGINES for case in cases.cases(family)]
+
+
+class OpenEngines:
+    """The engine of the last test is kept for the next one, which mostly wants the same."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, str] | None = None
+        self._llm: LLM | None = None
+
+    def get(self, family: str, name: str) -> LLM:
+        """The engine of `family` with the options called `name` in cases.ENGINES."""
+        if self._llm is None or self._key != (family, name):
+            self.close()
+            self._llm = make(family, cases.ENGINES[name])
+            self._key = (family, name)
+        return self._llm
+
+    def close(self) -> None:
+        """Close the engine that is open, if any."""
+        if self._llm is not None:
+            self._llm.close()
+            self._llm = None
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[OpenEngines]:
+    """One open engine at a time."""
+    found = OpenEngines()
+    yield found
+    found.close()
+
+
+def make(family: str, options: dict[str, Any]) -> LLM:
+    """An engine on the family's tiny checkpoint, in float32."""
+    return LLM(model=str(tiny.checkpoint(family)), dtype="float32", seed=0, disable_log_stats=True, **options)
+
+
+def request(family: str, ask: Ask) -> dict[str, Any]:
+    """`ask` as the public API takes it."""
+    data: dict[str, Any] = {}
+    if ask.images and ask.as_embeds:
+        data["image"] = reference.image_embeds(family, replace(ask, as_embeds=False))
+    elif ask.images:
+        pictures = ask.pictures()
+        data["image"] = pictures if len(pictures) > 1 else pictures[0]
+    if ask.videos:
+        data["video"] = [(clip.array, clip.metadata) if clip.metadata else clip.array for clip in ask.videos]
+    return {"prompt": ask.prompt(family)} | ({"multi_modal_data": data} if data else {})
+
+
+def check(llm: LLM, family: str, asks: Sequence[Ask]) -> None:
+    """Put all of `asks` in one call and compare each answer with transformers'."""
+    params = [SamplingParams(temperature=0, max_tokens=ask.max_tokens, ignore_eos=True, logprobs=1) for ask in asks]
+    outputs = llm.generate([request(family, ask) for ask in asks], params, use_tqdm=False)
+    assert len(outputs) == len(asks)
+    for ask, output in zip(asks, outputs, strict=True):
+        expected, got = reference.answer(family, ask), output.outputs[0]
+        assert tuple(output.prompt_token_ids) == expected.prompt_ids, ask
+        assert tuple(got.token_ids) == expected.token_ids, ask
+        said = [step[token].logprob for step, token in zip(got.logprobs, got.token_ids, strict=True)]
+        assert said == pytest.approx(expected.logprobs, abs=LOGPROB_TOLERANCE), ask
+
+
+@pytest.mark.parametrize(("family", "name", "case"), RUNS, ids=lambda value: getattr(value, "name", value))
+def test_equals_transformers(engines: OpenEngines, family: str, name: str, case: Case) -> None:
+    check(engines.get(family, name), family, case.asks)
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_mates_in_any_order(engines: OpenEngines, family: str) -> None:
+    asks = cases.mixed(family)
+    check(engines.get(family, "overlap"), family, asks[::-1])
+    check(engines.get(family, "overlap"), family, asks[1::2] + asks[::2])
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in_step", "overlap"])
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_preempted_sequences_resume(family: str, overlap: bool) -> None:
+    with make(family, cases.tight(family) | {"async_scheduling": overlap}) as llm:
+        check(llm, family, cases.crowd(family))
+        assert llm.stats().scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
+    block = 8
+    token = reference.processor(family).image_token_id
+    ids = reference.answer(family, cases.ONE).prompt_ids
+    start, stop = ids.index(token), len(ids) - ids[::-1].index(token)
+    with make(family, cases.ROOMY | {"block_size": block}) as llm:
+
+        def hits(ask: Ask) -> int:
+            before = llm.stats().scheduler.prefix_hit_tokens
+            check(llm, family, [ask])
+            return llm.stats().scheduler.prefix_hit_tokens - before
+
+        assert hits(cases.ONE) == 0
+        assert hits(cases.ONE) == (len(ids) - 1) // block * block
+        assert hits(cases.OTHER) == start // block * block
+        assert stop // block * block <= hits(cases.ELSE) < len(ids)
+        assert hits(cases.TWICE) <= start
+        assert hits(cases.ONE) == (len(ids) - 1) // block * block
+
+
+@pytest.mark.parametrize("family", tiny.TEXT_FAMILIES)
+def test_a_text_prefix_is_shared(family: str) -> None:
+    with make(family, cases.ROOMY | {"block_size": 8}) as llm:
+        for ask in (cases.LONG, cases.LONG, cases.LONG_ELSE):
+            before = llm.stats().scheduler.prefix_hit_tokens
+            check(llm, family, [ask])
+        assert llm.stats().scheduler.prefix_hit_tokens > before > 0
+
+
+@pytest.mark.parametrize("name", ["roomy", "cut"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_embeddings_in_place_of_pictures(engines: OpenEngines, family: str, name: str) -> None:
+    asks = [replace(ask, as_embeds=True) for ask in (cases.ONE, cases.FOUR, cases.APART)]
+    check(engines.get(family, name), family, [*asks, cases.ONE, cases.SHORT])
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 2])
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_chat_gives_the_ids_of_the_template(engines: OpenEngines, family: str, num_images: int) -> None:
+    if num_images and family not in tiny.IMAGE_FAMILIES:
+        pytest.skip("takes no pictures")
+    pictures = tiny.pictures(num_images, seed=3)
+    text = "What is in the picture, and what stands left of it?"
+    ours: list[Any] = [{"type": "image_url", "image_url": {"url": data_url(picture)}} for picture in pictures]
+    theirs: list[Any] = [{"type": "image", "image": picture} for picture in pictures]
+    part = {"type": "text", "text": text}
+    content = [*theirs, part] if family in tiny.IMAGE_FAMILIES else text
+    expected = reference.chat_ids(family, [{"role": "user", "content": content}])
+    messages = [{"role": "user", "content": [*ours, part] if ours else text}]
+    params = SamplingParams(temperature=0, max_tokens=1)
+    (output,) = engines.get(family, "roomy").chat(messages, params, use_tqdm=False)
+    assert tuple(output.prompt_token_ids) == expected
+
+
+def data_url(picture: Image.Image) -> str:
+    """The picture as a PNG in a data URL."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,69 @@
+"""The tiny checkpoints are fit to be an oracle: they load whole, see their pictures, choose clearly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.oracle import cases, reference
+from tests.oracle.cases import Ask
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_every_weight_of_the_model_is_in_the_file(family: str) -> None:
+    kind = type(reference.model(family))
+    _, report = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_greedy_choices_are_far_above_rounding(family: str) -> None:
+    for ask in cases.all_asks(family):
+        assert min(reference.answer(family, ask).gaps) > 1e-3, ask
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_answers_are_not_monotonous(family: str) -> None:
+    answers = [reference.answer(family, ask).token_ids for ask in cases.all_asks(family)]
+    assert len({answer[:4] for answer in answers}) > len(answers) // 2
+    assert sum(len(set(answer)) for answer in answers) > 0.3 * sum(map(len, answers))
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_content_and_order_of_pictures_change_the_answer(family: str) -> None:
+    one, two = (84, 56, 1), (84, 56, 2)
+    asks = [Ask("{i}{i}Compare.", pair) for pair in ((one, one), (one, two), (two, one), (two, two))]
+    assert len({reference.answer(family, ask).token_ids for ask in asks}) == 4
+
+
+@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+def test_the_order_of_frames_changes_the_answer(family: str) -> None:
+    forward = reference.inputs(family, cases.VIDEO)
+    pixels = forward["pixel_values_videos"]
+    if family == "llava_onevision":
+        turned = pixels.flip(1)
+    else:
+        turned = pixels.view(3, -1, pixels.shape[-1]).flip(0).reshape(pixels.shape)
+    with torch.inference_mode():
+        there = reference.model(family)(**forward).logits[0, -1]
+        back = reference.model(family)(**forward | {"pixel_values_videos": turned}).logits[0, -1]
+    assert (there - back).abs().max() > 1e-2
+
+
+def test_the_time_between_frames_changes_the_answer() -> None:
+    slow = replace(cases.TIMED_VIDEO, videos=(replace(cases.TIMED_VIDEO.videos[0], fps=0.5),))
+    answers = [reference.answer("qwen2_5_vl", ask).token_ids for ask in (cases.TIMED_VIDEO, slow)]
+    assert answers[0] != answers[1]
+
+
+def test_a_checkpoint_is_made_once() -> None:
+    first = tiny.checkpoint("llama")
+    tiny.checkpoint.cache_clear()
+    made = (first / "config.json").stat().st_mtime_ns
+    assert tiny.checkpoint("llama") == first
+    assert (first / "config.json").stat().st_mtime_ns == made
