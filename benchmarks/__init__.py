@@ -1,0 +1,1 @@
+"""Benchmarks: each short, each able to run vLLM and transformers beside beheld."""
