@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from PIL import Image
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -107,9 +108,20 @@ def image_embeds(family: str, ask: Ask) -> Any:
         return {"image_embeds": torch.cat(list(features)).clone(), "image_grid_thw": grid}
 
 
-def chat_ids(family: str, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-    """The ids that transformers makes of a conversation, media replaced, ready for the answer."""
-    made = processor(family).apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
-    )
+def chat_ids(family: str, pictures: list[Image.Image], text: str) -> tuple[int, ...]:
+    """The ids that transformers makes of a user's turn with pictures before a text, media replaced.
+
+    LLaVA-OneVision's processor gives a picture fewer tokens if it comes in one inner list with others, as
+    apply_chat_template hands them over, than in a flat list, as in a plain call. An engine that prepares one
+    picture at a time can only do the latter, in generate and chat alike: so several of that family go in flat.
+    """
+    vision = family in tiny.IMAGE_FAMILIES
+    parts = [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": text}]
+    messages = [{"role": "user", "content": parts if vision else text}]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    if family == "llava_onevision" and len(pictures) > 1:
+        rendered = processor(family).apply_chat_template(messages, add_generation_prompt=True)
+        made = processor(family)(text=[rendered], images=pictures, return_tensors="pt")
+    else:
+        made = processor(family).apply_chat_template(messages, **options)
     return tuple(made["input_ids"][0].tolist())
