@@ -1,0 +1,221 @@
+"""What removes candidates: bans, allowances, bias, bad words, grammar masks, and the floors of top-k, top-p and min-p.
+
+Shapes: B rows of a batch, R of them drawn at random, P pairs (place in the batch, token id), V vocabulary, W words of a
+bit mask or bad words, K greatest logits.
+
+The three probability filters keep what stands at or above a floor. A floor does not depend on the order in which equal
+logits were sorted, so a row's candidates are the same in every batch; equals of the last one kept are kept too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from beheld.core.params import Sampling
+
+# A nucleus is looked for among this many greatest logits before everything is sorted.
+_HEAD = 1024
+# A step may be launched again, so a row remembers more of its tokens than its longest bad word asks for.
+_SPARE = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Edits:
+    """Changes to single logits that stay the same while a batch has the same rows."""
+
+    banned: tuple[Tensor, Tensor] | None
+    allowed: tuple[Tensor, Tensor, Tensor] | None
+    biased: tuple[Tensor, Tensor, Tensor] | None
+
+    def apply_(self, logits_BV: Tensor) -> None:
+        """Change `logits_BV` in place: allowed ids first, then bans, then bias."""
+        if self.allowed is not None:
+            rows, places_P, ids_P = self.allowed
+            kept_P = logits_BV[places_P, ids_P]
+            logits_BV.index_fill_(0, rows, -math.inf)
+            logits_BV[places_P, ids_P] = kept_P
+        if self.banned is not None:
+            logits_BV[self.banned] = -math.inf
+        if self.biased is not None:
+            places_P, ids_P, bias_P = self.biased
+            logits_BV.index_put_((places_P, ids_P), bias_P, accumulate=True)
+
+
+def edits(
+    params: Sequence[Sampling], below_minimum: Sequence[bool], vocab_size: int, device: torch.device
+) -> Edits | None:
+    """The edits of a batch, row by row; None if there is nothing to change."""
+    banned: list[tuple[int, int]] = []
+    allowed: list[tuple[int, int]] = []
+    biased: list[tuple[int, int]] = []
+    values: list[float] = []
+    for place, (row, below) in enumerate(zip(params, below_minimum, strict=True)):
+        banned.extend((place, word[0]) for word in row.bad_words_ids if len(word) == 1 and word[0] < vocab_size)
+        if below:
+            banned.extend((place, token) for token in row.stop_ids if token < vocab_size)
+        if row.allowed_token_ids is not None:
+            allowed.extend((place, token) for token in row.allowed_token_ids)
+        for token, bias in row.logit_bias:
+            biased.append((place, token))
+            values.append(bias)
+    if not (banned or allowed or biased):
+        return None
+    allowing = _upload(sorted({place for place, _ in allowed}), device)
+    return Edits(
+        _pairs(banned, device) if banned else None,
+        (allowing, *_pairs(allowed, device)) if allowed else None,
+        (*_pairs(biased, device), torch.tensor(values).to(device, non_blocking=True)) if biased else None,
+    )
+
+
+def _upload(numbers: Iterable[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _pairs(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    places_P, ids_P = torch.tensor(pairs, dtype=torch.int64).T.contiguous().to(device, non_blocking=True)
+    return places_P, ids_P
+
+
+class BadWords:
+    """One row's bad words of two tokens or more, and the last tokens that it generated, on the device.
+
+    Remembered token p of the sequence stands in column p % H, so writing it twice is harmless.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[tuple[int, ...]],
+        vocab_size: int,
+        device: torch.device,
+        token_ids: Sequence[int],
+        num_prompt: int,
+    ) -> None:
+        words = [word for word in words if len(word) > 1 and max(word) < vocab_size]
+        longest = max((len(word) for word in words), default=1) - 1
+        self._num_prompt = num_prompt
+        self._size = longest + _SPARE
+        # Beginnings are aligned at their ends; a column before a word's first token matches whatever was generated.
+        padded = [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words]
+        self._begin_WP = torch.tensor(padded, dtype=torch.int64).reshape(len(words), longest).to(device)
+        self._last_W = _upload((word[-1] for word in words), device)
+        self._needed_W = _upload((len(word) - 1 for word in words), device)
+        self._back_P = torch.arange(-longest, 0, device=device)
+        recent = [0] * self._size
+        for position in range(max(num_prompt, len(token_ids) - self._size), len(token_ids)):
+            recent[position % self._size] = token_ids[position]
+        self._recent_H = _upload(recent, device)
+
+    def apply_(self, logits_V: Tensor, length: int) -> None:
+        """Ban in place the last token of every word whose other tokens were just generated, up to position `length`."""
+        window_P = self._recent_H[(self._back_P + length) % self._size]
+        match_W = ((self._begin_WP == window_P) | (self._begin_WP < 0)).all(-1)
+        match_W &= self._needed_W <= length - self._num_prompt
+        # Added, not assigned: two words may end with the same token, and only one of them may match.
+        ban_W = torch.zeros_like(match_W, dtype=torch.float32).masked_fill_(match_W, -math.inf)
+        logits_V.index_add_(0, self._last_W, ban_W)
+
+    def append(self, length: int, id_1: Tensor) -> None:
+        """Remember the token sampled at position `length`."""
+        column = length % self._size
+        self._recent_H[column : column + 1] = id_1
+
+
+def apply_mask_(logits_BV: Tensor, mask_BW: Tensor) -> None:
+    """Drop in place the tokens whose bit is 0: token t has bit t % 32 of the int32 word t // 32."""
+    vocab_size = logits_BV.shape[-1]
+    assert mask_BW.dtype == torch.int32
+    assert mask_BW.shape[-1] * 32 >= vocab_size
+    bits_32 = torch.arange(32, dtype=torch.int32, device=mask_BW.device)
+    allowed_BV = ((mask_BW.unsqueeze(-1) >> bits_32) & 1).flatten(-2)[:, :vocab_size]
+    logits_BV.masked_fill_(allowed_BV == 0, -math.inf)
+
+
+def floor_of_row(logits_V: NDArray[np.float32], params: Sampling) -> float:
+    """The floor of one row on a CPU, after temperature; minus infinity if everything stays. The greatest is finite.
+
+    Min-p keeps what is at least min_p times as likely as the best, top-k the k best, top-p the fewest best whose
+    probabilities, after the other two, reach top_p.
+    """
+    size = len(logits_V)
+    top = float(logits_V.max())
+    floor = -math.inf
+    if params.min_p > 0.0:
+        floor = float(np.float32(top + math.log(params.min_p)))
+    if 0 < params.top_k < size:
+        floor = max(floor, float(np.partition(logits_V, size - params.top_k)[size - params.top_k]))
+    if params.top_p < 1.0:
+        kept_N = logits_V if floor == -math.inf else logits_V[logits_V >= np.float32(floor)]
+        floor = max(floor, _nucleus_floor(kept_N, top, params.top_p))
+    return floor
+
+
+def _nucleus_floor(logits_N: NDArray[np.float32], top: float, top_p: float) -> float:
+    """The least of the fewest greatest logits whose weights exp(logit - top) reach `top_p` of the sum."""
+    size = len(logits_N)
+    wanted = top_p * float(np.exp(logits_N - np.float32(top)).sum(dtype=np.float64))
+    head = size if size <= 2 * _HEAD else _HEAD
+    while True:
+        head_K = np.partition(logits_N, size - head)[size - head :] if head < size else logits_N.copy()
+        head_K.sort()
+        head_K = head_K[::-1]
+        reached_K = np.cumsum(np.exp(head_K.astype(np.float64) - top))
+        if head == size or reached_K[-1] >= wanted:
+            break
+        head = size
+    # The first index at which the sum is reached is the last one kept.
+    last = min(int(np.searchsorted(reached_K, wanted)), head - 1)
+    return float(head_K[last])
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """The probability filters of the rows drawn at random, as columns; the `num_top` greatest logits decide them."""
+
+    top_k_R1: Tensor
+    top_p_R1: Tensor
+    log_min_p_R1: Tensor
+    num_top: int
+
+
+def filters(params: Sequence[Sampling], vocab_size: int, device: torch.device) -> Filters | None:
+    """The filters of a batch; None if no row has one."""
+    top_k = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]
+    if not any(k or p.top_p < 1.0 or p.min_p > 0.0 for k, p in zip(top_k, params, strict=True)):
+        return None
+    open_nucleus = any(not k and p.top_p < 1.0 for k, p in zip(top_k, params, strict=True))
+    log_min_p = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
+    top_p_R, log_min_p_R = torch.tensor([[p.top_p for p in params], log_min_p], dtype=torch.float64).to(
+        device, non_blocking=True
+    )
+    return Filters(
+        _upload(top_k, device).unsqueeze(-1),
+        top_p_R.unsqueeze(-1),
+        log_min_p_R.unsqueeze(-1),
+        vocab_size if open_nucleus else max(1, *top_k),
+    )
+
+
+def floors(logits_RV: Tensor, chosen: Filters) -> Tensor:
+    """The floors of rows on any device, after temperature, (R, 1): as `floor_of_row`, without looking at a number."""
+    if chosen.num_top > _HEAD:
+        top_RK = logits_RV.sort(-1, descending=True).values
+    else:
+        top_RK = logits_RV.topk(chosen.num_top, dim=-1).values
+    best_R1 = top_RK[:, :1]
+    kth_R1 = top_RK.gather(-1, (chosen.top_k_R1 - 1).clamp(0, top_RK.shape[-1] - 1))
+    least_R1 = (best_R1 + chosen.log_min_p_R1).float()
+    floor_R1 = torch.maximum(least_R1, kth_R1.masked_fill(chosen.top_k_R1 == 0, -math.inf))
+    weights_RK = (top_RK.double() - best_R1).exp().masked_fill(top_RK < floor_R1, 0.0)
+    reached_RK = weights_RK.cumsum(-1)
+    # A logit is kept if those before it have not reached top_p.
+    count_R1 = (reached_RK - weights_RK < chosen.top_p_R1 * reached_RK[:, -1:]).sum(-1, keepdim=True)
+    nucleus_R1 = top_RK.gather(-1, (count_R1 - 1).clamp(min=0)).masked_fill(chosen.top_p_R1 >= 1.0, -math.inf)
+    return torch.maximum(floor_R1, nucleus_R1)

@@ -1,0 +1,65 @@
+"""Log-probabilities of the raw logits: of the chosen token, its rank, and the best few.
+
+Shapes: L rows that want a report, T positions, V vocabulary, K candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from beheld.core.plan import TokenLogprobs
+
+# Positions of a prompt handled at once, so that float32 copies of bfloat16 logits stay small.
+_CHUNK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class LogprobTensors:
+    """A report still on the device: ids (L), their log-probabilities (L) and ranks (L), and the best K of each row."""
+
+    ids_L: Tensor
+    logprobs_L: Tensor
+    ranks_L: Tensor
+    top_ids_LK: Tensor
+    top_logprobs_LK: Tensor
+
+    def to_host(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """Wait for the device; row l keeps its best `num_top[l]`."""
+        columns = (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
+        return [
+            TokenLogprobs(token, logprob, rank, tuple(top_ids[:k]), tuple(top_logprobs[:k]))
+            for k, token, logprob, rank, top_ids, top_logprobs in zip(
+                num_top, *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+
+def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:
+    """The report of each row's token `ids_L` under log_softmax of `logits_LV`, with the best `num_top`.
+
+    The rank counts the tokens that are more likely, plus one. It is read from the logits themselves, because taking off
+    the normaliser may round two different logits to one value.
+    """
+    logits_LV = logits_LV.float()
+    normaliser_L1 = logits_LV.logsumexp(-1, keepdim=True)
+    own_L1 = logits_LV.gather(-1, ids_L.unsqueeze(-1))
+    top_LK, top_ids_LK = logits_LV.topk(min(num_top, logits_LV.shape[-1]), dim=-1)
+    return LogprobTensors(
+        ids_L,
+        (own_L1 - normaliser_L1).squeeze(-1),
+        (logits_LV > own_L1).sum(-1) + 1,
+        top_ids_LK,
+        top_LK - normaliser_L1,
+    )
+
+
+def report_prompt(logits_TV: Tensor, targets_T: Tensor, num_top: int) -> list[TokenLogprobs]:
+    """The report of each position's known next token, on the host."""
+    parts = [
+        report(logits_TV[start : start + _CHUNK], targets_T[start : start + _CHUNK], num_top)
+        for start in range(0, len(targets_T), _CHUNK)
+    ]
+    return [entry for part in parts for entry in part.to_host([num_top] * len(part.ids_L))]

@@ -1,0 +1,149 @@
+"""Repetition, presence and frequency penalties over token counts kept on the device.
+
+Shapes: S slots (one per row that has penalties), P such rows in a batch, V vocabulary, H remembered positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.core.params import Sampling
+
+# A step may be launched again after an error, with at most one more in flight: far fewer than this.
+_REMEMBERED = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Penalised:
+    """The rows of a batch that have penalties: their places in it, their slots, and their strengths as columns."""
+
+    places: tuple[int, ...]
+    slots: tuple[int, ...]
+    slots_P: Tensor
+    repetition_P1: Tensor
+    presence_P1: Tensor
+    frequency_P1: Tensor
+
+
+class PenaltyTable:
+    """Token counts of rows with penalties; memory is taken when such a row first comes, and doubled when they are more.
+
+    One int32 holds both things that the penalties ask: bit 0, whether the prompt has the token; above it, how often it
+    was generated.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._counts_SV = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._recent_SH = torch.zeros(0, _REMEMBERED, dtype=torch.int64, device=device)
+        self._counted: list[int] = []
+        self._free: list[int] = []
+
+    def admit(self, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> int:
+        """Count a row's tokens so far; returns its slot."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        device = self._counts_SV.device
+        ids_N = torch.tensor(token_ids, dtype=torch.int64).to(device, non_blocking=True)
+        # Placeholder ids of media may lie beyond the logits.
+        steps_N = torch.full((len(token_ids),), 2, dtype=torch.int32, device=device)
+        steps_N[:num_prompt] = 0
+        steps_N = steps_N.masked_fill(ids_N >= self._vocab_size, 0)
+        counts_V = self._counts_SV[slot].zero_()
+        counts_V.index_add_(0, ids_N.clamp(max=self._vocab_size - 1), steps_N)
+        prompt_N = ids_N[:num_prompt]
+        seen_V = torch.zeros(self._vocab_size + 1, dtype=torch.int32, device=device)
+        seen_V[prompt_N.clamp(max=self._vocab_size)] = 1
+        counts_V += seen_V[: self._vocab_size]
+        self._counted[slot] = len(token_ids)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """The slot is free."""
+        self._free.append(slot)
+
+    def gather(self, places: Sequence[int], slots: Sequence[int], params: Sequence[Sampling]) -> Penalised:
+        """Index tensors for the rows of one batch composition."""
+        device = self._counts_SV.device
+        strengths_3P = torch.tensor(
+            [[getattr(p, f"{name}_penalty") for p in params] for name in ("repetition", "presence", "frequency")],
+            dtype=torch.float32,
+        ).to(device, non_blocking=True)
+        repetition_P, presence_P, frequency_P = strengths_3P.unsqueeze(-1)
+        return Penalised(
+            tuple(places),
+            tuple(slots),
+            torch.tensor(slots, dtype=torch.int64).to(device, non_blocking=True),
+            repetition_P,
+            presence_P,
+            frequency_P,
+        )
+
+    def apply(self, logits_PV: Tensor, rows: Penalised) -> Tensor:
+        """The logits of `rows` with penalties, float32 (P, V).
+
+        As defined by OpenAI and, for repetition, by Keskar et al. (CTRL, 2019): a repeated token's logit is divided by
+        the repetition penalty if positive and multiplied if not; presence is taken off once, frequency per occurrence.
+        """
+        return _penalise(
+            logits_PV,
+            self._counts_SV[rows.slots_P],
+            rows.repetition_P1,
+            rows.presence_P1,
+            rows.frequency_P1,
+        )
+
+    def apply_row_(self, logits_V: Tensor, rows: Penalised, index: int) -> None:
+        """The same in place for row `index` of `rows`, at its counted tokens only: on a CPU, looking costs nothing."""
+        counts_V = self._counts_SV[rows.slots[index]]
+        ids_N = torch.from_numpy(np.flatnonzero(counts_V.numpy()))
+        logits_V[ids_N] = _penalise(
+            logits_V[ids_N],
+            counts_V[ids_N],
+            rows.repetition_P1[index],
+            rows.presence_P1[index],
+            rows.frequency_P1[index],
+        )
+
+    def append(self, rows: Penalised, lengths: Sequence[int], ids_P: Tensor) -> None:
+        """Count the tokens sampled at positions `lengths`."""
+        device = self._counts_SV.device
+        self._counts_SV[rows.slots_P, ids_P] += 2
+        columns_P = torch.tensor([length % _REMEMBERED for length in lengths]).to(device, non_blocking=True)
+        self._recent_SH[rows.slots_P, columns_P] = ids_P
+        for slot, length in zip(rows.slots, lengths, strict=True):
+            self._counted[slot] = length + 1
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Forget tokens counted at positions from `length` on: a step that is launched again samples them anew."""
+        counted = self._counted[slot]
+        assert length <= counted <= length + _REMEMBERED, f"slot {slot} has counted {counted} tokens, not {length}"
+        for position in range(length, counted):
+            column = position % _REMEMBERED
+            self._counts_SV[slot].index_add_(0, self._recent_SH[slot, column : column + 1], self._minus_one())
+        self._counted[slot] = length
+
+    def _minus_one(self) -> Tensor:
+        return torch.full((1,), -2, dtype=torch.int32, device=self._counts_SV.device)
+
+    def _grow(self) -> None:
+        old = len(self._counted)
+        new = max(1, old)
+        self._counts_SV = torch.cat([self._counts_SV, self._counts_SV.new_zeros(new, self._vocab_size)])
+        self._recent_SH = torch.cat([self._recent_SH, self._recent_SH.new_zeros(new, _REMEMBERED)])
+        self._counted.extend([0] * new)
+        self._free.extend(reversed(range(old, old + new)))
+
+
+def _penalise(logits: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
+    """Logits with penalties; counts of the same shape, as the table keeps them."""
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(counts > 0, repeated, logits)
+    num_generated = counts >> 1
+    return logits - frequency * num_generated - presence * (num_generated > 0)

@@ -1,0 +1,202 @@
+"""What the sampler keeps per row, and the index tensors of a batch, made anew only when the batch has other rows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import LogitsProcessor, Sampling
+from beheld.sample import filters
+from beheld.sample.filters import BadWords, Edits, Filters
+from beheld.sample.noise import mix_seed
+from beheld.sample.penalties import Penalised, PenaltyTable
+
+
+@dataclass(eq=False)
+class RowState:
+    """One row: its parameters and whatever of its past they ask for.
+
+    Attributes:
+        length: tokens before the one sampled last.
+        slot: its place in the penalty table, if it has penalties.
+        words: its bad words of several tokens, if it has any.
+        tokens: its tokens, kept on the host only for logits processors.
+        processors: callables that take (prompt, generated, logits).
+    """
+
+    params: Sampling
+    num_prompt: int
+    mixed_seed: int
+    length: int
+    slot: int | None = None
+    words: BadWords | None = None
+    tokens: list[int] = field(default_factory=list)
+    processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
+
+    def below_minimum(self, length: int) -> bool:
+        """True while the answer is shorter than min_tokens."""
+        return length - self.num_prompt < self.params.min_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """The rows of a batch that are drawn at random; the tensors are needed only off the CPU."""
+
+    places: tuple[int, ...]
+    mixed_R: NDArray[np.uint64]
+    places_R: Tensor
+    temperature_R1: Tensor
+    filters: Filters | None
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """A batch's rows and what to do with each: places (0 to B) of those that want a thing, and index tensors for it.
+
+    Attributes:
+        minimums: place -> whether its answer is still below min_tokens, for rows that have a minimum.
+    """
+
+    rows: tuple[int, ...]
+    states: tuple[RowState, ...]
+    minimums: dict[int, bool]
+    edits: Edits | None
+    penalised: Penalised | None
+    worded: tuple[int, ...]
+    processed: tuple[int, ...]
+    drawing: Drawing | None
+    reporting: tuple[int, ...]
+    reporting_L: Tensor
+
+    @property
+    def edited(self) -> bool:
+        """True if some row's logits are changed before the choice."""
+        return bool(self.edits or self.penalised or self.worded or self.processed)
+
+
+class RowTable:
+    """All rows' states, and the composition of the last batch."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._states: list[RowState | None] = [None] * num_rows
+        self._vocab_size = vocab_size
+        self._device = device
+        self._composition: Composition | None = None
+        self.penalties = PenaltyTable(vocab_size, device)
+
+    def __getitem__(self, row: int) -> RowState:
+        state = self._states[row]
+        assert state is not None, f"row {row} holds no sequence"
+        return state
+
+    def admit(self, row: int, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> None:
+        """Fill a row; filling it again with the same sequence changes nothing.
+
+        Raises:
+            ParamsError: a biased or allowed id lies beyond the vocabulary, or a processor cannot be called.
+        """
+        self.release(row)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logit_bias", [token for token, _ in params.logit_bias])
+        processors = tuple(_with_prompt(p) for p in params.processors)
+        state = RowState(params, num_prompt, mix_seed(params.seed), len(token_ids), processors=processors)
+        if processors:
+            state.tokens = list(token_ids)
+        if params.has_penalties:
+            state.slot = self.penalties.admit(params, token_ids, num_prompt)
+        if any(len(word) > 1 for word in params.bad_words_ids):
+            state.words = BadWords(params.bad_words_ids, self._vocab_size, self._device, token_ids, num_prompt)
+        self._states[row] = state
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise ParamsError(f"{name} holds {token}; the model has {self._vocab_size} tokens.", param=name)
+
+    def release(self, row: int) -> None:
+        """The row is free; releasing a free row changes nothing."""
+        state = self._states[row]
+        if state is None:
+            return
+        if state.slot is not None:
+            self.penalties.release(state.slot)
+        self._states[row] = None
+        self._composition = None
+
+    def compose(self, rows: Sequence[int], lengths: Sequence[int]) -> Composition:
+        """The composition of a batch: the last one's, if it had the same rows in the same phase of their lives."""
+        last = self._composition
+        if (
+            last is None
+            or last.rows != tuple(rows)
+            or any(last.states[b].below_minimum(lengths[b]) != below for b, below in last.minimums.items())
+        ):
+            self._composition = last = self._make(tuple(rows), lengths)
+        return last
+
+    def _make(self, rows: tuple[int, ...], lengths: Sequence[int]) -> Composition:
+        states = tuple(self[row] for row in rows)
+        params = [state.params for state in states]
+        below = [state.below_minimum(length) for state, length in zip(states, lengths, strict=True)]
+        penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
+        random = tuple(b for b, p in enumerate(params) if not p.greedy)
+        reporting = tuple(b for b, p in enumerate(params) if p.logprobs is not None)
+        return Composition(
+            rows=rows,
+            states=states,
+            minimums={b: below[b] for b, p in enumerate(params) if p.min_tokens > 0},
+            edits=filters.edits(params, below, self._vocab_size, self._device),
+            penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
+            worded=tuple(b for b, s in enumerate(states) if s.words is not None),
+            processed=tuple(b for b, s in enumerate(states) if s.processors),
+            drawing=self._drawing(states, random) if random else None,
+            reporting=reporting,
+            reporting_L=self._upload(reporting),
+        )
+
+    def _drawing(self, states: Sequence[RowState], places: tuple[int, ...]) -> Drawing:
+        params = [states[b].params for b in places]
+        return Drawing(
+            places,
+            np.array([states[b].mixed_seed for b in places], dtype=np.uint64),
+            self._upload(places),
+            torch.tensor([[p.temperature] for p in params]).to(self._device, non_blocking=True),
+            filters.filters(params, self._vocab_size, self._device),
+        )
+
+    def _upload(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64).to(self._device, non_blocking=True)
+
+
+def _with_prompt(processor: LogitsProcessor) -> Callable[[list[int], list[int], Tensor], Any]:
+    """A processor of either form as one that takes (prompt, generated, logits).
+
+    Raises:
+        ParamsError: it asks for more than three arguments, or takes fewer than two.
+    """
+    try:
+        signature = inspect.signature(processor)
+    except ValueError:  # a built-in that does not tell
+        return lambda prompt, generated, logits: processor(generated, logits)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = sum(p.kind in positional and p.default is p.empty for p in signature.parameters.values())
+    num_arguments = max(needed, 2)
+    try:
+        signature.bind(*[None] * num_arguments)
+    except TypeError:
+        num_arguments = 0
+    if num_arguments == 3:
+        return processor
+    if num_arguments == 2:
+        return lambda prompt, generated, logits: processor(generated, logits)
+    raise ParamsError(
+        "A logits processor takes (output_ids, logits) or (prompt_ids, output_ids, logits).", param="logits_processors"
+    )

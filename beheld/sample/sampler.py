@@ -1,0 +1,254 @@
+"""The sampler: logits of a batch in, one token id per row out, chosen on the device.
+
+Shapes: B rows of a batch, R of them drawn at random, L that want log-probabilities, W words of a grammar's bit mask, T
+positions of a prompt, V vocabulary.
+
+Order, as in vLLM: allowed ids, bad words and min_tokens, grammar mask, bias, logits processors, penalties; the most
+likely token for greedy rows; for the others temperature, min-p, top-k, top-p, and a draw. Log-probabilities are those
+of the logits as they came from the model. Nothing waits for the device, except for rows with logits processors; on a
+CPU, where there is nothing to wait for, rows are drawn one by one, among the few candidates that the filters leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import Sampling
+from beheld.core.plan import TokenLogprobs
+from beheld.sample import noise
+from beheld.sample.filters import apply_mask_, floor_of_row, floors
+from beheld.sample.logprobs import LogprobTensors, report, report_prompt
+from beheld.sample.noise import Noise
+from beheld.sample.rows import Composition, Drawing, RowState, RowTable
+
+# What a logits processor's "infinitely good" becomes, so that differences stay numbers.
+_CERTAIN = 1e30
+
+
+@dataclass(frozen=True, eq=False)
+class SampleOutput:
+    """What was chosen, still on the device.
+
+    Attributes:
+        ids_B: token ids, int64; 0 where nan_B.
+        nan_B: rows whose logits hold a NaN, or for which no finite candidate was left; bool.
+        logprobs: the report of the rows `reporting`, or None if no row asked.
+        reporting: (place in the batch, row, number of candidates) of the rows that asked.
+    """
+
+    ids_B: Tensor
+    nan_B: Tensor
+    logprobs: LogprobTensors | None
+    reporting: tuple[tuple[int, int, int], ...] = ()
+
+    def to_host(self) -> dict[int, TokenLogprobs]:
+        """Wait for the device; row -> log-probabilities, of the rows that asked and are sound."""
+        if self.logprobs is None:
+            return {}
+        broken = self.nan_B.tolist()
+        entries = self.logprobs.to_host([k for _, _, k in self.reporting])
+        return {row: entry for (place, row, _), entry in zip(self.reporting, entries, strict=True) if not broken[place]}
+
+
+class Sampler:
+    """Chooses tokens for up to `max_num_seqs` rows over `vocab_size` logits on `device`."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._device = torch.device(device)
+        self._rows = RowTable(max_num_seqs, vocab_size, self._device)
+        self._noise = Noise(vocab_size, self._device)
+        self._vocab_size = vocab_size
+
+    @torch.inference_mode()
+    def admit(self, row: int, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> None:
+        """A sequence takes `row`: `token_ids` are its prompt (`num_prompt` of them) and what it generated before.
+
+        Admitting it again changes nothing.
+
+        Raises:
+            ParamsError: a biased or allowed id lies beyond the vocabulary, or a logits processor cannot be called.
+        """
+        self._rows.admit(row, params, token_ids, num_prompt)
+
+    def release(self, row: int) -> None:
+        """The row is free; releasing a free row changes nothing."""
+        self._rows.release(row)
+
+    @torch.inference_mode()
+    def sample(
+        self, logits_BV: Tensor, rows: Sequence[int], lengths: Sequence[int], mask_BW: Tensor | None = None
+    ) -> SampleOutput:
+        """Choose the token at position `lengths[b]` of row `rows[b]` from `logits_BV[b]`, which is left as it is.
+
+        `mask_BW` has a bit for every token, 1 where a grammar allows it, 32 to an int32 word. Sampling a position again
+        gives the same token.
+
+        Raises:
+            ParamsError: a logits processor answered with something else than logits.
+        """
+        assert logits_BV.shape == (len(rows), self._vocab_size)
+        assert len(lengths) == len(rows)
+        batch = self._rows.compose(rows, lengths)
+        for place in (*batch.worded, *batch.processed, *(batch.penalised.places if batch.penalised else ())):
+            self._rewind(batch.states[place], lengths[place])
+        ids_B, nan_B = self._choose(logits_BV, batch, lengths, mask_BW)
+        if not batch.reporting:
+            return SampleOutput(ids_B, nan_B, None)
+        wanted = tuple((b, batch.rows[b], batch.states[b].params.logprobs or 0) for b in batch.reporting)
+        whole = len(batch.reporting) == len(rows)
+        logits_LV = logits_BV if whole else logits_BV[batch.reporting_L]
+        logprobs = report(logits_LV, ids_B[batch.reporting_L], max(k for _, _, k in wanted))
+        return SampleOutput(ids_B, nan_B, logprobs, wanted)
+
+    @torch.inference_mode()
+    def append(self, rows: Sequence[int], ids_B: Tensor) -> None:
+        """Take note of the tokens just sampled for `rows`, for those whose later choices depend on them."""
+        batch = self._rows.compose(rows, [self._rows[row].length for row in rows])
+        if batch.penalised is not None:
+            places = batch.penalised.places
+            everyone = len(places) == len(rows)
+            ids_P = ids_B if everyone else ids_B[self._places(places)]
+            self._rows.penalties.append(batch.penalised, [batch.states[b].length for b in places], ids_P)
+        for b in batch.worded:
+            words = batch.states[b].words
+            assert words is not None
+            words.append(batch.states[b].length, ids_B[b : b + 1])
+        if batch.processed:
+            ids = ids_B.tolist()
+            for b in batch.processed:
+                state = batch.states[b]
+                state.tokens[state.length :] = [ids[b]]
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> list[TokenLogprobs]:
+        """Log-probabilities of the prompt's tokens `target_ids_T` and the `k` best at each position; waits."""
+        return report_prompt(logits_TV, target_ids_T, k)
+
+    def _rewind(self, state: RowState, length: int) -> None:
+        """Forget what was appended at positions from `length` on: the step is being launched again."""
+        if state.slot is not None:
+            self._rows.penalties.rewind(state.slot, length)
+        del state.tokens[length:]
+
+    def _choose(
+        self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], mask_BW: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and broken rows of the batch."""
+        for state, length in zip(batch.states, lengths, strict=True):
+            state.length = length
+        edited = batch.edited or mask_BW is not None
+        if not edited and batch.drawing is None:
+            # The greatest is NaN if any is.
+            ids_B = _argmax(logits_BV)
+            nan_B = ~logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1).isfinite()
+            return ids_B.masked_fill_(nan_B, 0), nan_B
+        nan_B = ~logits_BV.amax(-1).isfinite()
+        if edited:
+            logits_BV = self._edit(logits_BV, batch, lengths, mask_BW)
+            nan_B |= ~logits_BV.amax(-1).isfinite()
+        drawing = batch.drawing
+        if drawing is None:
+            ids_B = _argmax(logits_BV)
+        else:
+            everyone = len(drawing.places) == len(lengths)
+            ids_B = torch.zeros_like(nan_B, dtype=torch.int64) if everyone else _argmax(logits_BV)
+            keys_R2 = noise.keys(drawing.mixed_R, np.array([lengths[b] for b in drawing.places], dtype=np.uint64))
+            draw = self._draw_on_cpu if self._device.type == "cpu" else self._draw
+            ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, torch.from_numpy(keys_R2), nan_B)
+        return ids_B.masked_fill_(nan_B, 0), nan_B
+
+    def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], mask_BW: Tensor | None) -> Tensor:
+        """A float32 copy of the logits with everything applied that does not depend on temperature."""
+        logits_BV = logits_BV.to(torch.float32, copy=True)
+        for b in batch.worded:
+            words = batch.states[b].words
+            assert words is not None
+            words.apply_(logits_BV[b], lengths[b])
+        if mask_BW is not None:
+            apply_mask_(logits_BV, mask_BW)
+        if batch.edits is not None:
+            batch.edits.apply_(logits_BV)
+        for b in batch.processed:
+            logits_BV[b] = self._process(logits_BV[b], batch.states[b], lengths[b])
+        penalised = batch.penalised
+        if penalised is None:
+            return logits_BV
+        if self._device.type == "cpu":
+            for index, b in enumerate(penalised.places):
+                self._rows.penalties.apply_row_(logits_BV[b], penalised, index)
+            return logits_BV
+        places_P = self._places(penalised.places)
+        logits_BV[places_P] = self._rows.penalties.apply(logits_BV[places_P], penalised)
+        return logits_BV
+
+    def _process(self, logits_V: Tensor, state: RowState, length: int) -> Tensor:
+        """One row's logits after its own logits processors, which see the tokens before position `length`."""
+        assert len(state.tokens) == length, "a row with logits processors has lost track of its tokens"
+        prompt, generated = state.tokens[: state.num_prompt], state.tokens[state.num_prompt :]
+        for processor in state.processors:
+            answer = processor(list(prompt), list(generated), logits_V.clone())
+            if not isinstance(answer, Tensor) or answer.shape != logits_V.shape:
+                raise ParamsError(
+                    f"A logits processor returned {type(answer).__name__}"
+                    + (f" of shape {tuple(answer.shape)}." if isinstance(answer, Tensor) else "."),
+                    f"It must return a tensor of shape {tuple(logits_V.shape)}.",
+                    param="logits_processors",
+                )
+            logits_V = answer.to(logits_V).clamp(max=_CERTAIN)
+        return logits_V
+
+    def _draw_on_cpu(
+        self, logits_BV: Tensor, batch: Composition, drawing: Drawing, keys_R2: Tensor, nan_B: Tensor
+    ) -> Tensor:
+        """Ids (R), row by row: vector instructions may round the ends of an array differently, so that in one array of
+        all rows a row's result could depend on its place.
+        """
+        broken = nan_B.tolist()
+        ids = [
+            0 if broken[b] else self._draw_row(logits_BV[b], batch.states[b].params, keys_R2[r : r + 1])
+            for r, b in enumerate(drawing.places)
+        ]
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def _draw_row(self, logits_V: Tensor, params: Sampling, key_12: Tensor) -> int:
+        logits_V = logits_V.float() / params.temperature
+        floor = floor_of_row(logits_V.numpy(), params)
+        top = logits_V.amax()
+        if floor == -math.inf:
+            weights_V = (logits_V - top).exp_()
+            return int(_argmax(weights_V.div_(self._noise.exponential(key_12)[0])))
+        ids_N = torch.from_numpy(np.flatnonzero(logits_V.numpy() >= np.float32(floor)))
+        weights_N = (logits_V[ids_N] - top).exp_()
+        return int(ids_N[_argmax(weights_N / self._noise.exponential(key_12, ids_N)[0])])
+
+    def _draw(self, logits_BV: Tensor, batch: Composition, drawing: Drawing, keys_R2: Tensor, nan_B: Tensor) -> Tensor:
+        """Ids (R), all rows at once, without waiting for the device."""
+        everyone = len(drawing.places) == len(batch.rows)
+        logits_RV = logits_BV if everyone else logits_BV[drawing.places_R]
+        logits_RV = logits_RV.float() / drawing.temperature_R1
+        weights_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).exp_()
+        if drawing.filters is not None:
+            weights_RV.masked_fill_(logits_RV < floors(logits_RV, drawing.filters), 0.0)
+        return weights_RV.div_(self._noise.exponential(_to_device(keys_R2, self._device))).argmax(-1)
+
+    def _places(self, places: Sequence[int]) -> Tensor:
+        return _to_device(torch.tensor(places, dtype=torch.int64), self._device)
+
+
+def _to_device(small: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on `device`, without waiting; from pageable memory, the copy is staged before this returns."""
+    return small.to(device, non_blocking=True)
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """argmax over the last dimension; the first of equals, NaN above all. On a CPU numpy's is many times faster."""
+    if x.device.type == "cpu":
+        return torch.as_tensor(x.float().numpy().argmax(-1))
+    return x.argmax(-1)
