@@ -158,13 +158,16 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def tight(family: str) -> dict[str, Any]:
-    """Options of an engine with so few blocks that the sequences of `crowd` must be preempted."""
+    """Options of an engine with so few blocks that the sequences of `crowd` must be preempted.
+
+    Where every layer has a window, a sequence holds few blocks however long it gets.
+    """
     return {
         "max_model_len": 192,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,
         "block_size": 8,
-        "num_gpu_blocks_override": 52 if family == "gemma3_text" else 28,
+        "num_gpu_blocks_override": 14 if family == "mistral" else 28,
     }
 
 

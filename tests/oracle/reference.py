@@ -62,7 +62,8 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
     """The tensors of the whole prompt, as the processor makes them in one call."""
     media: dict[str, Any] = {}
     if ask.images:
-        media["images"] = ask.pictures()
+        # One inner list to a prompt, as apply_chat_template has it: OneVision cuts a picture only if it is alone there.
+        media["images"] = [ask.pictures()]
     if ask.videos:
         media["videos"] = [clip.array for clip in ask.videos]
         known = [clip.metadata for clip in ask.videos]
@@ -109,19 +110,14 @@ def image_embeds(family: str, ask: Ask) -> Any:
 
 
 def chat_ids(family: str, pictures: list[Image.Image], text: str) -> tuple[int, ...]:
-    """The ids that transformers makes of a user's turn with pictures before a text, media replaced.
-
-    LLaVA-OneVision's processor gives a picture fewer tokens if it comes in one inner list with others, as
-    apply_chat_template hands them over, than in a flat list, as in a plain call. An engine that prepares one
-    picture at a time can only do the latter, in generate and chat alike: so several of that family go in flat.
-    """
+    """The ids that transformers makes of a user's turn with pictures before a text, media replaced."""
     vision = family in tiny.IMAGE_FAMILIES
     parts = [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": text}]
-    messages = [{"role": "user", "content": parts if vision else text}]
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    if family == "llava_onevision" and len(pictures) > 1:
-        rendered = processor(family).apply_chat_template(messages, add_generation_prompt=True)
-        made = processor(family)(text=[rendered], images=pictures, return_tensors="pt")
-    else:
-        made = processor(family).apply_chat_template(messages, **options)
+    made = processor(family).apply_chat_template(
+        [{"role": "user", "content": parts if vision else text}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
     return tuple(made["input_ids"][0].tolist())

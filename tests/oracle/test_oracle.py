@@ -98,7 +98,7 @@ def test_mates_in_any_order(engines: OpenEngines, family: str) -> None:
 def test_preempted_sequences_resume(family: str, overlap: bool) -> None:
     with make(family, cases.tight(family) | {"async_scheduling": overlap}) as llm:
         check(llm, family, cases.crowd(family))
-        assert llm.stats().scheduler.preemptions > 0
+        assert llm.stats().scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
@@ -110,9 +110,9 @@ def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
     with make(family, cases.ROOMY | {"block_size": block}) as llm:
 
         def hits(ask: Ask) -> int:
-            before = llm.stats().scheduler.prefix_hit_tokens
+            before = llm.stats().scheduler.prefix_hits
             check(llm, family, [ask])
-            return llm.stats().scheduler.prefix_hit_tokens - before
+            return llm.stats().scheduler.prefix_hits - before
 
         assert hits(cases.ONE) == 0
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
@@ -126,9 +126,9 @@ def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
 def test_a_text_prefix_is_shared(family: str) -> None:
     with make(family, cases.ROOMY | {"block_size": 8}) as llm:
         for ask in (cases.LONG, cases.LONG, cases.LONG_ELSE):
-            before = llm.stats().scheduler.prefix_hit_tokens
+            before = llm.stats().scheduler.prefix_hits
             check(llm, family, [ask])
-        assert llm.stats().scheduler.prefix_hit_tokens > before > 0
+        assert llm.stats().scheduler.prefix_hits > before > 0
 
 
 @pytest.mark.parametrize("name", ["roomy", "cut"])
