@@ -1,4 +1,4 @@
-"""What scheduling costs: many text requests through a device that computes nothing.
+"""What scheduling costs: many text requests through the fake device of the tests.
 
     python -m benchmarks.scheduler [--requests 10000] [--profile]
 
@@ -16,10 +16,10 @@ import random
 import time
 from collections.abc import Iterator
 
-from beheld.core.plan import StepPlan, StepResult
+from beheld.core.plan import StepPlan
 from beheld.core.request import Request
 from beheld.scheduler.scheduler import Scheduler
-from tests.fakes import FULL, fake_capacity, fake_config, fake_info, fake_request, sliding
+from tests.fakes import FULL, FakeRunner, fake_capacity, fake_config, fake_info, fake_request, sliding
 
 
 def requests(count: int, rng: random.Random) -> Iterator[Request]:
@@ -28,14 +28,7 @@ def requests(count: int, rng: random.Random) -> Iterator[Request]:
     for index in range(count):
         own = tuple(rng.randrange(3, 90) for _ in range(rng.randrange(64, 513)))
         prompt = common + own[128:] if index % 3 == 0 and len(own) > 128 else own
-        yield fake_request(str(index), prompt, max_tokens=rng.randrange(32, 257), stop_ids=frozenset({2}))
-
-
-def answer(plan: StepPlan) -> StepResult:
-    """Tokens out of nothing; never a stop id."""
-    return StepResult(
-        plan.id, {piece.row: 3 + (piece.stop * 7 + piece.row) % 80 for piece in plan.slices if piece.samples}
-    )
+        yield fake_request(str(index), prompt, max_tokens=rng.randrange(32, 257), stop_ids=frozenset({1000}))
 
 
 def measure(count: int, *, overlap: bool, slide: bool) -> dict[str, float | int | bool]:
@@ -45,7 +38,9 @@ def measure(count: int, *, overlap: bool, slide: bool) -> dict[str, float | int 
     config = fake_config(
         max_model_len=4096, max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, overlap=overlap
     )
-    scheduler = Scheduler(config, info, fake_capacity(info, config, 12_000))
+    capacity = fake_capacity(info, config, 12_000)
+    scheduler = Scheduler(config, info, capacity)
+    runner = FakeRunner(config, info, capacity, verify=False)
     spent_add = spent = 0.0
     for request in requests(count, random.Random(0)):
         start = time.perf_counter()
@@ -60,11 +55,12 @@ def measure(count: int, *, overlap: bool, slide: bool) -> dict[str, float | int 
         done = in_flight if overlap else plan
         in_flight = plan if overlap else None
         if plan is not None:
+            runner.launch(plan)
             slices += len(plan.slices)
             tokens += plan.num_tokens
             steps += 1
         if done is not None:
-            result = answer(done)
+            result = runner.collect(done)
             start = time.perf_counter()
             scheduler.update(done, result)
             spent += time.perf_counter() - start

@@ -90,6 +90,7 @@ class FakeRow:
     states: list[int]
     tables: list[list[int]]
     num_computed: int
+    broken: bool = False
     embeds: dict[int, tuple[bytes, int]] = field(default_factory=dict)
 
 
@@ -108,7 +109,7 @@ class FakeRunner:
     context back through its own tables. Without, only tokens are computed, which costs little.
 
     Attributes:
-        broken_tokens: a position with one of these ids gets broken keys and values, and whatever reads them is broken.
+        broken_tokens: a position with one of these ids gets broken keys and values, and so does whatever reads them.
         broken_digests: items whose tower fails.
         num_computed: positions computed so far.
         num_encoded: items encoded so far.
@@ -139,8 +140,8 @@ class FakeRunner:
             assert freed in self._rows, f"row {freed} is released and holds nothing"
             del self._rows[freed]
         for digest in plan.forget:
-            assert digest in self._embeds, "told to forget what is not there"
-            del self._embeds[digest]
+            assert digest in self._embeds or digest in self.broken_digests, "told to forget what is not there"
+            self._embeds.pop(digest, None)
         for admission in plan.admitted:
             self._admit(admission)
         lost = self._encode(plan)
@@ -229,13 +230,14 @@ class FakeRunner:
         missing = bool(row.admission.spans) and self._use_embeds(row, piece, used)
         if not self.verify:
             return None
-        broken = self._write(row, piece, broken=missing)
         for index, group in enumerate(self.info.kv_groups):
             if group.kind != "shared":
-                broken |= self._read(row, piece, index, group.window)
+                row.broken |= self._read(row, piece, index, group.window)
+        row.broken |= missing
+        self._write(row, piece)
         if missing:
             return "The embeddings are not on the device."
-        return "nan" if broken and piece.samples else None
+        return "nan" if row.broken and piece.samples else None
 
     def _append_blocks(self, row: FakeRow, piece: SeqSlice) -> None:
         size = self.config.block_size
@@ -262,27 +264,24 @@ class FakeRunner:
                     missing = True
         return missing
 
-    def _write(self, row: FakeRow, piece: SeqSlice, *, broken: bool) -> bool:
-        """Keys and values of the slice, into every group; they are broken if the token is, or if all are."""
+    def _write(self, row: FakeRow, piece: SeqSlice) -> None:
+        """Keys and values of the slice, into every group; what is broken breaks all that follows."""
         size = self.config.block_size
-        any_broken = broken
         for position in range(piece.start, piece.stop):
-            this_broken = broken or row.token_ids[position] in self.broken_tokens
-            any_broken |= this_broken
-            cell = Cell(row.states[position + 1], this_broken)
+            row.broken |= row.token_ids[position] in self.broken_tokens
+            cell = Cell(row.states[position + 1], row.broken)
             for index, table in enumerate(row.tables):
                 if table:
                     block = table[position // size]
                     assert block != 0, "written to the null block"
                     self._cells[index, block, position % size] = cell
-        return any_broken
 
     def _read(self, row: FakeRow, piece: SeqSlice, index: int, window: int | None) -> bool:
-        """Read what the slice sees, through the table; it must be the sequence's own true prefix."""
+        """Read what the slice sees before itself, through the table; it must be the sequence's own true prefix."""
         size, table = self.config.block_size, row.tables[index]
         first = 0 if window is None else max(0, piece.start - window + 1)
         broken = False
-        for position in range(first, piece.stop):
+        for position in range(first, piece.start):
             block = table[position // size]
             assert block != 0, f"position {position} is seen and its block is gone"
             cell = self._cells.get((index, block, position % size))

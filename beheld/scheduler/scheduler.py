@@ -96,13 +96,10 @@ class Scheduler:
         Those that run are served first, in their order; then waiting ones are admitted in theirs, unless blocks were
         so short that someone was preempted.
         """
-        draft = Draft(self._config.max_num_batched_tokens)
-        self._serve_running(draft)
-        if draft.num_preempted == 0:
-            self._admit_waiting(draft)
-        for digest in draft.used:
-            self._encoder.release(digest)
-        self._num_preemptions += draft.num_preempted
+        draft = self._draft()
+        while draft.num_preempted and not draft.slices and not self._flights:
+            # The last one gave way to those before it, which had been looked at already.
+            draft = self._draft()
         if not draft.slices:
             assert self._flights or not self._sequences, "sequences are left, and none can go on"
             return None
@@ -118,6 +115,16 @@ class Scheduler:
         self._next_plan += 1
         self._flights[plan.id] = Flight(plan, draft.sequences, draft.epochs)
         return plan
+
+    def _draft(self) -> Draft:
+        draft = Draft(self._config.max_num_batched_tokens)
+        self._serve_running(draft)
+        if draft.num_preempted == 0:
+            self._admit_waiting(draft)
+        for digest in draft.used:
+            self._encoder.release(digest)
+        self._num_preemptions += draft.num_preempted
+        return draft
 
     def _serve_running(self, draft: Draft) -> None:
         """One slice for each running sequence that has something to compute."""

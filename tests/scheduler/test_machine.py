@@ -1,0 +1,271 @@
+"""A state machine over the scheduler: any order of adding, planning, reading, ending and clearing gives right answers.
+
+By default 40 examples of at most 60 steps run; with BEHELD_LONG=1, and in continuous integration, 200 of 100.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from beheld.core.config import KVGroup
+from beheld.core.errors import CapacityError, StepError, UserError
+from beheld.core.outputs import TokenEvent
+from beheld.core.plan import StepPlan
+from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.scheduler.scheduler import Scheduler
+from tests.fakes import (
+    FULL,
+    SHARED,
+    VOCAB,
+    FakeRunner,
+    expected_tokens,
+    fake_capacity,
+    fake_config,
+    fake_info,
+    fake_item,
+    fake_request,
+    sliding,
+)
+
+LONG = os.environ.get("BEHELD_LONG", "") == "1" or os.environ.get("CI", "") != ""
+
+GROUPS: list[tuple[KVGroup, ...]] = [
+    (FULL,),
+    (FULL, sliding(6)),
+    (sliding(9),),
+    (sliding(1), FULL, SHARED),
+    (sliding(3), sliding(10)),
+]
+BROKEN_TOKEN = VOCAB - 1
+BAD = fake_item("bad", 5)
+ITEMS = [
+    fake_item("a", 3),
+    fake_item("b", 7),
+    fake_item("c", 8, [False, True, True, False, False, True, True, False]),
+    fake_item("d", 6, [True] * 6),
+    fake_item("text only", 3, [False] * 3),
+    BAD,
+]
+# Prompts are built from few pieces, so that they share prefixes, spans and whole blocks.
+PIECES = st.one_of(
+    st.sampled_from([(3, 4, 5, 6), (3, 4, 5, 6, 7, 8, 9, 10), (11,), (12, 13), (14,) * 9]),
+    st.sampled_from(ITEMS[:-1]),
+    st.sampled_from(ITEMS),
+    st.tuples(st.integers(3, VOCAB - 1)),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The device verifies each plan; what is asserted here is the outcome."""
+
+    @initialize(
+        groups=st.sampled_from(GROUPS),
+        num_blocks=st.sampled_from([6, 9, 14, 60]),
+        rows=st.sampled_from([1, 2, 5]),
+        budget=st.sampled_from([5, 9, 16, 64]),
+        embeds=st.sampled_from([8, 12, 40]),
+        caching=st.sampled_from([True, True, False]),
+        chunked=st.sampled_from([True, True, False]),
+        atomic=st.sampled_from([False, False, True]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        max_model_len=st.sampled_from([24, 48]),
+    )
+    def begin(
+        self,
+        groups: tuple[KVGroup, ...],
+        num_blocks: int,
+        rows: int,
+        budget: int,
+        embeds: int,
+        caching: bool,
+        chunked: bool,
+        atomic: bool,
+        policy: str,
+        max_model_len: int,
+    ) -> None:
+        self.info = fake_info(*groups, atomic_spans=atomic)
+        self.config = fake_config(
+            max_num_seqs=rows,
+            max_num_batched_tokens=budget,
+            max_encoder_tokens=embeds,
+            prefix_caching=caching,
+            chunked_prefill=chunked,
+            policy=policy,
+            max_model_len=max_model_len,
+        )
+        capacity = fake_capacity(self.info, self.config, num_blocks)
+        self.most_positions = (num_blocks - 1) * 4 if FULL in groups else max_model_len
+        self.scheduler = Scheduler(self.config, self.info, capacity)
+        self.runner = FakeRunner(self.config, self.info, capacity)
+        self.runner.broken_tokens = {BROKEN_TOKEN}
+        self.runner.broken_digests = {BAD.digest}
+        self.requests: dict[str, Request] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.ended: dict[str, TokenEvent | None] = {}
+        self.flights: list[StepPlan] = []
+        self.count = 0
+
+    @property
+    def alive(self) -> list[str]:
+        return [request_id for request_id in self.requests if request_id not in self.ended]
+
+    @rule(
+        pieces=st.lists(PIECES, min_size=1, max_size=5),
+        max_tokens=st.integers(1, 14),
+        min_tokens=st.sampled_from([0, 0, 3]),
+        stops=st.sampled_from([frozenset(), frozenset({2, 5}), frozenset(range(30))]),
+        priority=st.integers(0, 2),
+        logprobs=st.sampled_from([None, None, None, 1]),
+        lora=st.sampled_from([None, None, LoRARequest("x", 1)]),
+        copies=st.integers(1, 3),
+    )
+    def add(
+        self,
+        pieces: list[object],
+        max_tokens: int,
+        min_tokens: int,
+        stops: frozenset[int],
+        priority: int,
+        logprobs: int | None,
+        lora: LoRARequest | None,
+        copies: int,
+    ) -> None:
+        for _ in range(copies):
+            request = fake_request(
+                f"r{self.count}",
+                *pieces,
+                max_tokens=max(max_tokens, min_tokens),
+                min_tokens=min_tokens,
+                stop_ids=stops,
+                own_stop_ids=stops & {5},
+                priority=priority,
+                prompt_logprobs=logprobs,
+                lora=lora,
+            )
+            self.count += 1
+            try:
+                self.scheduler.add(request)
+            except (UserError, CapacityError):
+                return
+            self.requests[request.id] = request
+            self.outputs[request.id] = []
+
+    @precondition(lambda self: len(self.flights) < 2)
+    @rule()
+    def plan(self) -> None:
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            rows = self.scheduler.request_ids(plan)
+            assert rows.keys() == {piece.row for piece in plan.slices}
+            self.runner.launch(plan)
+            self.flights.append(plan)
+
+    @precondition(lambda self: self.flights)
+    @rule()
+    def read(self) -> None:
+        plan = self.flights.pop(0)
+        for event in self.scheduler.update(plan, self.runner.collect(plan)):
+            self.take(event)
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            if len(self.flights) < 2:
+                self.plan()
+            if self.flights:
+                self.read()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), how=st.sampled_from(["abort", "stop", "fail"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        request_id = data.draw(st.sampled_from(self.alive))
+        if how == "stop":
+            self.scheduler.stop(request_id)
+            self.ended[request_id] = None
+            return
+        error = StepError("told to fail")
+        event = self.scheduler.abort(request_id) if how == "abort" else self.scheduler.fail(request_id, error)
+        assert event is not None
+        assert event.finish is (FinishReason.ABORT if how == "abort" else FinishReason.ERROR)
+        assert event.error is (None if how == "abort" else error)
+        self.ended[request_id] = event
+
+    @rule()
+    def clear(self) -> None:
+        self.scheduler.clear_prefix_cache()
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+            assert self.scheduler.has_work == bool(self.alive)
+
+    def take(self, event: TokenEvent) -> None:
+        request = self.requests[event.request_id]
+        assert event.request_id not in self.ended, "an event after the last"
+        output = self.outputs[request.id]
+        first = not output
+        if event.token_id is not None:
+            output.append(event.token_id)
+            if first and request.params.prompt_logprobs is not None:
+                told = [one.token_id for one in event.prompt_logprobs or ()]
+                assert told == list(request.token_ids[1:])
+            else:
+                assert event.prompt_logprobs is None
+        if event.finish is not None:
+            self.ended[request.id] = event
+            self.verify(request, event)
+
+    def verify(self, request: Request, event: TokenEvent) -> None:
+        """The whole answer, and the reason of its end, as computed by hand."""
+        tokens, reason = expected_tokens(request, self.config.max_model_len)
+        output = self.outputs[request.id]
+        room = self.most_positions + 1 - len(request.token_ids)
+        if any(span.item is BAD for span in request.spans) or BROKEN_TOKEN in request.token_ids:
+            assert (output, event.finish) == ([], FinishReason.ERROR)
+            assert isinstance(event.error, StepError)
+            return
+        broken = tokens.index(BROKEN_TOKEN) + 1 if BROKEN_TOKEN in tokens else len(tokens)
+        if broken < len(tokens) and broken < room:
+            assert output == tokens[:broken]
+            assert isinstance(event.error, StepError)
+        elif room < len(tokens):
+            assert output == tokens[:room]
+            assert isinstance(event.error, CapacityError)
+        else:
+            assert output == tokens
+            assert event.finish is FinishReason(reason)
+            own = tokens[-1] in request.params.own_stop_ids and reason == "stop"
+            assert event.stop_id == (tokens[-1] if own else None)
+
+    def teardown(self) -> None:
+        """Whatever is left ends by itself, and everything has been given back."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(400 * (len(self.requests) + 1)):
+            if not self.alive and not self.flights:
+                break
+            self.step(1)
+        assert not self.alive, "does not end"
+        self.scheduler.check()
+        stats = self.scheduler.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        for request_id, event in self.ended.items():
+            if event is None or event.finish is FinishReason.ABORT:
+                request = self.requests[request_id]
+                output = self.outputs[request_id]
+                assert output == expected_tokens(request, self.config.max_model_len)[0][: len(output)]
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=200 if LONG else 40,
+    stateful_step_count=100 if LONG else 60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
