@@ -17,7 +17,16 @@ NAME = "beheld_paged"
 
 # Keywords that transformers' layers pass for other implementations and that change nothing here.
 _HARMLESS = frozenset(
-    {"dropout", "position_ids", "is_causal", "use_cache", "output_attentions", "cache_position", "past_key_values"}
+    {
+        "cache_position",
+        "dropout",
+        "is_causal",
+        "logits_to_keep",
+        "output_attentions",
+        "past_key_values",
+        "position_ids",
+        "use_cache",
+    }
 )
 
 

@@ -25,5 +25,6 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
         return adapter
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model
+    from beheld.models.prepare import prepare
 
-    return HFAdapter(load_model(hf_config, info, config), info)
+    return HFAdapter(prepare(load_model(hf_config, info, config), config), info)
