@@ -1,0 +1,1 @@
+"""From token ids to text: detokenising, stop strings, and the outputs that users see."""

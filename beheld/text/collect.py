@@ -1,0 +1,205 @@
+"""From token events to what users see: whole outputs, or what is new since the last look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from beheld.core.errors import BeheldError, ParamsError
+from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
+from beheld.core.params import SamplingParams
+from beheld.core.plan import TokenLogprobs
+from beheld.core.request import FinishReason, Request
+from beheld.text.detokenize import Detokenizer, token_text
+from beheld.text.stop import StopFinder
+
+
+class Answer:
+    """One of a request's answers while it grows."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None) -> None:
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = (
+            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            if params.detokenize and tokenizer is not None
+            else None
+        )
+        self._finder = StopFinder(params.stop or (), include=params.include_stop_str_in_output)
+        self._index = index
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._cumulative = 0.0
+        self._finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+        # How much of text and tokens `delta` has told, and whether of the end.
+        self._told = (0, 0, False)
+
+    @property
+    def finished(self) -> bool:
+        """True once the answer is complete."""
+        return self._finish_reason is not None
+
+    def push(self, event: TokenEvent) -> bool:
+        """Take an event in; True if it completed a stop string and the engine does not know yet of the end."""
+        if self.finished:
+            return False
+        if event.token_id is not None:
+            self._token_ids.append(event.token_id)
+        if event.logprobs is not None and self._params.logprobs is not None:
+            self._logprobs.append(_candidates(event.logprobs, self._params.logprobs, self._tokenizer))
+            self._cumulative += event.logprobs.logprob
+        if event.finish is not None:
+            self._finish_reason = str(event.finish)
+            self._stop_reason = event.stop_id
+        found = self._read(event)
+        if found is None:
+            return False
+        self._finish_reason = str(FinishReason.STOP)
+        self._stop_reason = found
+        return event.finish is None
+
+    def _read(self, event: TokenEvent) -> str | None:
+        """Extend the text; the stop string that was found, if one was."""
+        if self._detokenizer is None:
+            return None
+        text = ""
+        # The token that ended the answer is kept as an id; its text is shown only where the user asked for it.
+        silent = event.finish is FinishReason.STOP and not self._params.include_stop_str_in_output
+        if event.token_id is not None and not silent:
+            text = self._detokenizer.push(event.token_id)
+        if event.finish is not None:
+            text += self._detokenizer.finish()
+        certain, found = self._finder.push(text, watch=len(self._token_ids) > self._params.min_tokens)
+        self._text += certain
+        if event.finish is not None and found is None:
+            self._text += self._finder.finish()
+        return found
+
+    def output(self) -> CompletionOutput:
+        """Everything so far."""
+        return self._output(0, 0)
+
+    def delta(self) -> CompletionOutput | None:
+        """What came since the last call; None if nothing did."""
+        now = (len(self._text), len(self._token_ids), self.finished)
+        if now == self._told:
+            return None
+        num_characters, num_tokens, _ = self._told
+        self._told = now
+        return self._output(num_characters, num_tokens)
+
+    def _output(self, num_characters: int, num_tokens: int) -> CompletionOutput:
+        wanted = self._params.logprobs is not None
+        return CompletionOutput(
+            index=self._index,
+            text=self._text[num_characters:],
+            token_ids=self._token_ids[num_tokens:],
+            cumulative_logprob=self._cumulative if wanted else None,
+            logprobs=self._logprobs[num_tokens:] if wanted else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+        )
+
+
+class Collector:
+    """Gathers the events of one user's request: `params.n` answers, each a request of the engine.
+
+    Args:
+        request_id: the user's id of it all.
+        params: what the user asked for.
+        requests: the sealed requests, one per answer, in the order of the answers.
+        tokenizer: of transformers; None leaves texts empty.
+
+    Raises:
+        ParamsError: stop strings were given, but there is no tokenizer.
+    """
+
+    def __init__(
+        self, request_id: str, params: SamplingParams, requests: Sequence[Request], tokenizer: Any | None
+    ) -> None:
+        assert len(requests) == params.n
+        if params.stop and tokenizer is None:
+            raise ParamsError("Stop strings need a tokenizer.", "Use stop_token_ids instead.", param="stop")
+        self._request_id = request_id
+        self._params = params
+        self._request = requests[0]
+        self._tokenizer = tokenizer
+        self._answers = {request.id: Answer(index, params, tokenizer) for index, request in enumerate(requests)}
+        assert len(self._answers) == len(requests), "two answers have the same id"
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._told_prompt_logprobs = False
+        self._num_cached = 0
+        self._error: BeheldError | None = None
+
+    def push(self, event: TokenEvent) -> bool:
+        """Take in an event of one of the answers.
+
+        Returns True if a stop string was found: the answer is complete here, and the engine must be told to stop.
+        Events that come after an answer's end change nothing.
+        """
+        if event.finish is FinishReason.ERROR:
+            assert event.error is not None
+            self._error = self._error or event.error
+            return False
+        if event.request_id == self._request.id:
+            # The other answers find the first one's prompt in the cache; that says nothing about the user's prompt.
+            self._num_cached = max(self._num_cached, event.num_cached)
+        if event.prompt_logprobs is not None and self._prompt_logprobs is None:
+            wanted = self._params.prompt_logprobs or 0
+            positions = (_candidates(entry, wanted, self._tokenizer) for entry in event.prompt_logprobs)
+            self._prompt_logprobs = [None, *positions]
+        return self._answers[event.request_id].push(event)
+
+    @property
+    def finished(self) -> bool:
+        """True once every answer is complete, or the request has failed."""
+        return self._error is not None or all(answer.finished for answer in self._answers.values())
+
+    def output(self) -> RequestOutput:
+        """Everything so far."""
+        answers = [] if self._error is not None else [answer.output() for answer in self._answers.values()]
+        return self._output(answers, self._prompt_logprobs)
+
+    def delta(self) -> RequestOutput:
+        """What came since the last call: only answers with something new, and of them only that.
+
+        `cumulative_logprob` stays that of the whole answer; the prompt's log-probabilities come once.
+        """
+        fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
+        prompt_logprobs = None if self._told_prompt_logprobs else self._prompt_logprobs
+        self._told_prompt_logprobs = self._prompt_logprobs is not None
+        return self._output([answer for answer in fresh if answer is not None], prompt_logprobs)
+
+    def _output(
+        self, answers: list[CompletionOutput], prompt_logprobs: list[dict[int, Logprob] | None] | None
+    ) -> RequestOutput:
+        request = self._request
+        for answer in answers:
+            answer.lora_request = request.lora
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=request.prompt,
+            prompt_token_ids=list(request.token_ids),
+            outputs=answers,
+            finished=self.finished,
+            prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
+            num_cached_tokens=self._num_cached,
+            lora_request=request.lora,
+            media=list(request.receipts),
+            error=self._error,
+        )
+
+
+def _candidates(entry: TokenLogprobs, num_top: int, tokenizer: Any | None) -> dict[int, Logprob]:
+    """The token itself and the best `num_top`, the token first."""
+    ranked = [(entry.token_id, entry.logprob, entry.rank)]
+    top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
+    ranked.extend((token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(top, start=1))
+    found: dict[int, Logprob] = {}
+    for token_id, logprob, rank in ranked:
+        if token_id not in found:
+            text = None if tokenizer is None else token_text(tokenizer, token_id)
+            found[token_id] = Logprob(logprob, rank, text)
+    return found

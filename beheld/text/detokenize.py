@@ -1,0 +1,152 @@
+"""Incremental detokenising: text as it becomes certain, which adds up to what decoding everything at once gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_BROKEN = "\ufffd"
+# A character of UTF-8 has four bytes, and a decoder may show each byte of an unfinished one as a broken character.
+_MAX_BROKEN = 4
+# The longest pattern that a tokenizer's clean-up rewrites, as in " n't" and " 've"; each begins with a space.
+_MAX_CLEANED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class _Traits:
+    """What must be known of a tokenizer.
+
+    Attributes:
+        byte_ids: ids that stand for one byte. Decoders show a run of them as text only if the whole run is text.
+        special_ids: ids that `skip_special_tokens` skips.
+        clean: its clean-up of spaces, if decoding ends with one.
+        texts: decoded single tokens, as they were asked for.
+        options: keywords for its `decode` that keep it from cleaning up.
+    """
+
+    byte_ids: frozenset[int]
+    special_ids: frozenset[int]
+    clean: Callable[[str], str] | None
+    texts: dict[int, str]
+    options: dict[str, bool]
+
+
+_traits: WeakKeyDictionary[Any, _Traits] = WeakKeyDictionary()
+
+
+def _traits_of(tokenizer: Any) -> _Traits:
+    known = _traits.get(tokenizer)
+    if known is None:
+        vocabulary = tokenizer.get_vocab()
+        byte_tokens = (f"<0x{byte:02X}>" for byte in range(256))
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        known = _traits[tokenizer] = _Traits(
+            frozenset(vocabulary[token] for token in byte_tokens if token in vocabulary),
+            frozenset(token_id for token_id, token in added.items() if token.special),
+            tokenizer.clean_up_tokenization if _cleans(tokenizer) else None,
+            {},
+            {"clean_up_tokenization_spaces": False} if _may_clean(tokenizer) else {},
+        )
+    return known
+
+
+def _may_clean(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+
+
+def _cleans(tokenizer: Any) -> bool:
+    """True if the tokenizer's `decode` cleans up spaces: transformers does so on demand, but for BPE only if forced."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    forced = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+    return _may_clean(tokenizer) and (type(model).__name__ != "BPE" or forced)
+
+
+def token_text(tokenizer: Any, token_id: int) -> str:
+    """The text of one token by itself; broken characters where it holds only a part of one."""
+    traits = _traits_of(tokenizer)
+    text = traits.texts.get(token_id)
+    if text is None:
+        text = traits.texts[token_id] = tokenizer.decode([token_id], **traits.options)
+    return text
+
+
+class Detokenizer:
+    """Turns one answer's token ids into text, token by token.
+
+    The texts returned by `push` and `finish` together equal `tokenizer.decode(ids, skip_special_tokens=...)`.
+
+    A decoder may treat the first token of what it is given in a special way, so a new token is decoded together with
+    the one before it that showed any text, and the text that was known already is cut off:
+
+        ids       [ ...  done  | context | new ]
+        decoded                 <-shown-><-what push returns->
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
+        traits = _traits_of(tokenizer)
+        self._decode: Callable[[Sequence[int]], str] = partial(
+            tokenizer.decode, skip_special_tokens=skip_special_tokens, **traits.options
+        )
+        self._skipped = traits.special_ids if skip_special_tokens else frozenset[int]()
+        self._byte_ids = traits.byte_ids
+        self._cleaner = None if traits.clean is None else _Cleaner(traits.clean)
+        self._window: list[int] = []
+        self._num_context = 0
+        self._num_shown = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that has become certain with this token; often empty."""
+        if token_id in self._skipped:
+            return ""
+        self._window.append(token_id)
+        if token_id in self._byte_ids:
+            return ""
+        text = self._decode(self._window)
+        certain = max(len(text.rstrip(_BROKEN)), len(text) - _MAX_BROKEN)
+        fresh = text[self._num_shown : certain]
+        if certain == len(text):
+            self._move_window(len(text))
+        else:
+            self._num_shown = max(self._num_shown, certain)
+        return fresh if self._cleaner is None else self._cleaner.push(fresh)
+
+    def finish(self) -> str:
+        """The rest of the text, as it is; nothing may be pushed after this."""
+        rest = self._decode(self._window)[self._num_shown :] if self._window else ""
+        self._window = []
+        return rest if self._cleaner is None else self._cleaner.push(rest) + self._cleaner.finish()
+
+    def _move_window(self, num_shown: int) -> None:
+        """Everything is shown: the new tokens become the context, unless they show nothing by themselves."""
+        text = self._decode(self._window[self._num_context :])
+        if text:
+            self._window = self._window[self._num_context :]
+            num_shown = len(text)
+        self._num_shown = num_shown
+        self._num_context = len(self._window)
+
+
+class _Cleaner:
+    """A tokenizer's clean-up of spaces, applied to text in pieces."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """What is certain: all up to the last place with no space shortly before it, which no pattern reaches across."""
+        held = self._held + text
+        reach = _MAX_CLEANED - 1
+        cut = len(held)
+        while cut > 0 and (cut < reach or " " in held[cut - reach : cut]):
+            cut -= 1
+        self._held = held[cut:]
+        return self._clean(held[:cut])
+
+    def finish(self) -> str:
+        """The rest."""
+        rest, self._held = self._held, ""
+        return self._clean(rest)

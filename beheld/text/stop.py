@@ -1,0 +1,75 @@
+"""Stop strings: found across token boundaries, with the text held back that may be the beginning of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    """Watches a text that comes in pieces for the first of several stop strings to be completed.
+
+    How the text is cut into pieces does not matter. Of strings completed by the same character, the one named first
+    counts. Each string is followed by the automaton of Knuth, Morris and Pratt ("Fast pattern matching in strings",
+    SIAM J. Comput. 6, 1977): its state is the length of the longest beginning of the string that the text ends with.
+
+    Args:
+        stops: the strings; none is empty.
+        include: whether the stop string found is part of the text.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        assert all(stops)
+        self._stops = tuple(stops)
+        self._include = include
+        self._fallbacks = [_fallbacks(stop) for stop in stops]
+        self._states = [0] * len(self._stops)
+        self._held = ""
+
+    def push(self, text: str, *, watch: bool = True) -> tuple[str, str | None]:
+        """Returns (text that is certain, the stop string that was found or None).
+
+        After a find nothing more may be pushed. With `watch` False a string completed by this piece is let pass.
+        """
+        if not self._stops:
+            return text, None
+        text = self._held + text
+        for position in range(len(self._held), len(text)):
+            found = self._step(text[position])
+            if found is not None and watch:
+                stop = position + 1 if self._include else position + 1 - len(found)
+                return text[:stop], found
+        certain = len(text) - max(self._states)
+        self._held = text[certain:]
+        return text[:certain], None
+
+    def finish(self) -> str:
+        """The text held back, once no more will come."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _step(self, character: str) -> str | None:
+        """Take one character into every automaton; the first string that it completes."""
+        found = None
+        for index, stop in enumerate(self._stops):
+            state = self._states[index]
+            fallbacks = self._fallbacks[index]
+            while state and stop[state] != character:
+                state = fallbacks[state - 1]
+            state += stop[state] == character
+            if state == len(stop):
+                found = found or stop
+                state = fallbacks[state - 1]
+            self._states[index] = state
+        return found
+
+
+def _fallbacks(stop: str) -> list[int]:
+    """For each length of `stop` from 1, the longest shorter beginning that the beginning of that length ends with."""
+    table = [0] * len(stop)
+    state = 0
+    for position in range(1, len(stop)):
+        while state and stop[state] != stop[position]:
+            state = table[state - 1]
+        state += stop[state] == stop[position]
+        table[position] = state
+    return table
