@@ -1,0 +1,224 @@
+"""Embeddings given in place of pictures, videos or sound: checked, and made into items without any processing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.core.config import MediaLimits, ModelInfo
+from beheld.core.errors import DecodeError, LimitError
+from beheld.core.media import MediaItem
+from beheld.inputs import digest
+from beheld.inputs.decode import is_array, is_tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Embeddings of one item: a tensor (tokens, hidden), and the numbers that positions need, if the family has any."""
+
+    tensor: Any
+    layout: Mapping[str, tuple[Any, ...]]
+
+
+def given(value: Any) -> bool:
+    """True if a user's value for a modality stands for embeddings rather than for something to be decoded."""
+    if isinstance(value, Embeddings | Mapping):
+        return True
+    if is_tensor(value):
+        return not (value.ndim == 4 and str(value.dtype) == "torch.uint8")
+    return is_array(value) and value.dtype.kind == "f" and value.ndim in (2, 3) and value.shape[-1] > 4
+
+
+def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
+    """One Embeddings per item.
+
+    Args:
+        value: a tensor (items, tokens, hidden) or (tokens, hidden), or a mapping with the tensor under
+            "<modality>_embeds" and, for families with multi-axis positions, "<modality>_grid_thw" (items, 3).
+        modality: "image", "video" or "audio".
+        info: the model.
+        merge_size: patches per embedding along each side, for families with a grid.
+
+    Raises:
+        DecodeError: wrong shape, type, width, number, or values that are not finite; a missing or unknown tensor.
+    """
+    if isinstance(value, Embeddings):
+        return [value]
+    if isinstance(value, Mapping):
+        return _split_mapping(value, modality, info, merge_size)
+    if info.position_axes > 1:
+        raise DecodeError(
+            f"Embeddings of this model need the grid of each {modality}.",
+            f'Give {{"{modality}_embeds": tensor, "{modality}_grid_thw": tensor of (items, 3)}}.',
+        )
+    tensor = _tensor(value)
+    if tensor.ndim == 2:
+        tensor = tensor[None]
+    if tensor.ndim != 3:
+        raise DecodeError(
+            f"Embeddings must have the shape (items, tokens, {info.hidden_size}), not {tuple(tensor.shape)}.",
+            "Give pictures as PIL pictures or as arrays of bytes (height, width, 3).",
+        )
+    return [Embeddings(check(entry, info), {}) for entry in tensor]
+
+
+def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
+    name, grid_name = f"{modality}_embeds", f"{modality}_grid_thw"
+    known = {name, grid_name} | ({"second_per_grid_ts"} if modality == "video" else set())
+    for key in value:
+        if key not in known:
+            raise DecodeError(f"Unknown tensor {key!r} among the embeddings.", f"Known: {', '.join(sorted(known))}.")
+    if name not in value:
+        raise DecodeError(f"The embeddings lack the tensor {name!r}.", f'Give {{"{name}": tensor}}.')
+    if grid_name not in value:
+        if info.position_axes > 1:
+            raise DecodeError(f"The embeddings lack the tensor {grid_name!r}.", "Its shape is (items, 3).")
+        return split(value[name], modality, info, merge_size)
+    tensor = _tensor(value[name])
+    grids = _grids(value[grid_name], grid_name)
+    flat = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim in (2, 3) else tensor
+    counts = [t * h * w // merge_size**2 for t, h, w in grids]
+    if flat.ndim != 2 or sum(counts) != flat.shape[0]:
+        raise DecodeError(
+            f"{grid_name} {[list(g) for g in grids]} asks for {sum(counts)} embeddings; {name} has the shape "
+            f"{tuple(tensor.shape)}.",
+            f"The product of a grid, divided by {merge_size**2}, is its number of embeddings.",
+        )
+    seconds = _seconds(value.get("second_per_grid_ts"), len(grids))
+    items, start = [], 0
+    for grid, count, second in zip(grids, counts, seconds, strict=True):
+        layout: dict[str, tuple[Any, ...]] = {grid_name: grid}
+        if second is not None:
+            layout["second_per_grid_ts"] = (second,)
+        items.append(Embeddings(check(flat[start : start + count], info), layout))
+        start += count
+    return items
+
+
+def _grids(value: Any, name: str) -> list[tuple[int, int, int]]:
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(rows, list | tuple) and len(rows) == 3 and all(isinstance(n, int) for n in rows):
+        rows = [rows]
+    if not isinstance(rows, list | tuple) or not rows:
+        raise DecodeError(f"{name} must have the shape (items, 3).")
+    grids = []
+    for row in rows:
+        whole = isinstance(row, list | tuple) and len(row) == 3 and all(isinstance(n, int) and n > 0 for n in row)
+        if not whole:
+            raise DecodeError(f"{name} must hold three whole numbers above 0 per item, got {row!r}.")
+        grids.append((row[0], row[1], row[2]))
+    return grids
+
+
+def _seconds(value: Any, count: int) -> list[float | None]:
+    if value is None:
+        return [None] * count
+    values = value.tolist() if hasattr(value, "tolist") else list(value)
+    if len(values) != count:
+        raise DecodeError(f"second_per_grid_ts holds {len(values)} numbers for {count} videos.")
+    return [float(v) for v in values]
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    tensor = torch.as_tensor(value)
+    if tensor.is_meta or tensor.is_sparse or tensor.layout != torch.strided:
+        raise DecodeError("Embeddings must be a dense tensor with values.")
+    if not tensor.is_floating_point():
+        raise DecodeError(
+            f"Embeddings must hold floating-point numbers, not {str(tensor.dtype).removeprefix('torch.')}.",
+            "Give pictures as PIL pictures or as numpy arrays of bytes (height, width, 3).",
+        )
+    return tensor.detach()
+
+
+def check(value: Any, info: ModelInfo) -> Any:
+    """A tensor (tokens, hidden) in float32 on the CPU, contiguous.
+
+    Raises:
+        DecodeError: wrong shape, type or width, no tokens, or values that are not finite.
+    """
+    import torch
+
+    tensor = _tensor(value)
+    if tensor.ndim != 2 or tensor.shape[0] < 1 or tensor.shape[1] != info.hidden_size:
+        raise DecodeError(
+            f"Embeddings of one item must have the shape (tokens, {info.hidden_size}) with at least one token, not "
+            f"{tuple(tensor.shape)}.",
+            "Their width is the hidden size of the language model.",
+        )
+    dense = tensor.to("cpu", torch.float32).contiguous()
+    if not bool(torch.isfinite(dense).all()):
+        raise DecodeError("The embeddings hold values that are not finite (NaN or infinity).")
+    # A view on the user's memory would change when the user changes it.
+    return dense.clone() if dense.data_ptr() == tensor.data_ptr() else dense
+
+
+def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaItem:
+    """The item: embeddings are their own features, and each takes one placeholder."""
+    tensor = embeddings.tensor
+    count = tensor.shape[0]
+    content = digest.of_array("embeds", tensor.numpy(), {name: list(v) for name, v in embeddings.layout.items()})
+    return MediaItem(
+        modality=modality,
+        digest=digest.of_item(content, modality, b"embeds", {}, ""),
+        features={"embeds": tensor},
+        layout=embeddings.layout,
+        replacement_ids=(placeholder,) * count,
+        embed_mask=None,
+        num_embeds=count,
+        feature_bytes=tensor.numel() * tensor.element_size(),
+    )
+
+
+# ---------------------------------------------------------------------- embeddings as text, from messages
+
+
+def from_base64(value: Any, limits: MediaLimits) -> Any:
+    """A tensor from the base64 of `torch.save(tensor)`; mappings of such text give mappings, tensors pass.
+
+    Raises:
+        DecodeError: not base64, not such an archive, or it holds something else than one tensor.
+        LimitError: larger than allowed, found from the archive's headers.
+    """
+    if isinstance(value, Mapping):
+        return {name: from_base64(entry, limits) for name, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    try:
+        data = base64.b64decode(value.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise DecodeError("The embeddings are not valid base64.", "Send base64 of torch.save(tensor).") from error
+    return _load(data, limits)
+
+
+def _load(data: bytes, limits: MediaLimits) -> Any:
+    import torch
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries: Sequence[zipfile.ZipInfo] = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise DecodeError("The embeddings are not an archive of torch.save.", "Save them with torch.save.") from error
+    # torch never compresses; what is compressed could unfold to any size.
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise DecodeError("The archive of the embeddings is compressed.", "Save them with torch.save.")
+    if sum(entry.file_size for entry in entries) > limits.max_item_bytes:
+        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.")
+    try:
+        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DecodeError(
+            "The archive of the embeddings cannot be read.", "Save one tensor with torch.save."
+        ) from error
+    if not isinstance(tensor, torch.Tensor):
+        raise DecodeError("The archive of the embeddings holds something other than a tensor.")
+    if tensor.numel() * tensor.element_size() > limits.max_item_bytes:
+        raise LimitError(f"The embeddings unfold to more than {limits.max_item_bytes} bytes.")
+    return tensor

@@ -1,0 +1,62 @@
+"""Families whose prompts or processors need a word of help, one small file each."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Settings of an item that change its features in families that look at its neighbours.
+ALONE = "alone"
+AMONG_OTHERS = "among others"
+
+# (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text).
+Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the processor's own interface does not tell.
+
+    Attributes:
+        markers: modality -> the text that stands for an item where the chat template leaves that to the caller; the
+        bare
+            placeholder token if absent.
+        template: a chat template for checkpoints that bring none; empty if there is no agreed form.
+        counts: modalities whose items look different when they are alone in a prompt.
+        layout: outputs of the processor that positions need.
+        host_only: outputs of the processor that the model's towers do not take.
+        call: runs the processor on one item; None for the usual way.
+    """
+
+    markers: Mapping[str, str] = field(default_factory=dict)
+    template: str = ""
+    counts: frozenset[str] = frozenset()
+    layout: frozenset[str] = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "image_sizes"))
+    host_only: frozenset[str] = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
+    call: Call | None = None
+
+    def setting(self, modality: str, count: int) -> str:
+        """The setting of an item of a prompt with `count` items of its modality; "" where it does not matter."""
+        if modality not in self.counts:
+            return ""
+        return ALONE if count == 1 else AMONG_OTHERS
+
+
+_FILES = {
+    "llava": "llava",
+    "llava_next": "llava",
+    "llava_onevision": "llava_onevision",
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_vl",
+}
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a model type; the plain one if it needs no help."""
+    name = _FILES.get(model_type)
+    if name is None:
+        return Family()
+    family: Family = importlib.import_module(f"beheld.inputs.families.{name}").FAMILY
+    return family

@@ -1,0 +1,41 @@
+"""LLaVA-OneVision: a picture is cut into tiles only if it is the only one of its prompt.
+
+The processor learns how many pictures a prompt has from the nesting of its input. A picture that has company is
+therefore processed beside a one-pixel stand-in, whose share of the result is dropped; so its features do not depend on
+which the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.inputs.families import AMONG_OTHERS, Family
+
+_TEMPLATE = """
+{%- for message in messages -%}
+{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one picture or video; see families.Call."""
+    if modality == "video":
+        outputs, texts = processor._process_videos([item], **options)
+        return outputs, texts[0]
+    if setting != AMONG_OTHERS:
+        outputs, texts = processor._process_images([item], **options)
+        return outputs, texts[0]
+    from PIL import Image
+
+    stand_in = Image.new("RGB", (1, 1))
+    outputs, texts = processor._process_images([[item, stand_in]], **options)
+    own = {name: value[:1] for name, value in outputs.items() if name != "batch_num_images"}
+    return {**own, "batch_num_images": outputs["batch_num_images"]}, texts[0]
+
+
+FAMILY = Family(template=_TEMPLATE, counts=frozenset(("image",)), call=call)

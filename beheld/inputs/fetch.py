@@ -1,0 +1,193 @@
+"""From a URL or a path to bytes: the one place that opens either, and where every guard on doing so lives."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import FetchError, LimitError
+from beheld.utils import env
+
+MAX_REDIRECTS = 3
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_DATA = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Bytes, and in one word where they came from: "url", "data URL" or "path"."""
+
+    data: bytes
+    source: str
+
+
+@dataclass(frozen=True)
+class FetchRules:
+    """What may be opened.
+
+    Attributes:
+        root: folder below which paths in URLs and strings may be read; None allows none.
+        domains: host names that may be asked; None allows all public ones.
+        limits: sizes.
+    """
+
+    root: Path | None = None
+    domains: frozenset[str] | None = None
+    limits: MediaLimits = field(default_factory=MediaLimits)
+
+    @classmethod
+    def of(cls, root: str, domains: Iterable[str] | None, limits: MediaLimits) -> FetchRules:
+        """From the words of EngineArgs."""
+        allowed = None if domains is None else frozenset(name.lower() for name in domains)
+        return cls(Path(root).expanduser() if root else None, allowed, limits)
+
+
+def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
+    """The bytes behind a URL, a data URL or a path.
+
+    A `Path` comes from the program itself and is opened as it is; a string may come from anyone and follows the rules.
+
+    Raises:
+        FetchError: it may not be opened, or could not be.
+        LimitError: it is larger than the limits allow.
+    """
+    if isinstance(source, Path):
+        return Fetched(_read_file(source.expanduser(), None, rules.limits), "path")
+    lowered = source[:8].lower()
+    if lowered.startswith("data:"):
+        return Fetched(_read_data(source, rules.limits), "data URL")
+    if lowered.startswith(("http://", "https://")):
+        return Fetched(_read_http(source, modality, rules), "url")
+    if lowered.startswith("file:"):
+        return Fetched(_read_allowed(_file_url_path(source), rules), "path")
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)
+    if scheme:
+        raise FetchError(f"URLs of the scheme {scheme[1]!r} cannot be fetched.", "Use http, https, data or file.")
+    return Fetched(_read_allowed(source, rules), "path")
+
+
+# ---------------------------------------------------------------------- data URLs
+
+
+def _read_data(url: str, limits: MediaLimits) -> bytes:
+    head = _DATA.match(url, 0, 512)
+    if head is None or head[3] is None:
+        raise FetchError(
+            "The data URL is malformed.", "It must have the form data:image/png;base64,... with standard base64."
+        )
+    body = url[head.end() :]
+    if len(body) * 3 // 4 > limits.max_item_bytes:
+        raise LimitError(f"The data URL holds more than {limits.max_item_bytes} bytes.", "Send a smaller file.")
+    try:
+        data = base64.b64decode(body.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise FetchError("The data URL is not valid base64.", "Encode the file with standard base64.") from error
+    if not data:
+        raise FetchError("The data URL is empty.")
+    return data
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _file_url_path(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise FetchError("The file URL names another host.", "Use file:///path.")
+    return unquote(parts.path)
+
+
+def _read_allowed(path: str, rules: FetchRules) -> bytes:
+    """A file below the allowed root.
+
+    The path is made real first, so that links inside the root work; then every step from the root down is opened
+    without following links, so that nothing swapped in meanwhile leads out of it.
+    """
+    if rules.root is None:
+        raise FetchError(
+            "Local files may not be read.",
+            "Set allowed_local_media_path to the folder that may be, or pass a pathlib.Path or an opened picture.",
+        )
+    if "\0" in path:
+        raise FetchError("The path holds a NUL character.")
+    root = Path(os.path.realpath(rules.root))
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(root) or real == root:
+        raise FetchError("The file is not below allowed_local_media_path.")
+    folder = _open(os.fspath(root), os.O_RDONLY | os.O_DIRECTORY, None)
+    try:
+        for name in real.relative_to(root).parts[:-1]:
+            inner = _open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, folder)
+            os.close(folder)
+            folder = inner
+        return _read_file(real, folder, rules.limits)
+    finally:
+        os.close(folder)
+
+
+def _read_file(path: Path, folder: int | None, limits: MediaLimits) -> bytes:
+    """A plain file; `folder` is the open folder it must lie in, if links may not be followed."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if folder is None else os.O_NOFOLLOW)
+    handle = _open(os.fspath(path) if folder is None else path.name, flags, folder)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise FetchError("The path is not a plain file.")
+        if status.st_size > limits.max_item_bytes:
+            raise LimitError(f"The file has {status.st_size} bytes; the limit is {limits.max_item_bytes}.")
+        data = file.read(limits.max_item_bytes + 1)
+    if len(data) > limits.max_item_bytes:
+        raise LimitError(f"The file has more than {limits.max_item_bytes} bytes.")
+    if not data:
+        raise FetchError("The file is empty.")
+    return data
+
+
+def _open(path: str, flags: int, folder: int | None) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "invalid path"
+        raise FetchError(f"The file cannot be opened: {reason}.", "Check the path.") from error
+
+
+# ---------------------------------------------------------------------- http
+
+
+def _read_http(url: str, modality: str, rules: FetchRules) -> bytes:
+    from beheld.inputs import dial
+
+    deadline = time.monotonic() + timeout_s(modality)
+    for _ in range(MAX_REDIRECTS + 1):
+        place = dial.parse(url)
+        if rules.domains is not None and place.host not in rules.domains:
+            raise FetchError(f"The host {place.host!r} is not among allowed_media_domains.")
+        status, location, body = dial.get(place, deadline, rules.limits.max_item_bytes, _REDIRECTS)
+        if status not in _REDIRECTS:
+            if status != 200:
+                raise FetchError(f"The server answered with status {status}.", "Check the URL.")
+            if not body:
+                raise FetchError("The server sent nothing.", "Check the URL.")
+            return body
+        if not location:
+            raise FetchError("The server redirects to nowhere.")
+        url = urljoin(url, location)
+        if not url.lower().startswith(("http://", "https://")):
+            raise FetchError("The server redirects to something other than http or https.")
+    raise FetchError(f"The server redirects more than {MAX_REDIRECTS} times.")
+
+
+def timeout_s(modality: str) -> float:
+    """Seconds a fetch may take in all, redirects included."""
+    known = {"image": env.IMAGE_FETCH_TIMEOUT, "video": env.VIDEO_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT}
+    return known[modality]()

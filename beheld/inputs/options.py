@@ -1,0 +1,93 @@
+"""Processor options: merged from engine, request and item, checked by name, and put into the processor's own terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import nearest
+
+GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
+# Ours to decide: the form and the place of the tensors.
+_RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
+
+
+def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options of several layers, later over earlier; groups such as "images_kwargs" are merged one level deep."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in (layer or {}).items():
+            if name in GROUPS.values() and isinstance(value, Mapping):
+                out[name] = {**out.get(name, {}), **value}
+            else:
+                out[name] = value
+    return out
+
+
+def known_names(processor: Any, modality: str) -> frozenset[str]:
+    """Names that the processor takes for a modality."""
+    part = part_of(processor, modality)
+    own = getattr(getattr(part, "valid_kwargs", None), "__annotations__", {})
+    return frozenset(own) - _RESERVED
+
+
+def part_of(processor: Any, modality: str) -> Any:
+    """The sub-processor of a modality, or None."""
+    if modality == "audio":
+        return getattr(processor, "audio_processor", getattr(processor, "feature_extractor", None))
+    return getattr(processor, f"{modality}_processor", None)
+
+
+def of_modality(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `options` that concern `modality`, in the terms of its sub-processor.
+
+    An option that only another modality knows is left out; one that none knows is an error. `min_pixels` and
+    `max_pixels` become the sub-processor's `size`, which is what they become when they are given as the processor is
+    loaded.
+
+    Raises:
+        ParamsError: an option is unknown; the message names the nearest known one.
+    """
+    names = {kind: known_names(processor, kind) for kind in GROUPS}
+    out: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in GROUPS.values():
+            continue
+        if name in names[modality]:
+            out[name] = value
+        elif not any(name in known for known in names.values()):
+            _refuse(name, frozenset().union(*names.values()))
+    group = options.get(GROUPS[modality])
+    if group is not None:
+        if not isinstance(group, Mapping):
+            raise ParamsError(f"{GROUPS[modality]} must be a mapping, got {group!r}.", param="mm_processor_kwargs")
+        for name, value in group.items():
+            if name not in names[modality]:
+                _refuse(name, names[modality])
+            out[name] = value
+    return _pixels_to_size(part_of(processor, modality), out)
+
+
+def _refuse(name: str, known: frozenset[str]) -> None:
+    remedy = nearest(name, known) or f"Known: {', '.join(sorted(known))}."
+    raise ParamsError(f"The processor of this model has no option {name!r}.", remedy, param="mm_processor_kwargs")
+
+
+def _pixels_to_size(part: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Write min_pixels and max_pixels as the two edges of `size`, each over the loaded one's."""
+    low, high = options.pop("min_pixels", None), options.pop("max_pixels", None)
+    if low is None and high is None:
+        return options
+    size = dict(options.get("size") or _as_dict(getattr(part, "size", None)))
+    for name, value, edge in (("min_pixels", low, "shortest_edge"), ("max_pixels", high, "longest_edge")):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ParamsError(f"{name} must be a whole number above 0, got {value!r}.", param="mm_processor_kwargs")
+        size[edge] = value
+    return {**options, "size": size}
+
+
+def _as_dict(size: Any) -> dict[str, Any]:
+    return {name: size[name] for name in size if size[name] is not None} if size is not None else {}

@@ -1,0 +1,254 @@
+"""The checkpoint's own processor, one item at a time: content in, MediaItem out."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.errors import BeheldError, ModelError, ProcessError
+from beheld.core.media import MediaItem
+from beheld.inputs import options as options_of
+from beheld.inputs.cache import Processed
+from beheld.inputs.digest import Digest
+from beheld.inputs.families import Family
+from beheld.inputs.receipt import used_audio, used_image, used_video
+from beheld.inputs.tokens import PromptTokenizer
+from beheld.inputs.video import Clip
+
+_SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One item to be processed: decoded content, its digest as an item, options in the processor's terms, setting."""
+
+    modality: str
+    content: Any
+    digest: bytes
+    options: Mapping[str, Any]
+    setting: str
+
+
+class ItemProcessor:
+    """Runs the processor that transformers would load for this checkpoint.
+
+    It is loaded with the first item, because a text-only engine must not pay for it. Safe to use from several threads.
+    """
+
+    def __init__(self, info: ModelInfo, args: EngineArgs, family: Family, tokenizer: PromptTokenizer) -> None:
+        self._info = info
+        self._args = args
+        self._family = family
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._loaded: Any = None
+        self._identity: bytes | None = None
+        self._own_tokenizer: PromptTokenizer | None = None
+
+    # ------------------------------------------------------------------ what it is
+
+    def identity(self) -> bytes:
+        """Digest of the processor's settings and of the library that carries them out."""
+        if self._identity is None:
+            from transformers import __version__
+
+            key = Digest("processor").add(__version__).add(self._info.model_type).add(self._args.trust_remote_code)
+            for name in _SETTINGS:
+                path = Path(self._info.path) / name
+                key.add(name).add(path.read_bytes() if path.is_file() else None)
+            self._identity = key.done()
+        return self._identity
+
+    def loaded(self) -> Any:
+        """transformers' processor object.
+
+        Raises:
+            ModelError: the checkpoint has none, or it cannot be loaded here.
+        """
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
+
+    def _load(self) -> Any:
+        from transformers import AutoProcessor
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = AutoProcessor.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
+        except Exception as error:
+            raise ModelError(
+                f"The processor of {self._info.name!r} cannot be loaded: {_first_line(error)}.",
+                "Check preprocessor_config.json, and whether torchvision is installed.",
+            ) from error
+        if not hasattr(found, "image_processor") and not hasattr(found, "feature_extractor"):
+            raise ModelError(f"{self._info.name!r} has no processor for media.", "Fetch its preprocessor_config.json.")
+        return found
+
+    def options(self, modality: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of one call, checked and in the processor's terms.
+
+        Raises:
+            ParamsError: one of them is unknown.
+        """
+        return options_of.of_modality(self.loaded(), modality, given)
+
+    def rate(self) -> int:
+        """The sampling rate that the audio processor wants."""
+        return int(options_of.part_of(self.loaded(), "audio").sampling_rate)
+
+    # ------------------------------------------------------------------ what it does
+
+    def process(self, job: Job) -> Processed:
+        """Make the item.
+
+        Raises:
+            ProcessError: the processor refuses the content.
+        """
+        processor = self.loaded()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outputs, text = self._call(processor, job)
+            ids = self._prompt_tokenizer(processor).replacement(text)
+        except BeheldError:
+            raise
+        except Exception as error:
+            raise ProcessError(
+                f"The model's processor refused the {job.modality}: {_first_line(error)}.",
+                "Change its size or shape, or the processor's options.",
+            ) from error
+        item = self._item(job, outputs, ids)
+        used, lost = _describe(job, item, processor)
+        return Processed(item, used, lost)
+
+    def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
+        """The engine's tokenizer; the processor's own if the engine was told to do without one."""
+        if self._tokenizer.inner is not None:
+            return self._tokenizer
+        if self._own_tokenizer is None:
+            self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids)
+        return self._own_tokenizer
+
+    def _call(self, processor: Any, job: Job) -> tuple[Mapping[str, Any], str]:
+        content: Any = job.content
+        call_options: dict[str, Any] = dict(job.options)
+        if isinstance(content, Clip):
+            content, call_options = _timed(content, call_options, processor)
+            call_options |= _video_metadata(content, call_options)
+            content = content.frames
+        elif job.modality == "audio":
+            content = content.samples
+        arguments = _sub_arguments(processor, job.modality, call_options)
+        if self._family.call is not None:
+            return self._family.call(processor, job.modality, content, arguments, job.setting)
+        method = getattr(processor, _METHODS[job.modality], None)
+        if method is None or getattr(processor, f"{job.modality}_token", None) is None:
+            raise ProcessError(
+                f"The processor {type(processor).__name__} does not process one {job.modality} at a time.",
+                "This model family is not supported yet.",
+            )
+        outputs, texts = method([content], **arguments)
+        if len(texts) != 1:
+            raise ProcessError(f"The processor made {len(texts)} items of one {job.modality}.")
+        return outputs, texts[0]
+
+    def _item(self, job: Job, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
+        import torch
+
+        layout: dict[str, tuple[Any, ...]] = {}
+        features: dict[str, Any] = {}
+        for name, value in outputs.items():
+            if name in self._family.layout:
+                layout[name] = _numbers(value)
+            if name in self._family.host_only:
+                continue
+            tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+            features[name] = (tensor.to(torch.float32) if tensor.is_floating_point() else tensor).contiguous()
+        placeholder = self._info.placeholder_ids[job.modality]
+        mask = tuple(token == placeholder for token in ids)
+        count = sum(mask)
+        if count == 0:
+            raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.")
+        return MediaItem(
+            modality=job.modality,
+            digest=job.digest,
+            features=features,
+            layout=layout,
+            replacement_ids=ids,
+            embed_mask=None if all(mask) else mask,
+            num_embeds=count,
+            feature_bytes=sum(t.numel() * t.element_size() for t in features.values()),
+        )
+
+
+_METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_process_audio"}
+
+
+def _sub_arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the processor itself would hand to the sub-processor: its own defaults, then the options."""
+    group = options_of.GROUPS[modality]
+    merge = processor._merge_kwargs(
+        processor.valid_processor_kwargs,
+        tokenizer_init_kwargs=processor.tokenizer.init_kwargs if hasattr(processor, "tokenizer") else {},
+        **{group: {**options, "return_tensors": "pt"}},
+    )
+    arguments: dict[str, Any] = merge[group]
+    return arguments
+
+
+def _timed(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, dict[str, Any]]:
+    """`fps` for frames of unknown rate is their rate, unless the processor samples: it can mean nothing else."""
+    part = options_of.part_of(processor, "video")
+    samples = options.get("do_sample_frames", getattr(part, "do_sample_frames", False))
+    if samples or clip.fps is not None or options.get("fps") is None:
+        return clip, options
+    return replace(clip, fps=float(options["fps"])), {name: v for name, v in options.items() if name != "fps"}
+
+
+def _video_metadata(clip: Clip, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the video processor is told of frames that were sampled here, so that it does not sample them again."""
+    if clip.indices is None and clip.fps is None:
+        return {}
+    from transformers.video_utils import VideoMetadata
+
+    metadata = VideoMetadata(
+        total_num_frames=clip.total,
+        fps=clip.fps,
+        width=clip.frames.shape[2],
+        height=clip.frames.shape[1],
+        duration=clip.total / clip.fps if clip.fps else None,
+        frames_indices=None if clip.indices is None else list(clip.indices),
+    )
+    told: dict[str, Any] = {"video_metadata": [metadata]}
+    if clip.indices is not None and "do_sample_frames" not in options:
+        told["do_sample_frames"] = False
+    return told
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    """The one row of a tensor or list with one entry per item, as plain numbers."""
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    first = rows[0] if isinstance(rows, list | tuple) else rows
+    first = first.tolist() if hasattr(first, "tolist") else first
+    return tuple(first) if isinstance(first, list | tuple) else (first,)
+
+
+def _describe(job: Job, item: MediaItem, processor: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    part = options_of.part_of(processor, job.modality)
+    if job.modality == "image":
+        return used_image(job.content.size, item, part, job.options)
+    if job.modality == "video":
+        return used_video(job.content, item, part)
+    return used_audio(job.content)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,140 @@
+"""From what the user says (SamplingParams) to what the engine needs (Sampling), complete and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import GREEDY_BELOW, Sampling, SamplingParams
+
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Sealer:
+    """Seals sampling parameters for one model.
+
+    Args:
+        info: the model.
+        config: the engine.
+        args: what the user said of the engine.
+        tokenizer: transformers' tokenizer, or None.
+    """
+
+    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs, tokenizer: Any) -> None:
+        self._info = info
+        self._config = config
+        self._max_logprobs = args.max_logprobs
+        self._tokenizer = tokenizer
+        own = getattr(tokenizer, "eos_token_id", None)
+        self._eos = info.eos_ids | (
+            frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
+        )
+        for processor in config.logits_processors:
+            if isinstance(processor, type) or not callable(processor):
+                raise ConfigError(
+                    "logits_processors as classes are not available in this version.",
+                    "Give functions (output_ids, logits) -> logits, or set them in SamplingParams.",
+                    param="logits_processors",
+                )
+
+    def seal(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
+        """The sealed parameters of one sequence.
+
+        Args:
+            params: as the user gave them.
+            num_prompt: tokens of the prompt.
+            seed: used if the parameters name none.
+
+        Raises:
+            ParamsError: a parameter is out of range for this model, or not available.
+        """
+        params.verify()
+        self._verify(params)
+        room = self._config.max_model_len - num_prompt
+        assert room > 0, "the length of the prompt was not checked"
+        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        own = frozenset(params.stop_token_ids or ())
+        penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        return Sampling(
+            temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
+            top_p=float(params.top_p),
+            top_k=max(params.top_k, 0),
+            min_p=float(params.min_p),
+            seed=(seed if params.seed is None else params.seed) % 2**64,
+            max_tokens=longest,
+            min_tokens=min(params.min_tokens, longest),
+            stop_ids=own if params.ignore_eos else own | self._eos,
+            own_stop_ids=own,
+            presence_penalty=float(penalised[0]),
+            frequency_penalty=float(penalised[1]),
+            repetition_penalty=float(penalised[2]),
+            logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
+            allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+            bad_words_ids=self._bad_words(params.bad_words or ()),
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            processors=(*self._config.logits_processors, *(params.logits_processors or ())),
+        )
+
+    def _verify(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self._verify_ids(name, getattr(params, name) or ())
+        self._verify_ids("logit_bias", [int(token) for token in params.logit_bias or {}])
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._max_logprobs:
+                raise ParamsError(
+                    f"{name}={value} exceeds max_logprobs={self._max_logprobs}.", "Raise max_logprobs.", param=name
+                )
+        if params.structured_outputs is not None:
+            raise ParamsError("structured_outputs is not available in this version.", param="structured_outputs")
+        if params.stop and self._tokenizer is None:
+            raise ParamsError("stop strings need a tokenizer.", "Use stop_token_ids.", param="stop")
+
+    def _verify_ids(self, name: str, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self._info.vocab_size:
+                raise ParamsError(
+                    f"{name} names the token id {token}; the vocabulary has {self._info.vocab_size}.", param=name
+                )
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as it stands at the start of a text, and as it stands after a blank."""
+        if words and self._tokenizer is None:
+            raise ParamsError("bad_words need a tokenizer.", "Use logit_bias.", param="bad_words")
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not word.strip():
+                raise ParamsError("bad_words must not hold an empty word.", param="bad_words")
+            bare = self._ids(word.lstrip())
+            spaced = self._ids(" " + word.lstrip())
+            # A blank that became a token of its own says nothing of the word; the first form covers it.
+            for ids in (bare, spaced):
+                if ids and (ids is bare or (ids[0] != bare[0] and len(ids) == len(bare))):
+                    found[ids] = None
+        return tuple(found)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"])
+
+
+def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingParams:
+    """The parameters that the checkpoint recommends, with the user's overrides; ours where `generation_config="vllm"`.
+
+    A checkpoint that says outright that it does not sample is decoded greedily.
+
+    Raises:
+        ConfigError: an override is not a parameter.
+    """
+    values = dict(generation) if args.generation_config != "vllm" else {}
+    values |= args.override_generation_config or {}
+    chosen = {name: values[name] for name in _RECOMMENDED if values.get(name) is not None}
+    if values.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+        for name in ("top_p", "top_k", "min_p"):
+            chosen.pop(name, None)
+    if values.get("max_new_tokens") is not None:
+        chosen["max_tokens"] = values["max_new_tokens"]
+    return SamplingParams(**chosen)

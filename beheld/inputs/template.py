@@ -1,0 +1,152 @@
+"""Chat templates: which one to use, which form of content it takes, and rendering."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from beheld.core.errors import ConfigError, TemplateError
+from beheld.utils.log import get_logger, once
+
+logger = get_logger(__name__)
+
+FORMATS = ("auto", "openai", "string")
+_PROBE = "beheld7probe"
+Message = Mapping[str, Any]
+
+
+class ChatTemplates:
+    """Finds and renders the templates of one checkpoint.
+
+    Args:
+        tokenizer: transformers' tokenizer.
+        folder: the checkpoint.
+        fallback: the family's own template, or "".
+    """
+
+    def __init__(self, tokenizer: Any, folder: Path, fallback: str) -> None:
+        self._tokenizer = tokenizer
+        self._folder = folder
+        self._fallback = fallback
+        self._forms: dict[str, tuple[bool, bool]] = {}
+        self._lock = threading.Lock()
+
+    def resolve(self, given: str | None, tools: Sequence[Any] | None) -> str:
+        """The template's source: the one given (text or a file), the checkpoint's, or the family's own.
+
+        Raises:
+            TemplateError: there is none.
+        """
+        if given:
+            return _from_text_or_file(given)
+        own = self._own(tools)
+        if own:
+            return own
+        if self._fallback:
+            once(logger, logging.INFO, "The checkpoint brings no chat template; using the one of its family.")
+            return self._fallback
+        raise TemplateError(
+            "The checkpoint has no chat template.",
+            "Give one as chat_template: the template itself, or a file that holds it.",
+        )
+
+    def _own(self, tools: Sequence[Any] | None) -> str | None:
+        legacy = self._folder / "chat_template.json"
+        if not (self._folder / "chat_template.jinja").is_file() and legacy.is_file():
+            found = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")
+            if isinstance(found, str):
+                return found
+        template = getattr(self._tokenizer, "chat_template", None)
+        if isinstance(template, Mapping):
+            name = "tool_use" if tools and "tool_use" in template else "default"
+            template = template.get(name)
+        return template if isinstance(template, str) else None
+
+    def forms(self, template: str) -> tuple[bool, bool]:
+        """Whether the template takes content as a list of parts, and whether it takes it as a string."""
+        with self._lock:
+            if template not in self._forms:
+                as_list = self._probe(template, [{"type": "text", "text": _PROBE}])
+                self._forms[template] = (as_list, self._probe(template, _PROBE))
+                name = "openai" if as_list else "string"
+                once(
+                    logger,
+                    logging.INFO,
+                    f"Detected the chat template content format to be {name!r}. "
+                    "You can set `--chat-template-content-format` to override this.",
+                )
+            return self._forms[template]
+
+    def _probe(self, template: str, content: Any) -> bool:
+        """True if content of this form comes out as its text, and not as a picture of a Python list."""
+        try:
+            text = self.render([{"role": "user", "content": content}], template, add_generation_prompt=True)
+        except TemplateError:
+            return False
+        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+    def takes_list(self, template: str, content_format: str | None) -> bool:
+        """True if messages should be given to it as lists of parts.
+
+        Raises:
+            ConfigError: the format is unknown.
+        """
+        if content_format not in (None, *FORMATS):
+            raise ConfigError(
+                f"There is no chat template content format {content_format!r}.",
+                f"Known: {', '.join(FORMATS)}.",
+                param="chat_template_content_format",
+            )
+        if content_format in (None, "auto"):
+            return self.forms(template)[0]
+        return content_format == "openai"
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        template: str,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text.
+
+        Raises:
+            TemplateError: the template fails on these messages, or is not a valid one.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=template,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **(variables or {}),
+            )
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise TemplateError(
+                f"The chat template fails on these messages: {reason[0].rstrip('.')}.",
+                "Change the messages, or give another chat_template.",
+            ) from error
+        return str(text)
+
+
+def _from_text_or_file(given: str) -> str:
+    """A template given as its text (which has braces or lines) or as the path of a file."""
+    if any(mark in given for mark in ("{%", "{{", "\n")):
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise TemplateError(
+            f"chat_template {given!r} is neither a template nor a file.",
+            "A template holds {{ }} or {% %}; a file must exist.",
+        )
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,107 @@
+"""Text to token ids: prompts as the tokenizer reads them, and untrusted text as nothing but text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.core.errors import PromptError
+from beheld.inputs.control import ControlTokens, PlainEncoder
+
+
+class PromptTokenizer:
+    """The checkpoint's tokenizer, behind one lock: transformers' fast tokenizers change their own state as they encode.
+
+    Args:
+        tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
+        placeholder_ids: modality -> the id that marks an item's place.
+    """
+
+    def __init__(self, tokenizer: Any, placeholder_ids: Mapping[str, int]) -> None:
+        self.inner = tokenizer
+        self._lock = threading.Lock()
+        self._markers = dict(placeholder_ids)
+        self._control: ControlTokens | None = None
+        self._plain: PlainEncoder | None = None
+        self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._runs: dict[str, int] = {}
+
+    def _require(self) -> Any:
+        if self.inner is None:
+            raise PromptError(
+                "Text cannot be read: the engine runs without a tokenizer (skip_tokenizer_init).",
+                "Give prompt_token_ids, or start without skip_tokenizer_init.",
+            )
+        return self.inner
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of trusted text: what spells a special token is that token.
+
+        Raises:
+            PromptError: there is no tokenizer.
+        """
+        tokenizer = self._require()
+        with self._lock:
+            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
+        return ids
+
+    def replacement(self, text: str) -> tuple[int, ...]:
+        """Token ids of the text that replaces a marker, as they are inside a prompt."""
+        marker = self._repeated(text)
+        if marker is not None:
+            return (self._runs[marker],) * (len(text) // len(marker))
+        return tuple(self.encode(text, add_special_tokens=False))
+
+    def _repeated(self, text: str) -> str | None:
+        """The placeholder that `text` repeats and nothing else, which is by far the usual case."""
+        if not self._runs:
+            self._runs = dict(self.marker_texts().values())
+        for marker in self._runs:
+            if text.startswith(marker) and text == marker * (len(text) // len(marker)):
+                return marker
+        return None
+
+    def marker_texts(self) -> dict[str, tuple[str, int]]:
+        """Modality -> (text, id) of the placeholder that is an added token; others are left out."""
+        tokenizer = self._require()
+        known = tokenizer.get_added_vocab()
+        texts: dict[str, tuple[str, int]] = {}
+        for modality, token in self._markers.items():
+            text = tokenizer.convert_ids_to_tokens(token)
+            if isinstance(text, str) and known.get(text) == token:
+                texts[modality] = (text, token)
+        return texts
+
+    def marker(self, modality: str) -> str:
+        """The placeholder's text, for messages to the user."""
+        token = self._markers.get(modality)
+        if self.inner is None or token is None:
+            return f"token {token}"
+        return str(self.inner.convert_ids_to_tokens(token))
+
+    # ------------------------------------------------------------------ untrusted text
+
+    def control(self) -> ControlTokens:
+        """The spellings that user text may not use as tokens."""
+        with self._lock:
+            if self._control is None:
+                self._control = ControlTokens.of(self._require(), frozenset(self._markers.values()))
+            return self._control
+
+    def plain(self) -> PlainEncoder:
+        """The encoder that knows no control tokens."""
+        control = self.control()
+        with self._lock:
+            if self._plain is None:
+                self._plain = PlainEncoder(self._require(), control)
+            return self._plain
+
+    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer puts before and after a text of its own accord."""
+        if self._ends is None:
+            bare = self.encode("a", add_special_tokens=False)
+            full = self.encode("a", add_special_tokens=True)
+            start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
+            self._ends = tuple(full[:start]), tuple(full[start + len(bare) :])
+        return self._ends
