@@ -1,0 +1,100 @@
+"""Attention written as plainly as can be, in float64: the oracle of torch_ref, which is every other backend's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+
+
+@dataclass
+class Case:
+    """A random step: what a backend is given, and the whole history that only the oracle sees."""
+
+    q_THC: Tensor
+    k_TKC: Tensor
+    v_TKC: Tensor
+    kv: LayerKV
+    metadata: AttnMetadata
+    history: list[tuple[Tensor, Tensor]]
+
+
+def make_case(
+    pieces: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    size: int = 16,
+    block_size: int = 8,
+    window: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Case:
+    """`pieces` are (start, stop) per sequence, those of one token first; earlier positions are in the cache already.
+
+    Blocks are handed out in random order; those that no sequence reads hold NaN, as a freed block may.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    needed = [-(-stop // block_size) for _, stop in pieces]
+    order = (torch.randperm(sum(needed) + 3, generator=generator) + 1).tolist()
+    blocks = sum(needed) + 4
+    keys = torch.full((blocks, block_size, kv_heads, size), float("nan"))
+    values = keys.clone()
+    keys[0], values[0] = 0.0, 0.0
+    tables = torch.zeros(len(pieces), max(needed), dtype=torch.int32)
+    history, slots, new_k, new_v = [], [], [], []
+    for b, (start, stop) in enumerate(pieces):
+        own = [order.pop() for _ in range(needed[b])]
+        tables[b, : needed[b]] = torch.tensor(own)
+        k = torch.randn(stop, kv_heads, size, generator=generator).to(dtype)
+        v = torch.randn(stop, kv_heads, size, generator=generator).to(dtype)
+        history.append((k, v))
+        first = 0 if window is None else max(0, start - window + 1)
+        for position in range(stop):
+            slot = own[position // block_size] * block_size + position % block_size
+            if position >= start:
+                slots.append(slot)
+                new_k.append(k[position])
+                new_v.append(v[position])
+            elif position >= first:
+                keys.view(-1, kv_heads, size)[slot] = k[position].float()
+                values.view(-1, kv_heads, size)[slot] = v[position].float()
+    total = len(slots)
+    counts = [stop - start for start, stop in pieces]
+    cu = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
+    metadata = AttnMetadata(
+        num_decodes=sum(c == 1 for c in counts),
+        starts=tuple(start for start, _ in pieces),
+        lengths=tuple(stop for _, stop in pieces),
+        lengths_B=torch.tensor([stop for _, stop in pieces], dtype=torch.int32, device=device),
+        cu_q_B1=cu.to(device),
+        groups=(GroupMetadata(torch.tensor(slots, device=device), tables.to(device), window),),
+        block_size=block_size,
+    )
+    q = torch.randn(total, heads, size, generator=generator).to(dtype)
+    kv = LayerKV(keys.to(device, dtype), values.to(device, dtype), 0)
+    return Case(q.to(device), torch.stack(new_k).to(device), torch.stack(new_v).to(device), kv, metadata, history)
+
+
+def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
+    """What attention must give, (T, H, C) in float64, one query and one head at a time."""
+    group = case.metadata.groups[0]
+    heads_per_kv = case.q_THC.shape[1] // case.k_TKC.shape[1]
+    q = case.q_THC.cpu().double()
+    out = torch.zeros(*q.shape[:2], case.v_TKC.shape[2], dtype=torch.float64)
+    token = 0
+    for (k, v), start, stop in zip(case.history, case.metadata.starts, case.metadata.lengths, strict=True):
+        for position in range(start, stop):
+            first = 0 if group.window is None else max(0, position - group.window + 1)
+            for head in range(q.shape[1]):
+                seen = k[first : position + 1, head // heads_per_kv].double()
+                scores = seen @ q[token, head] * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                out[token, head] = torch.softmax(scores, 0) @ v[first : position + 1, head // heads_per_kv].double()
+            token += 1
+    return out

@@ -1,0 +1,38 @@
+"""The CPU backend against attention written out plainly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from beheld.attention.torch_ref import TorchBackend
+from tests.attention.naive import expected, make_case
+
+DECODES = [(0, 1), (5, 6), (8, 9), (40, 41)]
+MIXED = [(7, 8), (31, 32), (0, 9), (5, 21), (16, 24), (30, 33)]
+
+
+@pytest.mark.parametrize("pieces", [DECODES, MIXED, [(0, 33)], [(12, 13)]], ids=["decodes", "mixed", "prefill", "one"])
+@pytest.mark.parametrize("window", [None, 1, 6, 16, 64])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
+def test_equals_naive(
+    pieces: list[tuple[int, int]], window: int | None, softcap: float | None, heads: int, kv_heads: int
+) -> None:
+    case = make_case(pieces, heads=heads, kv_heads=kv_heads, window=window)
+    backend = TorchBackend()
+    backend.begin(case.metadata)
+    out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, softcap)
+    assert not out.isnan().any()
+    torch.testing.assert_close(out.double(), expected(case, 0.3, softcap), atol=2e-6, rtol=1e-5)
+
+
+def test_stores_keys_and_values_where_the_slots_say() -> None:
+    case = make_case(MIXED)
+    backend = TorchBackend()
+    backend.begin(case.metadata)
+    backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 1.0, None)
+    slots = case.metadata.groups[0].slots_T
+    assert torch.equal(case.kv.keys.flatten(0, 1)[slots], case.k_TKC)
+    assert torch.equal(case.kv.values.flatten(0, 1)[slots], case.v_TKC)
+    assert (case.kv.keys[0] == 0).all(), "the null block stays empty"
