@@ -137,7 +137,7 @@ class _Cleaner:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """What is certain: all up to the last place with no space shortly before it, which no pattern reaches across."""
+        """What is certain: all up to the last place without a space shortly before it: no pattern reaches across."""
         held = self._held + text
         reach = _MAX_CLEANED - 1
         cut = len(held)

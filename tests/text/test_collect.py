@@ -1,0 +1,194 @@
+"""What users see of a request: texts, ids, reasons, log-probabilities, whole and in pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from beheld.core.errors import ParamsError, StepError
+from beheld.core.media import MediaReceipt
+from beheld.core.outputs import TokenEvent
+from beheld.core.params import Sampling, SamplingParams
+from beheld.core.plan import TokenLogprobs
+from beheld.core.request import FinishReason, Request
+from beheld.text.collect import Collector
+from tests.text import tokenizers_small as small
+
+TOKENIZER = small.byte_level()
+EOS = TOKENIZER.eos_token_id
+RECEIPT = MediaReceipt("image", 0, {}, {}, (), 4, False, {})
+
+
+def collector(params: SamplingParams, tokenizer: object = TOKENIZER) -> Collector:
+    requests = [Request(f"r-{i}", (1, 2, 3), Sampling(), receipts=(RECEIPT,), prompt="Hello") for i in range(params.n)]
+    return Collector("r", params, requests, tokenizer)
+
+
+def tokens(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def play(collected: Collector, ids: list[int], finish: FinishReason | None = None, stop_id: int | None = None) -> bool:
+    """Push a token each, `finish` with the last; True if the engine was to be told to stop, at which it ends."""
+    for position, token_id in enumerate(ids):
+        last = position == len(ids) - 1
+        event = TokenEvent("r-0", token_id, finish if last else None, stop_id if last else None)
+        if collected.push(event):
+            return True
+    return False
+
+
+def test_end_of_sequence_is_an_id_without_text() -> None:
+    collected = collector(SamplingParams(skip_special_tokens=False))
+    assert not play(collected, [*tokens("a red circle"), EOS], FinishReason.STOP)
+    output = collected.output()
+    answer = output.outputs[0]
+    assert answer.text == "a red circle"
+    assert answer.token_ids == [*tokens("a red circle"), EOS]
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", None)
+    assert output.finished
+    assert answer.finished()
+    assert (output.prompt, output.prompt_token_ids, output.media) == ("Hello", [1, 2, 3], [RECEIPT])
+    assert answer.logprobs is None
+    assert answer.cumulative_logprob is None
+
+
+def test_own_stop_token_gives_its_id_as_reason_and_text_only_on_request() -> None:
+    ids = tokens("one two.")
+    for include, text in ((False, "one two"), (True, "one two.")):
+        collected = collector(SamplingParams(stop_token_ids=[ids[-1]], include_stop_str_in_output=include))
+        play(collected, ids, FinishReason.STOP, stop_id=ids[-1])
+        answer = collected.output().outputs[0]
+        assert (answer.text, answer.token_ids) == (text, ids)
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", ids[-1])
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_string_ends_the_answer_here(include: bool) -> None:
+    collected = collector(SamplingParams(stop=["zzz", "blue"], include_stop_str_in_output=include, max_tokens=99))
+    ids = [token for letter in "red blue green" for token in tokens(letter)]
+    assert play(collected, ids)
+    answer = collected.output().outputs[0]
+    assert answer.text == ("red blue" if include else "red ")
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", "blue")
+    assert answer.token_ids == ids[:8]
+    assert collected.finished
+    assert not collected.push(TokenEvent("r-0", ids[9], FinishReason.LENGTH))
+    assert collected.output().outputs[0] == answer
+
+
+def test_stop_string_in_the_last_token_outranks_length_and_needs_no_stopping() -> None:
+    collected = collector(SamplingParams(stop=["blue"]))
+    assert not play(collected, tokens("a blue"), FinishReason.LENGTH)
+    answer = collected.output().outputs[0]
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("a ", "stop", "blue")
+
+
+def test_text_that_only_began_a_stop_string_is_shown_at_the_end() -> None:
+    collected = collector(SamplingParams(stop=["circle!"]))
+    ids = tokens("a circle")
+    for token_id in ids:
+        collected.push(TokenEvent("r-0", token_id))
+    assert collected.output().outputs[0].text == "a "
+    collected.push(TokenEvent("r-0", None, FinishReason.ABORT))
+    answer = collected.output().outputs[0]
+    assert (answer.text, answer.finish_reason, answer.token_ids) == ("a circle", "abort", ids)
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    letters = [token for letter in "ab ab ab" for token in tokens(letter)]
+    collected = collector(SamplingParams(stop="ab", min_tokens=4))
+    assert play(collected, letters)
+    answer = collected.output().outputs[0]
+    assert (answer.text, len(answer.token_ids)) == ("ab ", 5)
+
+
+def test_deltas_add_up() -> None:
+    params = SamplingParams(n=2, stop=["NEVER"], logprobs=1, prompt_logprobs=0)
+    collected = collector(params)
+    lines = [tokens("The first image shows a 👩\u200d👧."), tokens("NEVE mind é")]
+    texts, ids, logprobs = ["", ""], [[], []], [[], []]
+    finishes: list[tuple[int, str]] = []
+    prompt_logprobs = []
+    for step in range(max(map(len, lines))):
+        for index, line in enumerate(lines):
+            if step >= len(line):
+                continue
+            event = TokenEvent(
+                f"r-{index}",
+                line[step],
+                FinishReason.LENGTH if step == len(line) - 1 else None,
+                logprobs=TokenLogprobs(line[step], -0.5, 2, (7,), (-0.25,)),
+                prompt_logprobs=(TokenLogprobs(2, -1.0, 3), TokenLogprobs(3, -2.0, 4)) if step == 0 else None,
+            )
+            assert not collected.push(event)
+            delta = collected.delta()
+            assert [answer.index for answer in delta.outputs] == [index]
+            assert delta.finished == collected.finished
+            prompt_logprobs.append(delta.prompt_logprobs)
+            for answer in delta.outputs:
+                texts[index] += answer.text
+                ids[index] += answer.token_ids
+                logprobs[index] += answer.logprobs or []
+                if answer.finish_reason:
+                    finishes.append((index, answer.finish_reason))
+    whole = collected.output()
+    assert whole.finished
+    assert sorted(finishes) == [(0, "length"), (1, "length")]
+    assert ids == lines
+    assert texts == [TOKENIZER.decode(line) for line in lines]
+    for index, answer in enumerate(whole.outputs):
+        assert (answer.text, answer.token_ids, answer.logprobs) == (texts[index], ids[index], logprobs[index])
+        assert answer.cumulative_logprob == pytest.approx(-0.5 * len(lines[index]))
+    assert whole.prompt_logprobs is not None
+    assert prompt_logprobs == [whole.prompt_logprobs] + [None] * (len(prompt_logprobs) - 1)
+    assert collected.delta().outputs == []
+
+
+def test_logprobs_have_the_token_itself_the_best_and_their_texts() -> None:
+    red, blue, circle = (tokens(word)[0] for word in ("red", "blue", " circle"))
+    collected = collector(SamplingParams(logprobs=2, prompt_logprobs=1))
+    entry = TokenLogprobs(circle, -3.0, 9, (red, blue, 5), (-0.5, -1.5, -2.5))
+    same = TokenLogprobs(red, -0.5, 1, (red, blue), (-0.5, -1.5))
+    prompt = (TokenLogprobs(2, -1.0, 3, (red,), (-0.1,)), TokenLogprobs(red, -0.1, 1, (red,), (-0.1,)))
+    collected.push(TokenEvent("r-0", circle, logprobs=entry, prompt_logprobs=prompt, num_cached=2))
+    collected.push(TokenEvent("r-0", red, FinishReason.LENGTH, logprobs=same))
+    output = collected.output()
+    first, second = output.outputs[0].logprobs or []
+    assert [(k, v.logprob, v.rank) for k, v in first.items()] == [(circle, -3.0, 9), (red, -0.5, 1), (blue, -1.5, 2)]
+    assert [v.decoded_token for v in first.values()] == [TOKENIZER.decode([t]) for t in (circle, red, blue)]
+    assert list(second) == [red, blue]
+    assert output.prompt_logprobs is not None
+    nothing, one, two = output.prompt_logprobs
+    assert nothing is None
+    assert one is not None
+    assert two is not None
+    assert list(one) == [2, red]
+    assert list(two) == [red]
+    assert output.num_cached_tokens == 2
+
+
+def test_without_detokenising_there_is_no_text() -> None:
+    ids = tokens("red")
+    for collected in (collector(SamplingParams(detokenize=False)), collector(SamplingParams(), None)):
+        play(collected, ids, FinishReason.LENGTH)
+        answer = collected.output().outputs[0]
+        assert (answer.text, answer.token_ids) == ("", ids)
+    with pytest.raises(ParamsError, match="tokenizer"):
+        collector(SamplingParams(stop="x"), None)
+
+
+def test_an_error_ends_the_whole_request() -> None:
+    collected = collector(SamplingParams(n=2))
+    collected.push(TokenEvent("r-0", 5))
+    error = StepError("nan")
+    collected.push(TokenEvent("r-1", None, FinishReason.ERROR, error=error))
+    output = collected.output()
+    assert (output.error, output.outputs, output.finished, output.media) == (error, [], True, [RECEIPT])
+    assert collected.delta().error is error
+
+
+def test_the_cache_is_reported_for_the_first_answer() -> None:
+    collected = collector(SamplingParams(n=2))
+    collected.push(TokenEvent("r-1", 5, num_cached=3))
+    collected.push(TokenEvent("r-0", 5, num_cached=1))
+    assert collected.output().num_cached_tokens == 1

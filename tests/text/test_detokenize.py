@@ -1,0 +1,118 @@
+"""Increments add up to the full text, for every kind of tokenizer and any tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beheld.text.detokenize import Detokenizer, token_text
+from tests.text import tokenizers_small as small
+
+KINDS = [small.byte_level, small.llama, small.metaspace, small.word_pieces, small.cleaned_word_pieces]
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from(list("ab .,'!?nt0123456789\n\t")),
+        st.characters(exclude_categories=["Cs"]),
+        st.sampled_from(["é", "e\u0301", "絵", "👩\u200d👩\u200d👧", "🇩🇪", "\ufffd", "\u200b", "ß"]),
+    ),
+    max_size=40,
+).map("".join)
+
+
+def increments(tokenizer: Any, ids: list[int], *, skip: bool = True) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS)
+def test_encoded_text_comes_back_in_pieces(kind: Callable[[], Any], text: str) -> None:
+    tokenizer = kind()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert "".join(increments(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_tokens_come_back_in_pieces(kind: Callable[[], Any], skip: bool, data: st.DataObject) -> None:
+    """Models may write anything: halves of characters, specials in the middle, bytes that are no text."""
+    tokenizer = kind()
+    anything = st.integers(0, len(tokenizer) - 1)
+    specials = st.sampled_from(tokenizer.convert_tokens_to_ids([*small.SPECIALS, "<tool>"]))
+    ids = data.draw(st.lists(st.one_of(anything, anything, specials), max_size=30))
+    assert "".join(increments(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.sampled_from(list(" ab'.,!?ntmsrve")), max_size=40), data=st.data())
+def test_cleaning_in_pieces_is_cleaning_at_once(text: str, data: st.DataObject) -> None:
+    from beheld.text.detokenize import _Cleaner
+
+    clean = small.cleaned_word_pieces().clean_up_tokenization
+    cleaner = _Cleaner(clean)
+    pieces = []
+    rest = text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        pieces.append(cleaner.push(rest[:size]))
+        rest = rest[size:]
+    assert "".join([*pieces, cleaner.finish()]) == clean(text)
+
+
+@pytest.mark.parametrize("kind", [small.byte_level, small.llama, small.metaspace], ids=lambda kind: kind.__name__)
+def test_a_character_is_shown_only_when_whole(kind: Callable[[], Any]) -> None:
+    tokenizer = kind()
+    text = "A 👩\u200d👧 and 絵 é"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    pieces = increments(tokenizer, ids)
+    assert len(ids) > len(text) / 2
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+def test_text_is_shown_as_soon_as_it_is_certain() -> None:
+    tokenizer = small.byte_level()
+    ids = tokenizer.encode("The first image shows", add_special_tokens=False)
+    pieces = increments(tokenizer, ids)
+    assert pieces == [*(tokenizer.decode([token_id]) for token_id in ids), ""]
+
+
+def test_endless_broken_bytes_do_not_hold_the_text_back() -> None:
+    tokenizer = small.byte_level()
+    lone = tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(tokenizer.encode("é"))[1][-1])
+    detokenizer = Detokenizer(tokenizer)
+    shown = "".join(detokenizer.push(lone) for _ in range(20))
+    assert len(shown) == 16
+    assert len(shown + detokenizer.finish()) == 20
+
+
+@pytest.mark.parametrize("kind", [small.byte_level, small.llama, small.metaspace], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("text", ["10. The tenth image", "The content of each image:\n9. A cat.\n10. The tenth image"])
+def test_numbers_and_full_stops_keep_together(kind: Callable[[], Any], text: str) -> None:
+    """Not "1 0 . The tenth image": no spaces between tokens that have none."""
+    tokenizer = kind()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert "".join(increments(tokenizer, ids, skip=False)) == tokenizer.decode(ids) == text
+
+
+def test_special_tokens_are_skipped_or_shown() -> None:
+    tokenizer = small.llama()
+    ids = tokenizer.encode("red circle", add_special_tokens=False)
+    eos = tokenizer.eos_token_id
+    assert "".join(increments(tokenizer, [*ids, eos, *ids])) == "red circle red circle"
+    assert "".join(increments(tokenizer, [*ids, eos], skip=False)) == "red circle</s>"
+    assert "".join(increments(tokenizer, [eos, *ids, eos])) == "red circle"
+
+
+def test_text_of_one_token() -> None:
+    tokenizer = small.byte_level()
+    (token_id,) = tokenizer.encode(" image", add_special_tokens=False)
+    assert token_text(tokenizer, token_id) == " image"
+    assert token_text(tokenizer, tokenizer.eos_token_id) == "</s>"
