@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,9 +150,19 @@ class FakeRunner:
         prompt: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}
         used: set[bytes] = set()
+        # As on a real device, the whole batch writes its keys and values before any of it reads.
+        missing = {piece.row: self._begin(self._rows[piece.row], piece, used) for piece in plan.slices}
+        for piece in plan.slices if self.verify else ():
+            self._write(self._rows[piece.row], piece)
         for piece in plan.slices:
             row = self._rows[piece.row]
-            reason = self._compute(row, piece, used)
+            if self.verify:
+                self._read(row, piece)
+            reason = None
+            if missing[piece.row]:
+                reason = "The embeddings are not on the device."
+            elif row.broken and piece.samples:
+                reason = "nan"
             # A broken row has a next token too, on the device: a step that was planned already will compute it.
             token = self._sample(row) if piece.samples else None
             if reason is not None:
@@ -219,8 +229,8 @@ class FakeRunner:
         assert sum(self._embeds.values()) <= self.capacity.max_encoder_tokens, "too many embeddings"
         return tuple(lost)
 
-    def _compute(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> str | None:
-        """Write the slice's keys and values and read its context; says why it failed, if it did."""
+    def _begin(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> bool:
+        """Check the slice and give it its blocks; True if embeddings are missing."""
         assert piece.start == row.num_computed, "slices are contiguous"
         assert piece.start < piece.stop <= len(row.token_ids), "only known tokens can be computed"
         assert piece.samples == (piece.stop == len(row.token_ids)), "the last known position samples, no other"
@@ -228,16 +238,10 @@ class FakeRunner:
         self._append_blocks(row, piece)
         row.num_computed = piece.stop
         missing = bool(row.admission.spans) and self._use_embeds(row, piece, used)
-        if not self.verify:
-            return None
-        for index, group in enumerate(self.info.kv_groups):
-            if group.kind != "shared":
-                row.broken |= self._read(row, piece, index, group.window)
         row.broken |= missing
-        self._write(row, piece)
-        if missing:
-            return "The embeddings are not on the device."
-        return "nan" if row.broken and piece.samples else None
+        if self.broken_tokens or self.broken_digests:
+            row.broken |= any(cell.broken for cell, _ in self._seen(row, piece.start, piece.start))
+        return missing
 
     def _append_blocks(self, row: FakeRow, piece: SeqSlice) -> None:
         size = self.config.block_size
@@ -276,19 +280,22 @@ class FakeRunner:
                     assert block != 0, "written to the null block"
                     self._cells[index, block, position % size] = cell
 
-    def _read(self, row: FakeRow, piece: SeqSlice, index: int, window: int | None) -> bool:
-        """Read what the slice sees before itself, through the table; it must be the sequence's own true prefix."""
-        size, table = self.config.block_size, row.tables[index]
-        first = 0 if window is None else max(0, piece.start - window + 1)
-        broken = False
-        for position in range(first, piece.start):
-            block = table[position // size]
-            assert block != 0, f"position {position} is seen and its block is gone"
-            cell = self._cells.get((index, block, position % size))
-            assert cell is not None, f"position {position} was never written"
-            assert cell.state == row.states[position + 1], f"position {position} is somebody else's"
-            broken |= cell.broken
-        return broken
+    def _read(self, row: FakeRow, piece: SeqSlice) -> None:
+        """Read what the slice sees; it must be the sequence's own true prefix."""
+        for cell, state in self._seen(row, piece.start, piece.stop):
+            assert cell.state == state, "what is read is somebody else's"
+
+    def _seen(self, row: FakeRow, start: int, stop: int) -> Iterator[tuple[Cell, int]]:
+        """What every group holds of the positions before `stop` that `start` sees, and what it should hold."""
+        size = self.config.block_size
+        for index, (group, table) in enumerate(zip(self.info.kv_groups, row.tables, strict=True)):
+            first = 0 if group.window is None else max(0, start - group.window + 1)
+            for position in range(first, stop) if table else ():
+                block = table[position // size]
+                assert block != 0, f"position {position} is seen and its block is gone"
+                cell = self._cells.get((index, block, position % size))
+                assert cell is not None, f"position {position} was never written"
+                yield cell, row.states[position + 1]
 
     def _sample(self, row: FakeRow) -> int:
         token = next_token(row.states[-1])

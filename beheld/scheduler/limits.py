@@ -63,8 +63,8 @@ def _refuse_media_at_once(request: Request, max_encoder_tokens: int) -> None:
     sizes = {span.item.digest: span.item.num_embeds for span in request.spans}
     if sum(sizes.values()) > max_encoder_tokens:
         raise CapacityError(
-            f"The media take {sum(sizes.values())} embeddings, all at once without chunked prefill; the device keeps at "
-            f"most {max_encoder_tokens}.",
+            f"The media take {sum(sizes.values())} embeddings, all at once without chunked prefill; the device keeps "
+            f"at most {max_encoder_tokens}.",
             "Set enable_chunked_prefill=True, or raise mm_encoder_budget.",
         )
 

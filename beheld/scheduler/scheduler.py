@@ -201,12 +201,11 @@ class Scheduler:
         spans = sequence.request.spans if self._info.atomic_spans else ()
         num_hit = self._tables.find_hit(sequence, ((span.start, span.stop) for span in spans))
         start = num_hit * self._config.block_size
-        sequence.advance(start)
+        sequence.begin(start)
         stop = self._embed_limit(sequence, start, min(sequence.end, start + draft.budget), draft)
         stop = self._cut(sequence, start, min(stop, self._tables.reach(sequence, num_hit)))
         whole = self._config.chunked_prefill or len(sequence.token_ids) > sequence.num_prompt
         if stop <= start or (stop < sequence.end and not whole):
-            sequence.num_computed = sequence.place = 0
             return False
         self._queue.pop()
         sequence.status = Status.RUNNING

@@ -78,7 +78,7 @@ class Sequence:
         tables: for each KV group, the block ids; all groups with storage have equally many (0 where slid out).
         kept: for each KV group, the first index whose block was not slid out.
         num_slots: positions that the tables have room for.
-        num_computed: positions that have been scheduled.
+        num_computed: positions that have been scheduled; while waiting, without meaning.
         num_in_flight: tokens that the device has been told to sample and the host does not know.
         end: positions up to here can be scheduled: known tokens and those in flight, within most_positions.
         block_keys: keys of its first blocks, as far as they were computed.
@@ -155,6 +155,11 @@ class Sequence:
         """False while logits of the prompt are still wanted: they exist only for positions that are computed."""
         return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt - 1
 
+    def begin(self, start: int) -> None:
+        """If it is admitted now, positions before `start` are there already."""
+        self.place = 0
+        self.advance(start)
+
     def advance(self, stop: int) -> None:
         """Positions before `stop` have been scheduled."""
         self.num_computed = stop
@@ -164,14 +169,10 @@ class Sequence:
         self.place = index
 
     def rewind(self) -> None:
-        """Nothing is computed any more; the tables have been given back."""
+        """Nothing is computed any more; the tables have been given back, and will be filled anew at admission."""
         assert not any(self.tables), "rewind a sequence that still holds blocks"
         self.epoch += 1
-        self.num_slots = 0
-        self.num_computed = 0
-        self.num_keyed = 0
-        self.place = 0
-        self.kept = [0] * len(self.kept)
+        self.begin(0)
 
 
 def _view(span: MediaSpan) -> SpanView:
