@@ -1,0 +1,84 @@
+"""Filters keep what the definitions say, on both paths: row by row, and all rows at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beheld.core.params import Sampling
+from beheld.sample.filters import apply_mask_, filters, floor_of_row, floors
+from tests.sample.reference import probabilities
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> Sampling:
+    return Sampling(
+        temperature=1.0,
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 7, 50, 1500, 10**6])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.999, 0.9, 0.5, 0.01])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.0])),
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    params=st.lists(samplings(), min_size=1, max_size=4),
+    size=st.sampled_from([1, 5, 33, 2000, 5000]),
+    spread=st.sampled_from([0.1, 1.0, 6.0]),
+    ties=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_both_paths_keep_what_the_definition_keeps(
+    params: list[Sampling], size: int, spread: float, ties: bool, seed: int
+) -> None:
+    logits_RV = torch.randn(len(params), size, generator=torch.Generator().manual_seed(seed)) * spread
+    if ties:
+        logits_RV = logits_RV.round()
+    chosen = filters(params, size, CPU)
+    together_R1 = torch.full((len(params), 1), -math.inf) if chosen is None else floors(logits_RV, chosen)
+    for row, row_params in enumerate(params):
+        alone = np.float32(floor_of_row(logits_RV[row].numpy(), row_params))
+        wanted_V = probabilities(logits_RV[row], row_params) > 0
+        for floor in (alone, together_R1[row].item()):
+            kept_V = logits_RV[row] >= floor
+            # The sum that ends a nucleus may round to either side of top_p: one logit and its equals may differ.
+            unlike = logits_RV[row][kept_V != wanted_V].unique()
+            assert len(unlike) <= (row_params.top_p < 1.0), (floor, row_params)
+            if len(unlike):
+                without_nucleus = replace(row_params, top_p=1.0)
+                above = probabilities(logits_RV[row], without_nucleus)[logits_RV[row] > unlike].sum().item()
+                assert above == pytest.approx(row_params.top_p, abs=1e-6)
+
+
+def test_nothing_to_filter_is_nothing_to_do() -> None:
+    assert filters([Sampling(temperature=1.0), Sampling(temperature=0.5, top_k=100)], 100, CPU) is None
+    assert floor_of_row(np.zeros(100, np.float32), Sampling(temperature=1.0)) == -math.inf
+
+
+def test_the_best_is_always_kept() -> None:
+    logits = torch.tensor([[0.0, 5.0, -math.inf, 5.0]])
+    for params in (Sampling(top_p=1e-9), Sampling(min_p=1.0), Sampling(top_k=1)):
+        chosen = filters([params], 4, CPU)
+        assert chosen is not None
+        for floor in (floors(logits, chosen).item(), floor_of_row(logits[0].numpy(), params)):
+            assert (logits[0] >= floor).tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 100])
+def test_bit_mask(size: int) -> None:
+    allowed = torch.rand(3, size, generator=torch.Generator().manual_seed(0)) < 0.5
+    words = torch.zeros(3, -(-size // 32) + 1, dtype=torch.int64)
+    for token in range(size):
+        words[:, token // 32] |= allowed[:, token].long() << (token % 32)
+    logits = torch.randn(3, size)
+    got = logits.clone()
+    apply_mask_(got, words.to(torch.int32))
+    assert torch.equal(got, logits.masked_fill(~allowed, -math.inf))

@@ -1,0 +1,401 @@
+"""The sampler against its rules written out slowly, and what it promises about batches, seeds and broken rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import Sampling
+from beheld.sample.sampler import Sampler
+from tests.sample.reference import edited, probabilities
+
+V = 101
+CPU = torch.device("cpu")
+PATHS = ["row by row", "all at once"]
+
+
+def make(path: str = PATHS[0], vocab_size: int = V, rows: int = 8) -> Sampler:
+    """A sampler on the CPU, drawing as there or as on a GPU."""
+    sampler = Sampler(rows, vocab_size, CPU)
+    if path == PATHS[1]:
+        sampler._draw_on_cpu = sampler._draw  # type: ignore[method-assign]
+    return sampler
+
+
+def logits(rows: int, seed: int = 0, vocab_size: int = V, spread: float = 2.0) -> Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def one(params: Sampling, logits_V: Tensor, prompt: Sequence[int] = (1, 2), output: Sequence[int] = ()) -> int:
+    sampler = make(vocab_size=len(logits_V))
+    sampler.admit(0, params, (*prompt, *output), len(prompt))
+    return int(sampler.sample(logits_V[None], [0], [len(prompt) + len(output)]).ids_B)
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> Sampling:
+    ids = st.integers(0, V - 1)
+    few = st.integers(0, 3)
+    biased = draw(st.dictionaries(ids, st.floats(-20, 20, width=32), max_size=3))
+    return Sampling(
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.7])),
+        min_tokens=draw(st.integers(0, 3)),
+        stop_ids=draw(st.frozensets(ids, max_size=3)),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.5, -2.0])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.5, -1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.5])),
+        logit_bias=tuple(biased.items()),
+        allowed_token_ids=draw(st.none() | st.lists(ids, min_size=10, max_size=40).map(tuple)),
+        bad_words_ids=tuple(draw(st.lists(st.lists(few, min_size=1, max_size=3).map(tuple), max_size=3))),
+        seed=draw(st.integers(-(2**63), 2**64 - 1)),
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=200, deadline=None)
+@given(params=st.lists(edits(), min_size=1, max_size=5), seed=st.integers(0, 10**6), again=st.integers(0, 3))
+def test_several_steps_follow_the_rules(path: str, params: list[Sampling], seed: int, again: int) -> None:
+    """Greedy rows take the best by the slow rules; others something possible; a step launched again changes nothing."""
+    sampler = make(path)
+    prompts = [[3, 1, V + 5, 2][: 1 + b % 4] for b in range(len(params))]
+    outputs: list[list[int]] = [[] for _ in params]
+    rows = list(range(len(params)))[::-1]
+    for row in rows:
+        # One token was generated before, as after a preemption.
+        outputs[row] = [row % 4]
+        sampler.admit(row, params[row], [*prompts[row], *outputs[row]], len(prompts[row]))
+    for step in range(4):
+        # Few likely tokens, so that they repeat and complete bad words.
+        logits_BV = logits(len(rows), seed + step)
+        logits_BV[:, :4] += 6
+        before = logits_BV.clone()
+        lengths = [len(prompts[row]) + len(outputs[row]) for row in rows]
+        out = sampler.sample(logits_BV, rows, lengths)
+        sampler.append(rows, out.ids_B)
+        if step == again:
+            repeated = sampler.sample(logits_BV, rows, lengths)
+            assert torch.equal(repeated.ids_B, out.ids_B)
+            sampler.append(rows, out.ids_B)
+        assert torch.equal(logits_BV, before)
+        for b, row in enumerate(rows):
+            wanted_V = edited(logits_BV[b], params[row], prompts[row], outputs[row])
+            token = int(out.ids_B[b])
+            assert bool(out.nan_B[b]) == (not wanted_V.isfinite().any())
+            if params[row].greedy and not out.nan_B[b]:
+                assert wanted_V[token] >= wanted_V.max() - 1e-4
+            elif not out.nan_B[b]:
+                assert wanted_V[token] > -math.inf
+            outputs[row].append(token)
+
+
+@st.composite
+def any_params(draw: st.DrawFn) -> Sampling:
+    return Sampling(
+        temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        top_k=draw(st.sampled_from([0, 0, 3, 40])),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.4])),
+        min_p=draw(st.sampled_from([0.0, 0.1])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.2])),
+        seed=draw(st.integers(0, 5)),
+        logprobs=draw(st.sampled_from([None, 2])),
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), own=any_params(), mates=st.lists(any_params(), max_size=6))
+def test_a_request_is_alone_with_its_seed(path: str, data: st.DataObject, own: Sampling, mates: list[Sampling]) -> None:
+    """The same tokens whatever shares the batch, whatever the row, whatever the place in the batch."""
+    steps = [logits(1, 77 + step)[0] for step in range(5)]
+    alone = make(path)
+    alone.admit(3, own, [1, 2, 3], 3)
+    wanted = []
+    for step, logits_V in enumerate(steps):
+        out = alone.sample(logits_V[None], [3], [3 + step])
+        alone.append([3], out.ids_B)
+        wanted.append(int(out.ids_B))
+    sampler = make(path)
+    rows = data.draw(st.permutations(range(8)))[: len(mates) + 1]
+    row = rows[data.draw(st.integers(0, len(mates)))]
+    others = iter(mates)
+    for other in rows:
+        sampler.admit(other, own if other == row else next(others), [1, 2, 3], 3)
+    got = []
+    for step, logits_V in enumerate(steps):
+        batch = data.draw(st.permutations(rows))
+        if step == 2 and len(rows) > 1:
+            gone = next(other for other in batch if other != row)
+            sampler.release(gone)
+            rows = [other for other in rows if other != gone]
+            batch = rows
+        logits_BV = logits(len(batch), step)
+        logits_BV[batch.index(row)] = logits_V
+        out = sampler.sample(logits_BV, batch, [3 + step] * len(batch))
+        sampler.append(batch, out.ids_B)
+        got.append(int(out.ids_B[batch.index(row)]))
+    assert got == wanted
+
+
+def test_seed_and_position_both_matter() -> None:
+    flat = torch.zeros(1, 5000)
+    sampler = make(vocab_size=5000)
+    drawn = {}
+    for seed in (1, 2):
+        sampler.admit(0, Sampling(temperature=1.0, seed=seed), [1], 1)
+        for length in range(1, 41):
+            drawn[seed, length] = int(sampler.sample(flat, [0], [length]).ids_B)
+    assert len(set(drawn.values())) > 70
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.9},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 1.0, "min_p": 0.02, "top_p": 0.95, "top_k": 12},
+    ],
+    ids=str,
+)
+def test_frequencies_are_the_probabilities(path: str, params: dict[str, Any]) -> None:
+    logits_V = logits(1, 5, spread=1.5)[0]
+    num_draws = 6000
+    counts = np.zeros(V)
+    wanted = probabilities(edited(logits_V, Sampling(**params), [1, 2, 3], []), Sampling(**params)).numpy()
+    sampler = make(path, rows=200)
+    for row in range(200):
+        sampler.admit(row, Sampling(**params, seed=row), [1, 2, 3], 3)
+    for position in range(num_draws // 200):
+        ids_B = sampler.sample(logits_V.expand(200, V).contiguous(), range(200), [3 + position] * 200).ids_B
+        counts += np.bincount(ids_B.numpy(), minlength=V)
+    assert counts[wanted == 0].sum() == 0
+    frequent = wanted * num_draws >= 5
+    seen = np.append(counts[frequent], counts[~frequent].sum())
+    expected = np.append(wanted[frequent], wanted[~frequent].sum()) * num_draws
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    degrees = len(seen) - 1
+    assert (statistic - degrees) / math.sqrt(2 * degrees) < 4
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_large_vocabulary_is_drawn_evenly(path: str) -> None:
+    """With many equal candidates the winner's noise is tiny: it must not run out of bits."""
+    size = 60_000
+    sampler = make(path, vocab_size=size, rows=1)
+    ids = []
+    for seed in range(400):
+        sampler.admit(0, Sampling(temperature=1.0, seed=seed), [1], 1)
+        ids.append(int(sampler.sample(torch.zeros(1, size), [0], [1]).ids_B))
+    assert len(set(ids)) > 390
+    assert np.mean(ids) == pytest.approx(size / 2, rel=0.12)
+
+
+def test_mixed_batch_with_mask_keeps_greedy_rows_greedy() -> None:
+    sampler = make()
+    sampler.admit(0, Sampling(), [1], 1)
+    sampler.admit(1, Sampling(temperature=1.0, top_k=1), [1], 1)
+    sampler.admit(2, Sampling(temperature=1.0), [1], 1)
+    logits_BV = logits(3)
+    assert sampler.sample(logits_BV, [0, 1, 2], [1, 1, 1]).ids_B[:2].tolist() == logits_BV[:2].argmax(-1).tolist()
+    words_BW = torch.zeros(3, 4, dtype=torch.int32)
+    words_BW[:, 1] = 1 << 5
+    assert sampler.sample(logits_BV, [0, 1, 2], [1, 1, 1], words_BW).ids_B.tolist() == [37, 37, 37]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("other", [Sampling(), Sampling(temperature=1.0), Sampling(repetition_penalty=1.1, logprobs=1)])
+def test_broken_rows_are_told_and_hurt_no_other(path: str, other: Sampling) -> None:
+    sampler = make(path)
+    for row in range(5):
+        sampler.admit(row, other if row % 2 else Sampling(temperature=0.5, top_p=0.9, logprobs=1), [1, 2], 2)
+    rows, lengths = list(range(5)), [2] * 5
+    sound = sampler.sample(logits(5), rows, lengths)
+    assert not sound.nan_B.any()
+    logits_BV = logits(5)
+    logits_BV[0, 7] = math.nan
+    logits_BV[1] = -math.inf
+    logits_BV[3, 0] = math.nan
+    out = sampler.sample(logits_BV, rows, lengths)
+    assert out.nan_B.tolist() == [True, True, False, True, False]
+    assert out.ids_B[out.nan_B].tolist() == [0, 0, 0]
+    assert out.ids_B[[2, 4]].tolist() == sound.ids_B[[2, 4]].tolist()
+    assert set(out.to_host()) == {2, 4}
+
+
+def test_masked_logits_of_the_model_are_no_fault() -> None:
+    logits_V = logits(1)[0]
+    logits_V[::2] = -math.inf
+    assert one(Sampling(), logits_V) == int(logits_V.argmax())
+    assert one(Sampling(temperature=1.0, top_p=0.9), logits_V) % 2 == 1
+
+
+def test_nothing_left_is_a_broken_row() -> None:
+    sampler = make()
+    sampler.admit(0, Sampling(allowed_token_ids=(5,), stop_ids=frozenset({5}), min_tokens=2), [1], 1)
+    assert sampler.sample(logits(1), [0], [1]).nan_B.tolist() == [True]
+    sound = sampler.sample(logits(1), [0], [3])
+    assert (sound.ids_B.tolist(), sound.nan_B.tolist()) == ([5], [False])
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    sampler = make()
+    wants = {4: 3, 1: 0, 2: None}
+    for row, k in wants.items():
+        params = Sampling(temperature=0.1, repetition_penalty=2.0, logit_bias=((9, 50.0),), logprobs=k)
+        sampler.admit(row, params, [9, 5], 2)
+    logits_BV = logits(3)
+    raw_BV = logits_BV.log_softmax(-1)
+    out = sampler.sample(logits_BV, list(wants), [2, 2, 2])
+    assert out.ids_B.tolist() == [9, 9, 9]
+    host = out.to_host()
+    assert set(host) == {4, 1}
+    for b, (row, k) in enumerate(wants.items()):
+        if k is None:
+            continue
+        entry = host[row]
+        assert entry.token_id == 9
+        assert entry.logprob == pytest.approx(raw_BV[b, 9].item(), abs=1e-5)
+        assert entry.rank == 1 + int((raw_BV[b] > raw_BV[b, 9]).sum())
+        best = raw_BV[b].topk(k)
+        assert list(entry.top_ids) == best.indices.tolist()
+        assert entry.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_bfloat16_logits_are_reported_and_chosen_in_float32() -> None:
+    sampler = make()
+    sampler.admit(0, Sampling(logprobs=2), [1], 1)
+    logits_BV = logits(1).bfloat16()
+    out = sampler.sample(logits_BV, [0], [1])
+    raw_V = logits_BV.float().log_softmax(-1)[0]
+    assert out.ids_B.tolist() == [int(raw_V.argmax())]
+    assert out.to_host()[0].logprob == pytest.approx(raw_V.max().item(), abs=1e-6)
+
+
+def test_prompt_logprobs() -> None:
+    logits_TV = logits(150)
+    targets_T = torch.arange(150) % V
+    entries = make().prompt_logprobs(logits_TV, targets_T, 2)
+    raw_TV = logits_TV.log_softmax(-1)
+    assert [entry.token_id for entry in entries] == targets_T.tolist()
+    assert [entry.logprob for entry in entries] == pytest.approx(raw_TV[range(150), targets_T].tolist(), abs=1e-5)
+    assert [list(entry.top_ids) for entry in entries] == raw_TV.topk(2).indices.tolist()
+    assert make().prompt_logprobs(logits_TV[:0], targets_T[:0], 1) == []
+
+
+def test_logits_processors_of_both_forms() -> None:
+    seen: list[tuple[list[int], ...]] = []
+
+    def short(output: list[int], logits_V: Tensor) -> Tensor:
+        seen.append((list(output),))
+        logits_V[:50] = -math.inf
+        return logits_V
+
+    class Long:
+        def __call__(self, prompt: list[int], output: list[int], logits_V: Tensor) -> Tensor:
+            seen.append((list(prompt), list(output)))
+            output.clear()
+            forced = torch.full_like(logits_V, -math.inf)
+            forced[60 + len(seen) // 2] = math.inf
+            return forced
+
+    sampler = make()
+    sampler.admit(0, Sampling(processors=(short, Long())), [4, 5, 6], 2)
+    sampler.admit(1, Sampling(temperature=1.0, processors=(short,)), [4], 1)
+    logits_BV = logits(2)
+    sampler.sample(logits_BV[:1], [0], [3])
+    assert seen == [([6],), ([4, 5], [6])]
+    out = sampler.sample(logits_BV, [0, 1], [3, 1])
+    assert out.ids_B[0] == 62
+    assert out.ids_B[1] >= 50
+    assert not out.nan_B.any()
+    sampler.append([0, 1], out.ids_B)
+    seen.clear()
+    sampler.sample(logits_BV, [0, 1], [4, 2])
+    assert seen == [([6, 62],), ([4, 5], [6, 62]), ([int(out.ids_B[1])],)]
+    # The step that gave token 62 is launched again.
+    seen.clear()
+    sampler.sample(logits_BV, [0, 1], [3, 1])
+    assert seen == [([6],), ([4, 5], [6]), ([],)]
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [lambda output, logits_V, scale=2.0: logits_V * scale, lambda *both: both[1] * 2, torch.add],
+    ids=["optional third", "any number", "built in"],
+)
+def test_other_ways_to_write_a_processor(processor: Callable[..., Tensor]) -> None:
+    sampler = make()
+    if processor is torch.add:  # tells no signature, so it is called with two arguments: add([], logits) fails
+        sampler.admit(0, Sampling(processors=(processor,)), [1], 1)
+        with pytest.raises(TypeError):
+            sampler.sample(logits(1), [0], [1])
+        return
+    sampler.admit(0, Sampling(processors=(processor,)), [1], 1)
+    assert sampler.sample(logits(1), [0], [1]).ids_B.tolist() == logits(1).argmax(-1).tolist()
+
+
+def test_errors_of_processors_and_ids_are_the_users() -> None:
+    sampler = make()
+    for bad in (lambda a: a, lambda a, b, c, d: a):
+        with pytest.raises(ParamsError, match="takes"):
+            sampler.admit(0, Sampling(processors=(bad,)), [1], 1)
+    sampler.admit(0, Sampling(processors=(lambda output, logits_V: logits_V[:5],)), [1], 1)
+    with pytest.raises(ParamsError, match=r"shape \(5,\)"):
+        sampler.sample(logits(1), [0], [1])
+    with pytest.raises(ParamsError, match="allowed_token_ids"):
+        sampler.admit(0, Sampling(allowed_token_ids=(1, V)), [1], 1)
+    with pytest.raises(ParamsError, match="logit_bias"):
+        sampler.admit(0, Sampling(logit_bias=((V, 1.0),)), [1], 1)
+
+
+def test_stop_ids_beyond_the_logits_are_never_sampled_anyway() -> None:
+    params = Sampling(stop_ids=frozenset({V + 7}), min_tokens=3, bad_words_ids=((V,), (1, V), (V + 1, 2)))
+    assert one(params, logits(1)[0]) == int(logits(1).argmax())
+
+
+def test_a_row_starts_anew_when_it_is_admitted_again() -> None:
+    sampler = make()
+    logits_BV = torch.zeros(1, V)
+    logits_BV[0, 7] = 1.0
+    params = Sampling(frequency_penalty=2.0)
+    sampler.admit(0, params, [1], 1)
+    out = sampler.sample(logits_BV, [0], [1])
+    sampler.append([0], out.ids_B)
+    assert int(out.ids_B) == 7
+    assert int(sampler.sample(logits_BV, [0], [2]).ids_B) != 7
+    for admit_again in (True, False):
+        if not admit_again:
+            sampler.release(0)
+            sampler.release(0)
+        sampler.admit(0, params, [1], 1)
+        assert int(sampler.sample(logits_BV, [0], [1]).ids_B) == 7
+
+
+def test_index_tensors_are_kept_while_the_batch_stays_the_same() -> None:
+    sampler = make()
+    table = sampler._rows
+    params = Sampling(temperature=1.0, top_p=0.5, min_tokens=2, stop_ids=frozenset({3}))
+    for row in (0, 1):
+        sampler.admit(row, params, [1], 1)
+    first = table.compose([0, 1], [1, 1])
+    assert table.compose([0, 1], [2, 2]) is first
+    grown = table.compose([0, 1], [2, 3])
+    assert grown is not first
+    assert grown.edits is not None
+    assert table.compose([1, 0], [3, 3]).edits is None
+    sampler.admit(1, params, [1, 1], 2)
+    assert table.compose([1, 0], [3, 3]).edits is not None
