@@ -107,7 +107,7 @@ class LLM:
         if not messages:
             return []
         many: list[Any] = [messages] if isinstance(messages[0], dict) else list(messages)
-        options = {
+        options: dict[str, Any] = {
             "chat_template": chat_template or self._args.chat_template,
             "content_format": chat_template_content_format,
             "add_generation_prompt": add_generation_prompt,

@@ -171,8 +171,8 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """An independent copy (lists copied one level deep)."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SamplingParams(**{k: list(v) if isinstance(v, list) else v for k, v in values.items()})
+        copied: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return SamplingParams(**{k: list(v) if isinstance(v, list) else v for k, v in copied.items()})
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beheld.scheduler.scheduler import SchedulerStats
+from beheld.scheduler.draft import SchedulerStats
 
 
 @dataclass(frozen=True)
