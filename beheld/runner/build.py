@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
+
+import torch
 
 from beheld.attention.select import select
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
 from beheld.models import registry
+from beheld.models.adapter import ModelAdapter
 from beheld.models.load import model_class_of
 from beheld.runner import capacity
 from beheld.runner.runner import ModelRunner
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+_ONE_THREAD_BYTES = 128 << 20
 
 
 def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> ModelRunner:
@@ -27,6 +33,8 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         ModelError, CapacityError: with what to do.
     """
     adapter = registry.build(hf_config, info, config)
+    if config.device == "cpu":
+        _choose_threads(adapter)
     if shrink:
         config = _shrunk(info, config)
     runner = ModelRunner(
@@ -34,6 +42,17 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     )
     runner.self_test()
     return runner
+
+
+def _choose_threads(adapter: ModelAdapter) -> None:
+    """A small model runs on one thread, unless OMP_NUM_THREADS says otherwise.
+
+    Its operations take microseconds: sharing them gains nothing on an idle machine, and on a busy one each waits for the
+    thread that was put aside (measured with 6 M parameters on two cores, both busy: 4 ms a token against 20 to 200).
+    """
+    if adapter.weights_bytes() < _ONE_THREAD_BYTES and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+        logger.debug("The model is small: computing on one thread.")
 
 
 def _shrunk(info: ModelInfo, config: EngineConfig) -> EngineConfig:
@@ -50,8 +69,6 @@ def _shrunk(info: ModelInfo, config: EngineConfig) -> EngineConfig:
 
 def count_parameters(hf_config: Any, info: ModelInfo) -> int:
     """Number of parameters of the model that this configuration describes; no memory is taken for them."""
-    import torch
-
     with torch.device("meta"):
         model = model_class_of(info, hf_config)._from_config(hf_config)
     return sum(parameter.numel() for parameter in model.parameters())
