@@ -374,15 +374,30 @@ def test_an_item_on_the_device_is_used_before_another_takes_its_room() -> None:
     assert bench.plans[-16].forget == (DOG.digest,)
 
 
-def test_nobody_overtakes_one_who_waits_for_room() -> None:
+def test_nobody_takes_room_from_one_who_waits_for_it() -> None:
+    config = fake_config(max_encoder_tokens=8, max_num_batched_tokens=6, prefix_caching=False, policy="priority")
+    bench = Bench(config, fake_info())
+    small = [fake_item(f"small {number}", 4) for number in range(10)]
+    large = fake_item("large", 8)
+    greedy = fake_request("greedy", 9, *small, 5, max_tokens=1, priority=1)
+    waits = fake_request("waits", 7, large, 5, max_tokens=1)
+    bench.add(greedy)
+    bench.step()
+    bench.run(waits)
+    assert_right(bench, greedy, waits)
+    # Until the other is admitted, the greedy one begins four; then it may finish the fourth, and not begin the fifth.
+    order = [item.digest for plan in bench.plans for item in plan.encode]
+    assert order.index(large.digest) == 4
+
+
+def test_who_came_first_gets_its_picture_first() -> None:
     large = fake_item("large", 8)
     bench = Bench(fake_config(max_encoder_tokens=8, max_num_batched_tokens=6, prefix_caching=False), fake_info())
     crowd = [fake_request(str(n), 9, fake_item(f"small {n}", 4), 5, max_tokens=1) for n in range(6)]
     first, waits = fake_request("first", CAT, 5, max_tokens=1), fake_request("waits", 7, 8, large, 5, max_tokens=1)
     bench.run(first, waits, *crowd)
     assert_right(bench, first, waits, *crowd)
-    order = [item.digest for plan in bench.plans for item in plan.encode]
-    assert order.index(large.digest) == 1
+    assert [item.digest for plan in bench.plans for item in plan.encode][1] == large.digest
 
 
 def test_a_picture_whose_tower_fails_hurts_only_those_who_show_it() -> None:
@@ -417,6 +432,21 @@ def test_the_last_one_gives_way_and_resumes_before_those_who_wait(overlap: bool,
     resumed = next(a for plan in bench.plans[1:] for a in plan.admitted)
     assert resumed.num_prompt == 8
     assert len(resumed.token_ids) > 8
+
+
+def test_a_step_that_preempts_admits_nobody() -> None:
+    bench = Bench(fake_config(max_num_batched_tokens=12), fake_info(sliding(9)), num_blocks=8)
+    requests = [fake_request(str(n), range(n * 10, n * 10 + 10), max_tokens=30) for n in range(3)]
+    bench.add(*requests)
+    preemptions = 0
+    while bench.scheduler.has_work:
+        plan = bench.step()
+        now = bench.scheduler.stats().num_preemptions
+        assert plan is not None
+        assert now == preemptions or not plan.admitted
+        preemptions = now
+    assert preemptions > 0
+    assert_right(bench, *requests)
 
 
 def test_the_least_important_gives_way_even_if_it_came_first() -> None:
