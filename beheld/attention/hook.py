@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from beheld.attention.context import current
+from beheld.attention.op import attend_layer
 from beheld.core.errors import ModelError
 
 NAME = "beheld_paged"
@@ -54,20 +55,14 @@ def paged_attention(
     Raises:
         ModelError: the layer asks for something the backends do not compute.
     """
-    context = current()
-    layer = getattr(module, "layer_idx", None)
-    if layer is None or layer not in context.kv:
-        raise ModelError(f"{type(module).__name__} called attention without a layer index of the text model.")
-    kv = context.kv[layer]
-    window = context.metadata.groups[kv.group].window
-    if sliding_window != window:
-        raise ModelError(f"Layer {layer} asks for the window {sliding_window}, its cache was made for {window}.")
     unknown = [name for name, given in options.items() if given is not None and name not in _HARMLESS]
     if attention_mask is not None or unknown:
         raise ModelError(f"{type(module).__name__} needs attention options that are not built: {unknown or 'a mask'}.")
-    context.called[layer] = context.called.get(layer, 0) + 1
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = context.backend.attend(
-        query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), kv, context.metadata, scale, softcap
-    )
-    return out.unsqueeze(0), None
+    if torch.compiler.is_compiling():
+        # The layer's number as a tensor (op.number_layers), lest every layer be compiled anew.
+        return torch.ops.beheld.attend(query, key, value, module.layer_number, sliding_window, scale, softcap), None
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise ModelError(f"{type(module).__name__} called attention without a layer index of the text model.")
+    return attend_layer(layer, query, key, value, sliding_window, scale, softcap), None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+
 from beheld.attention.backend import AttentionBackend
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ConfigError
@@ -16,9 +19,30 @@ def select(device: str, wanted: str | None) -> AttentionBackend:
     Raises:
         ConfigError: there is no backend of that name for this device.
     """
-    if wanted not in (None, TorchBackend.name):
+    known = ("torch",) if device == "cpu" else ("triton", "torch")
+    if wanted not in (None, *known):
         raise ConfigError(
-            f"There is no attention backend {wanted!r} for {device}.", "Known: 'torch'.", param="attention_backend"
+            f"There is no attention backend {wanted!r} for {device}.",
+            f"Known: {', '.join(map(repr, known))}.",
+            param="attention_backend",
         )
-    logger.debug("Using the attention backend 'torch': the device is %s.", device)
-    return TorchBackend()
+    name, reason = wanted or known[0], "it was asked for" if wanted else f"the device is {device}"
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        if wanted:
+            raise ConfigError(
+                "The attention backend 'triton' needs the package triton.",
+                "pip install triton, or attention_backend='torch'.",
+                param="attention_backend",
+            )
+        name, reason = "torch", "the package triton is not installed: expect a slow GPU"
+    # On a CPU there is nothing to tell: it is the only one.
+    logger.log(logging.DEBUG if device == "cpu" else logging.INFO, "Using the attention backend %r: %s.", name, reason)
+    return _make(name)
+
+
+def _make(name: str) -> AttentionBackend:
+    if name == "torch":
+        return TorchBackend()
+    from beheld.attention.triton_paged import TritonBackend
+
+    return TritonBackend()

@@ -1,0 +1,90 @@
+"""Attention as one operator, so that a compiler sees a call and does not look into it.
+
+All that differs between layers of one shape comes in as tensors: the layer's number too (`number_layers`). One compiled
+layer then serves all of them; a Python integer would be compiled in, and each layer would be compiled anew.
+
+Shapes: T tokens, H query heads, K key-value heads, C head size, D value size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.attention.context import current
+from beheld.core.errors import ModelError
+
+
+def attend_layer(
+    layer: int, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTD: Tensor, window: int | None, scale: float, softcap: float | None
+) -> Tensor:
+    """Attention of one layer by the backend, cache and metadata of the pass under way; returns (1, T, H, D).
+
+    Raises:
+        ModelError: the text model has no such layer, or its cache was made for another window.
+    """
+    context = current()
+    if layer not in context.kv:
+        raise ModelError(f"Attention was called for layer {layer}, which the text model does not have.")
+    kv = context.kv[layer]
+    known = context.metadata.groups[kv.group].window
+    if window != known:
+        raise ModelError(f"Layer {layer} asks for the window {window}, its cache was made for {known}.")
+    context.called[layer] = context.called.get(layer, 0) + 1
+    out_THD = context.backend.attend(
+        q_1HTC[0].transpose(0, 1),
+        k_1KTC[0].transpose(0, 1),
+        v_1KTD[0].transpose(0, 1),
+        kv,
+        context.metadata,
+        scale,
+        softcap,
+    )
+    return out_THD.unsqueeze(0)
+
+
+def number_layers(model: Any) -> int:
+    """Give every module that knows its layer index the same as a tensor, for compiled code; returns how many."""
+    numbered = 0
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int):
+            # On the CPU, where reading it waits for nothing, and no buffer: it must not follow the model's moves.
+            module.layer_number = torch.tensor(layer, device="cpu")
+            numbered += 1
+    return numbered
+
+
+def _attend(
+    q_1HTC: Tensor,
+    k_1KTC: Tensor,
+    v_1KTD: Tensor,
+    layer: Tensor,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    return attend_layer(int(layer), q_1HTC, k_1KTC, v_1KTD, window, scale, softcap)
+
+
+def _attend_shape(
+    q_1HTC: Tensor,
+    k_1KTC: Tensor,
+    v_1KTD: Tensor,
+    layer: Tensor,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """What a compiler needs to know of the result."""
+    return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
+
+
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor layer, int? window, float scale, float? softcap) -> Tensor"
+)
+_library.impl("attend", _attend, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::attend", _attend_shape, lib=_library)

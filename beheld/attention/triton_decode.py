@@ -1,0 +1,348 @@
+"""Decoding on the paged cache: one query per sequence, its keys split over programs that then join their results.
+
+Shapes: B sequences, W work items, K key-value heads, H query heads, G = H / K of them in a group, C head size,
+R = G padded for the matrix units, N keys of a tile, P parts.
+
+A work item is a range of positions of one sequence. The list of items is made on the device from `lengths_B`, once a
+step, so that a CUDA graph that holds the launches serves any lengths:
+
+    sequence 0   |item 0    |item 1    |item 2  |new      a part reads chunk positions of the cache;
+    sequence 1   |item 3   |new                           the last one also takes the step's own key and value,
+    sequence 2   |new                        (item 4)     and writes them to the cache: no store kernel runs before
+
+Parts of one sequence leave their sums in a workspace, and the last of them to finish joins all: one launch a layer.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from beheld.attention.backend import GroupMetadata, LayerKV
+from beheld.attention.triton_math import accumulate, scores
+
+# Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
+# first item. Eight numbers make one memory sector.
+_FIELDS = 8
+# A part shorter than this costs more in joining than it saves in reading.
+_MIN_CHUNK = 128
+_NO_WINDOW = 1 << 30
+
+
+@dataclass(eq=False)
+class DecodePlan:
+    """What all layers of a group share in one step.
+
+    Attributes:
+        items_W8: the work items, int32; made on the device.
+        arrived_BK: how many parts have finished, zero between launches.
+        acc_WHC, sums_WH2: workspace for the parts' results; made by the first layer that knows its shape.
+    """
+
+    items_W8: Tensor
+    arrived_BK: Tensor
+    workspace: tuple[Tensor, Tensor] | None = None
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window"])
+def _plan(
+    lengths_ptr,
+    items_ptr,
+    arrived_ptr,
+    num_rows,
+    num_items,
+    num_counters,
+    target_items,
+    window,
+    ROWS: tl.constexpr,
+    ITEMS: tl.constexpr,
+    COUNTERS: tl.constexpr,
+    MIN_CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One program cuts the cached positions of all rows into about `target_items` items."""
+    row_B = tl.arange(0, ROWS)
+    inside_B = row_B < num_rows
+    length_B = tl.load(lengths_ptr + row_B, mask=inside_B, other=1)
+    stop_B = tl.maximum(length_B - 1, 0)
+    first_B = tl.maximum(length_B - window, 0)
+    seen_B = tl.maximum(stop_B - first_B, 0)
+    share = tl.cdiv(tl.sum(seen_B, 0), target_items)
+    chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, MIN_CHUNK)
+    # A row's parts are made equally long, to whole tiles.
+    chunk_B = tl.cdiv(tl.cdiv(seen_B, tl.maximum(tl.cdiv(seen_B, chunk), 1)), TILE) * TILE
+    chunk_B = tl.maximum(chunk_B, TILE)
+    parts_B = tl.where(inside_B, tl.maximum(tl.cdiv(seen_B, chunk_B), 1), 0)
+    item_B = tl.cumsum(parts_B, 0) - parts_B
+    for part in range(tl.max(parts_B, 0)):
+        at_B = items_ptr + (item_B + part) * 8
+        here_B = part < parts_B
+        tl.store(at_B + 0, row_B, mask=here_B)
+        tl.store(at_B + 1, first_B + part * chunk_B, mask=here_B)
+        tl.store(at_B + 2, tl.minimum(first_B + (part + 1) * chunk_B, stop_B), mask=here_B)
+        tl.store(at_B + 3, tl.zeros_like(row_B) + part, mask=here_B)
+        tl.store(at_B + 4, parts_B, mask=here_B)
+        tl.store(at_B + 5, item_B, mask=here_B)
+    spare_W = tl.arange(0, ITEMS)
+    tl.store(
+        items_ptr + spare_W * 8 + 4,
+        tl.zeros_like(spare_W),
+        mask=(spare_W >= tl.sum(parts_B, 0)) & (spare_W < num_items),
+    )
+    counter = tl.arange(0, COUNTERS)
+    tl.store(arrived_ptr + counter, tl.zeros_like(counter), mask=counter < num_counters)
+
+
+@triton.jit(do_not_specialize=["table_row"])
+def _decode(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    items_ptr,
+    slots_ptr,
+    tables_ptr,
+    acc_ptr,
+    sums_ptr,
+    arrived_ptr,
+    scale,
+    softcap,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    table_row,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+):
+    """One program: one item, one key-value head with all its query heads."""
+    item = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.load(items_ptr + item * 8 + 0)
+    first = tl.load(items_ptr + item * 8 + 1)
+    stop = tl.load(items_ptr + item * 8 + 2)
+    part = tl.load(items_ptr + item * 8 + 3)
+    parts = tl.load(items_ptr + item * 8 + 4)
+    first_item = tl.load(items_ptr + item * 8 + 5)
+    if parts == 0:
+        return
+    heads_R = tl.arange(0, ROWS)
+    tile_N = tl.arange(0, TILE)
+    c_C = tl.arange(0, WIDTH)
+    d_C = tl.arange(0, V_WIDTH)
+    inside_RC = (heads_R < GROUP)[:, None] & (c_C < SIZE)[None, :]
+    inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
+    q_RC = tl.load(
+        q_ptr + row.to(tl.int64) * q_token + (head * GROUP + heads_R)[:, None] * q_head + c_C[None, :],
+        mask=inside_RC,
+        other=0.0,
+    )
+    # The step's own key and value: the last part starts its sums with them, and stores them.
+    last = (part == parts - 1).to(tl.int32)
+    own_C = c_C < SIZE * last
+    own_D = d_C < V_SIZE * last
+    k_C = tl.load(k_ptr + row.to(tl.int64) * k_token + head * k_head + c_C, mask=own_C, other=0.0)
+    v_C = tl.load(v_ptr + row.to(tl.int64) * v_token + head * v_head + d_C, mask=own_D, other=0.0)
+    k_C = k_C.to(keys_ptr.dtype.element_ty)
+    v_C = v_C.to(values_ptr.dtype.element_ty)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    # Slots of the null block are padding's: it stays as it is.
+    if slot >= BLOCK_SIZE:
+        tl.store(keys_ptr + (slot * KV_HEADS + head) * SIZE + c_C, k_C, mask=own_C)
+        tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, v_C, mask=own_D)
+    s_R = tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1) * scale
+    if SOFTCAP:
+        s_R = softcap * (1.0 - 2.0 / (tl.exp2(s_R * (2 * 1.4426950408889634 / softcap)) + 1.0))
+    m_R = tl.where(last > 0, s_R * 1.4426950408889634, float("-inf"))
+    l_R = tl.zeros([ROWS], tl.float32) + last
+    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32) + v_C.to(tl.float32)[None, :]
+    q_RC = q_RC.to(keys_ptr.dtype.element_ty)
+    table_ptr = tables_ptr + row.to(tl.int64) * table_row
+    for position in range(first, stop, TILE):
+        position_N = position + tile_N
+        live_N = position_N < stop
+        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
+        line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+        k_NC = tl.load(
+            keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
+        )
+        s_RN = tl.where(live_N[None, :], scores(q_RC, k_NC, scale, softcap, SOFTCAP), float("-inf"))
+        v_NC = tl.load(
+            values_ptr + line_N[:, None] * V_SIZE + d_C[None, :],
+            mask=live_N[:, None] & (d_C < V_SIZE)[None, :],
+            other=0.0,
+        )
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, False)
+    out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
+    if parts == 1:
+        tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
+    else:
+        line_R = (item * KV_HEADS + head) * GROUP + heads_R
+        tl.store(acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :], acc_RC, mask=inside_RD)
+        tl.store(sums_ptr + line_R * 2, m_R, mask=heads_R < GROUP)
+        tl.store(sums_ptr + line_R * 2 + 1, l_R, mask=heads_R < GROUP)
+        # Every thread's results must be written before one thread says so.
+        tl.debug_barrier()
+        counter_ptr = arrived_ptr + row * KV_HEADS + head
+        if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
+            joined = _join(acc_ptr, sums_ptr, first_item, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH)
+            tl.store(out_RC, joined, mask=inside_RD)
+            tl.store(counter_ptr, 0)
+
+
+@triton.jit
+def _join(
+    acc_ptr,
+    sums_ptr,
+    first_item,
+    parts,
+    head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+):
+    """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
+    heads_R = tl.arange(0, ROWS)
+    d_C = tl.arange(0, V_WIDTH)
+    inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
+    few_P = tl.arange(0, 16)
+    m_R = tl.full([ROWS], float("-inf"), tl.float32)
+    for part in range(0, parts, 16):
+        line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
+        there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
+        m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
+        m_R = tl.maximum(m_R, tl.max(m_PR, 0))
+    # Rows that pad the group hold no sums; 0 / 1 keeps them harmless.
+    m_R = tl.where(heads_R < GROUP, m_R, 0.0)
+    l_R = tl.where(heads_R < GROUP, 0.0, 1.0)
+    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
+    for part in range(0, parts, 4):
+        for step in tl.static_range(4):
+            there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
+            line_R = ((first_item + part + step) * KV_HEADS + head) * GROUP + heads_R
+            m_part_R = tl.load(sums_ptr + line_R * 2, mask=there_R, other=float("-inf"), cache_modifier=".cg")
+            l_part_R = tl.load(sums_ptr + line_R * 2 + 1, mask=there_R, other=0.0, cache_modifier=".cg")
+            acc_part_RC = tl.load(
+                acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :],
+                mask=inside_RD & there_R[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight_R = tl.exp2(m_part_R - m_R)
+            l_R += l_part_R * weight_R
+            acc_RC += acc_part_RC * weight_R[:, None]
+    return acc_RC / l_R[:, None]
+
+
+def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads: int, num_programs: int) -> DecodePlan:
+    """Cut the first `num_rows` sequences' cached positions into items for about `num_programs` programs.
+
+    Nothing is read back, and all shapes follow from `num_rows` and `num_programs`.
+    """
+    device = lengths_B.device
+    target = max(1, num_programs // kv_heads)
+    num_items, num_counters = num_rows + target, num_rows * kv_heads
+    items_W8 = torch.empty((num_items, _FIELDS), dtype=torch.int32, device=device)
+    arrived_BK = torch.empty((num_rows, kv_heads), dtype=torch.int32, device=device)
+    _plan[(1,)](
+        lengths_B,
+        items_W8,
+        arrived_BK,
+        num_rows,
+        num_items,
+        num_counters,
+        target,
+        group.window or _NO_WINDOW,
+        triton.next_power_of_2(num_rows),
+        triton.next_power_of_2(num_items),
+        triton.next_power_of_2(num_counters),
+        _MIN_CHUNK,
+        64,
+        num_warps=4,
+    )
+    return DecodePlan(items_W8, arrived_BK)
+
+
+def decode(
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    out_THC: Tensor,
+    kv: LayerKV,
+    group: GroupMetadata,
+    plan: DecodePlan,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """Store and attend for the first rows of the step, one token each; writes those rows of `out_THC`."""
+    heads = q_THC.shape[1]
+    block_size, kv_heads, size = kv.keys.shape[1:]
+    v_size = kv.values.shape[3]
+    num_items = plan.items_W8.shape[0]
+    if plan.workspace is None:
+        plan.workspace = (
+            torch.empty((num_items, heads, v_size), dtype=torch.float32, device=q_THC.device),
+            torch.empty((num_items, heads, 2), dtype=torch.float32, device=q_THC.device),
+        )
+    width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
+    tile, warps, stages = shape_of(width, kv.keys.element_size())
+    _decode[(num_items, kv_heads)](
+        q_THC,
+        k_TKC,
+        v_TKC,
+        kv.keys,
+        kv.values,
+        out_THC,
+        plan.items_W8,
+        group.slots_T,
+        group.tables_BN,
+        *plan.workspace,
+        plan.arrived_BK,
+        scale,
+        softcap or 0.0,
+        q_THC.stride(0),
+        q_THC.stride(1),
+        k_TKC.stride(0),
+        k_TKC.stride(1),
+        v_TKC.stride(0),
+        v_TKC.stride(1),
+        group.tables_BN.stride(0),
+        kv_heads,
+        heads // kv_heads,
+        size,
+        v_size,
+        block_size,
+        softcap is not None,
+        max(16, triton.next_power_of_2(heads // kv_heads)),
+        tile,
+        width,
+        v_width,
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def shape_of(width: int, element_bytes: int) -> tuple[int, int, int]:
+    """Keys of a tile, warps and pipeline stages for a head of `width` elements: what fits every GPU's shared memory."""
+    if element_bytes == 4:
+        return 16, 4, 3
+    return (64, 4, 3) if width <= 128 else (32, 4, 3)

@@ -1,0 +1,107 @@
+"""Attention on the paged cache in Triton kernels: the backend of NVIDIA GPUs.
+
+A step's layer is one launch where all sequences decode (it stores, attends and joins), and where some prefill two more:
+store, and attend. Nothing is read back to the host. The decoding part takes every number that changes from step to step
+from device tensors, so that a CUDA graph may hold it: capture `begin` and the layers with tensors that stay in place
+(lengths_B, tables_BN, slots_T) and change their contents between replays. Rows that pad such a graph have length 1 and
+slot 0: they read nothing, write nothing to the cache, and their output is their own value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.store import store
+from beheld.attention.triton_decode import DecodePlan, decode, plan_decode
+from beheld.attention.triton_prefill import TileShape, make_tiles, prefill, shape_of
+
+# Programs of the decode kernel that one multiprocessor runs side by side.
+_PROGRAMS_PER_SM = 2
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What a kernel's shape depends on."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+class TritonBackend:
+    """See AttentionBackend; heads of 16 to 256 elements, any group size, block sizes that are powers of two."""
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        self._devices: dict[torch.device, _Device] = {}
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        """Forget what the groups' layers shared in an earlier step on the same metadata."""
+        for group in metadata.groups:
+            group.extra.clear()
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        kv: LayerKV,
+        metadata: AttnMetadata,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Store, then attend; see AttentionBackend."""
+        group = metadata.groups[kv.group]
+        q_THC, k_TKC, v_TKC = _dense_heads(q_THC), _dense_heads(k_TKC), _dense_heads(v_TKC)
+        out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
+        decodes = metadata.num_decodes
+        if decodes:
+            plan = self._decode_plan(metadata, group, kv.keys.shape[2])
+            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap)
+        if len(metadata.starts) > decodes:
+            store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
+            tiles_L2, shape = self._prefill_tiles(metadata, group, q_THC.shape[1] // kv.keys.shape[2], q_THC)
+            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, metadata, tiles_L2, shape, scale, softcap)
+        return out_THC
+
+    def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
+        """Made when the group's first layer asks: only a layer knows its number of heads."""
+        plan = group.extra.get("decode")
+        if plan is None:
+            programs = _PROGRAMS_PER_SM * self._device(metadata.lengths_B.device).multiprocessors
+            plan = plan_decode(group, metadata.lengths_B, metadata.num_decodes, kv_heads, programs)
+            group.extra["decode"] = plan
+        assert isinstance(plan, DecodePlan)
+        assert plan.arrived_BK.shape[1] == kv_heads, "layers of one group have the same heads"
+        return plan
+
+    def _prefill_tiles(
+        self, metadata: AttnMetadata, group: GroupMetadata, heads_per_kv: int, q_THC: Tensor
+    ) -> tuple[Tensor, TileShape]:
+        made: tuple[Tensor, TileShape] | None = group.extra.get("prefill")
+        if made is None:
+            shape = shape_of(q_THC.shape[2], q_THC.element_size(), self._device(q_THC.device).shared_bytes)
+            made = (make_tiles(metadata, group.window, heads_per_kv, shape.rows), shape)
+            group.extra["prefill"] = made
+        return made
+
+    def _device(self, device: torch.device) -> _Device:
+        known = self._devices.get(device)
+        if known is None:
+            if device.type == "cuda":
+                found = torch.cuda.get_device_properties(device)
+                known = _Device(found.multi_processor_count, found.shared_memory_per_block_optin)
+            else:
+                # Triton's interpreter: few programs, so that small tests split and do not split.
+                known = _Device(4, 1 << 16)
+            self._devices[device] = known
+        return known
+
+
+def _dense_heads(x_TKC: Tensor) -> Tensor:
+    """The kernels take any strides over tokens and heads, but a head's elements lie side by side."""
+    return x_TKC if x_TKC.stride(2) == 1 else x_TKC.contiguous()

@@ -1,0 +1,243 @@
+"""Prefill on the paged cache: many queries per sequence, causal, over a cached prefix and the step's own tokens.
+
+Shapes: T tokens, K key-value heads, H query heads, G = H / K of them in a group, C head size, N keys of a tile,
+R rows of a tile, L tiles.
+
+The queries of one sequence and the heads of one group are one long list of rows, query by query, cut into tiles:
+
+    row        0    1    2    3    4    5    6    7        row r: query r // G, head r % G of the group
+    query      0    0    0    1    1    1    2    2 ..     (here G = 3)
+    tile      |---------- 0 ---------|------- 1 ----
+
+so no row of a tile is idle whatever G is, a key is read once for all heads of its group, and a tile spans few queries,
+which leaves little of the causal triangle's edge to compute in vain. Keys and values of the step's own tokens are read
+where the model left them; only the prefix goes through the block table.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.triton_math import accumulate, scores
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Rows and keys of a tile, warps of a program, stages of its pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@triton.jit(do_not_specialize=["table_row"])
+def _prefill(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    tiles_ptr,
+    cu_q_ptr,
+    lengths_ptr,
+    tables_ptr,
+    scale,
+    softcap,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    table_row,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+):
+    """One program: one tile of rows, one key-value head. WINDOW is 0 where there is none."""
+    tile = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    sequence = tl.load(tiles_ptr + tile * 2)
+    first_row = tl.load(tiles_ptr + tile * 2 + 1)
+    token = tl.load(cu_q_ptr + sequence)
+    count = tl.load(cu_q_ptr + sequence + 1) - token
+    start = tl.load(lengths_ptr + sequence) - count
+    row_R = first_row + tl.arange(0, ROWS)
+    query_R = row_R // GROUP
+    head_R = head * GROUP + row_R % GROUP
+    tile_N = tl.arange(0, TILE)
+    c_C = tl.arange(0, WIDTH)
+    d_C = tl.arange(0, V_WIDTH)
+    inside_C = c_C < SIZE
+    inside_D = d_C < V_SIZE
+    there_R = query_R < count
+    token_R = (token + query_R).to(tl.int64)
+    q_RC = tl.load(
+        q_ptr + token_R[:, None] * q_token + head_R[:, None] * q_head + c_C[None, :],
+        mask=there_R[:, None] & inside_C[None, :],
+        other=0.0,
+    )
+    m_R = tl.full([ROWS], float("-inf"), tl.float32)
+    l_R = tl.zeros([ROWS], tl.float32)
+    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
+    low = first_row // GROUP
+    high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
+
+    # The prefix, through the block table; all of it lies before every query.
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(start + low - WINDOW + 1, 0)
+    q_cache_RC = q_RC.to(keys_ptr.dtype.element_ty)
+    table_ptr = tables_ptr + sequence.to(tl.int64) * table_row
+    for position in range(begin, start, TILE):
+        position_N = position + tile_N
+        live_N = position_N < start
+        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
+        line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+        k_NC = tl.load(
+            keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & inside_C[None, :], other=0.0
+        )
+        seen_RN = live_N[None, :]
+        if WINDOW > 0:
+            seen_RN = seen_RN & (position_N[None, :] > start + query_R[:, None] - WINDOW)
+        s_RN = tl.where(seen_RN, scores(q_cache_RC, k_NC, scale, softcap, SOFTCAP), float("-inf"))
+        v_NC = tl.load(
+            values_ptr + line_N[:, None] * V_SIZE + d_C[None, :], mask=live_N[:, None] & inside_D[None, :], other=0.0
+        )
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, WINDOW > 0)
+
+    # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle.
+    k_base = k_ptr + token.to(tl.int64) * k_token + head * k_head
+    v_base = v_ptr + token.to(tl.int64) * v_token + head * v_head
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(low - WINDOW + 1, 0)
+    else:
+        whole = (low + 1) // TILE * TILE
+        for own in range(0, whole, TILE):
+            own_N = (own + tile_N).to(tl.int64)
+            k_NC = tl.load(k_base + own_N[:, None] * k_token + c_C[None, :], mask=inside_C[None, :], other=0.0)
+            s_RN = scores(q_RC, k_NC, scale, softcap, SOFTCAP)
+            v_NC = tl.load(v_base + own_N[:, None] * v_token + d_C[None, :], mask=inside_D[None, :], other=0.0)
+            m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, False)
+        begin = whole
+    for own in range(begin, high, TILE):
+        own_N = own + tile_N
+        live_N1 = (own_N < count)[:, None]
+        own_N1 = own_N.to(tl.int64)[:, None]
+        k_NC = tl.load(k_base + own_N1 * k_token + c_C[None, :], mask=live_N1 & inside_C[None, :], other=0.0)
+        seen_RN = own_N[None, :] <= query_R[:, None]
+        if WINDOW > 0:
+            seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
+        s_RN = tl.where(seen_RN, scores(q_RC, k_NC, scale, softcap, SOFTCAP), float("-inf"))
+        v_NC = tl.load(v_base + own_N1 * v_token + d_C[None, :], mask=live_N1 & inside_D[None, :], other=0.0)
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, True)
+
+    tl.store(
+        out_ptr + (token_R[:, None] * (KV_HEADS * GROUP) + head_R[:, None]) * V_SIZE + d_C[None, :],
+        acc_RC / l_R[:, None],
+        mask=there_R[:, None] & inside_D[None, :],
+    )
+
+
+def make_tiles(metadata: AttnMetadata, window: int | None, heads_per_kv: int, rows: int) -> Tensor:
+    """The tiles (L, 2) of all prefilling sequences, as (sequence, first row), int32 on the device.
+
+    Those with most keys come first: a long one started last would keep the whole device waiting.
+    """
+    first = metadata.num_decodes
+    starts = np.array(metadata.starts[first:], dtype=np.int64)
+    counts = np.array(metadata.lengths[first:], dtype=np.int64) - starts
+    tiles = -(-counts * heads_per_kv // rows)
+    sequence_L = np.repeat(np.arange(len(counts)), tiles)
+    first_row_L = (np.arange(len(sequence_L)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * rows
+    keys_L = starts[sequence_L] + np.minimum((first_row_L + rows - 1) // heads_per_kv + 1, counts[sequence_L])
+    if window is not None:
+        keys_L = np.minimum(keys_L, window + rows // heads_per_kv)
+    order = np.argsort(-keys_L, kind="stable")
+    table = np.stack([sequence_L + first, first_row_L], axis=1)[order].astype(np.int32)
+    return torch.from_numpy(table).to(metadata.lengths_B.device, non_blocking=True)
+
+
+def prefill(
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    out_THC: Tensor,
+    kv: LayerKV,
+    group: GroupMetadata,
+    metadata: AttnMetadata,
+    tiles_L2: Tensor,
+    shape: TileShape,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """Attend for all sequences of the tiles; writes their rows of `out_THC`. The prefix must be in the cache."""
+    heads = q_THC.shape[1]
+    block_size, kv_heads, size = kv.keys.shape[1:]
+    v_size = kv.values.shape[3]
+    _prefill[(tiles_L2.shape[0] * kv_heads,)](
+        q_THC,
+        k_TKC,
+        v_TKC,
+        kv.keys,
+        kv.values,
+        out_THC,
+        tiles_L2,
+        metadata.cu_q_B1,
+        metadata.lengths_B,
+        group.tables_BN,
+        scale,
+        softcap or 0.0,
+        q_THC.stride(0),
+        q_THC.stride(1),
+        k_TKC.stride(0),
+        k_TKC.stride(1),
+        v_TKC.stride(0),
+        v_TKC.stride(1),
+        group.tables_BN.stride(0),
+        kv_heads,
+        heads // kv_heads,
+        size,
+        v_size,
+        block_size,
+        group.window or 0,
+        softcap is not None,
+        shape.rows,
+        shape.keys,
+        max(16, triton.next_power_of_2(size)),
+        max(16, triton.next_power_of_2(v_size)),
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+    )
+
+
+def shape_of(size: int, element_bytes: int, shared_bytes: int) -> TileShape:
+    """A tile shape for heads of `size` elements on a GPU that gives a program `shared_bytes` of shared memory."""
+    row_bytes = max(16, triton.next_power_of_2(size)) * element_bytes
+    large = shared_bytes >= 200_000
+    if element_bytes == 4:
+        return TileShape(32, 16, 4, 2) if row_bytes <= 256 else TileShape(16, 16, 4, 2)
+    if row_bytes <= 128:
+        return TileShape(128, 128, 8, 3) if large else TileShape(64, 64, 4, 2)
+    if row_bytes <= 256:
+        return TileShape(128, 64, 8, 3) if large else TileShape(64, 32, 4, 2)
+    return TileShape(128, 64, 8, 2) if large else TileShape(32, 32, 4, 2)

@@ -1,0 +1,84 @@
+"""The attention hook: what it refuses, and that one compiled layer serves all layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from beheld.attention.backend import GroupMetadata
+from beheld.attention.context import ForwardContext, forward_context
+from beheld.attention.hook import paged_attention
+from beheld.attention.op import number_layers
+from beheld.attention.torch_ref import TorchBackend
+from beheld.core.errors import ModelError
+from tests.attention.naive import Case, make_case
+
+PIECES = [(7, 8), (0, 9), (5, 21)]
+
+
+class Layer(torch.nn.Module):
+    """The least that calls attention as transformers' layers do."""
+
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        out, _ = paged_attention(self, q, k, v, None, scaling=0.3, **options)
+        return out * 2
+
+
+def inputs(case: Case) -> tuple[torch.Tensor, ...]:
+    return tuple(x.transpose(0, 1).unsqueeze(0) for x in (case.q_THC, case.k_TKC, case.v_TKC))
+
+
+def context_of(*cases: Case) -> ForwardContext:
+    """Layer i is case i's; each has a group of its own."""
+    metadata = cases[0].metadata
+    metadata.groups = tuple(
+        GroupMetadata(g.slots_T, g.tables_BN, g.window) for g in (case.metadata.groups[0] for case in cases)
+    )
+    for index, case in enumerate(cases):
+        case.kv.group = index
+    backend = TorchBackend()
+    backend.begin(metadata)
+    return ForwardContext(backend, metadata, {index: case.kv for index, case in enumerate(cases)})
+
+
+def test_refuses_what_the_cache_was_not_made_for() -> None:
+    case = make_case(PIECES)
+    with forward_context(context_of(case)):
+        with pytest.raises(ModelError, match="layer 7"):
+            Layer(7)(*inputs(case))
+        with pytest.raises(ModelError, match="window 4"):
+            Layer(0)(*inputs(case), sliding_window=4)
+        with pytest.raises(ModelError, match="s_aux"):
+            Layer(0)(*inputs(case), s_aux=torch.ones(4))
+        with pytest.raises(ModelError, match="layer index"):
+            paged_attention(torch.nn.Linear(1, 1), *inputs(case), None)
+
+
+def test_one_compiled_layer_serves_all_layers() -> None:
+    cases = [make_case(PIECES, seed=seed) for seed in range(3)]
+    layers = torch.nn.ModuleList(Layer(index) for index in range(3))
+    context = context_of(*cases)
+    with forward_context(context):
+        plain = [layer(*inputs(case)) for layer, case in zip(layers, cases, strict=True)]
+    assert number_layers(layers) == 3
+    graphs = []
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    for layer in layers:
+        layer.compile(backend=compiler, fullgraph=True)
+    with forward_context(context_of(*cases)) as context:
+        compiled = [layer(*inputs(case)) for layer, case in zip(layers, cases, strict=True)]
+    assert len(graphs) == 1, "the layers' numbers were compiled in"
+    assert context.called == {0: 1, 1: 1, 2: 1}
+    for a, b in zip(plain, compiled, strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,1 @@
+"""Tests that need an NVIDIA GPU; they skip where there is none."""

@@ -1,0 +1,200 @@
+"""The Triton backend on a GPU: against attention in float64, under a CUDA graph, and without waiting for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.attention.naive import Case, make_case
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from beheld.attention.torch_ref import TorchBackend
+from beheld.attention.triton_paged import TritonBackend
+
+# What rounding of inputs, weights and output to the type costs, relative; float32 is exact but for its own rounding.
+ROUNDING = {torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}
+MIXED = [(0, 1), (63, 64), (64, 65), (999, 1000), (3000, 3001), (0, 2), (0, 129), (100, 300), (17, 600)]
+LONG = [(8191, 8192), (1, 2), (0, 1024), (8000, 8192)]
+
+Shape = tuple[int, int, int, int]
+SHAPES: list[Shape] = [
+    # heads, key-value heads, size, block size
+    (8, 8, 64, 16),
+    (14, 2, 64, 32),
+    (4, 2, 80, 16),
+    (8, 2, 96, 64),
+    (6, 2, 112, 16),
+    (32, 32, 128, 16),
+    (16, 2, 128, 16),
+    (28, 4, 128, 16),
+    (16, 1, 128, 64),
+    (8, 4, 256, 16),
+    (16, 2, 256, 32),
+]
+
+
+def reference(case: Case, scale: float, softcap: float | None) -> Tensor:
+    """Attention (T, H, C) in float64 on the GPU, one sequence at a time."""
+    window = case.metadata.groups[0].window
+    group = case.q_THC.shape[1] // case.k_TKC.shape[1]
+    q = case.q_THC.double()
+    out, token = [], 0
+    for (k, v), start, stop in zip(case.history, case.metadata.starts, case.metadata.lengths, strict=True):
+        k, v = (x.to("cuda").double().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+        scores = q[token : token + stop - start].transpose(0, 1) @ k.transpose(1, 2) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        position = torch.arange(start, stop, device="cuda")[:, None]
+        key = torch.arange(stop, device="cuda")
+        seen = key <= position
+        if window is not None:
+            seen &= key > position - window
+        out.append((torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v).transpose(0, 1))
+        token += stop - start
+    return torch.cat(out)
+
+
+def check(case: Case, out: Tensor, softcap: float | None = None, scale: float = 0.1) -> None:
+    want = reference(case, scale, softcap)
+    assert not out.isnan().any()
+    error = (out.double() - want).norm(dim=-1)
+    bound = ROUNDING[case.q_THC.dtype]
+    assert error.norm() / want.norm() < bound
+    assert (error / want.norm(dim=-1)).max() < 4 * bound, "one head of one token is wrong"
+    group = case.metadata.groups[0]
+    assert torch.equal(case.kv.keys.flatten(0, 1)[group.slots_T], case.k_TKC)
+    assert torch.equal(case.kv.values.flatten(0, 1)[group.slots_T], case.v_TKC)
+    assert (case.kv.keys[0] == 0).all()
+
+
+def run(case: Case, softcap: float | None = None, scale: float = 0.1, layers: int = 2) -> Tensor:
+    """Several layers of one step: what layers share must serve the second as it served the first."""
+    backend = TritonBackend()
+    backend.begin(case.metadata)
+    for _ in range(layers):
+        # Memory that a result is made in holds NaN: what is not written shows.
+        torch.full((case.q_THC.numel(),), float("nan"), dtype=case.q_THC.dtype, device="cuda")
+        out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, scale, softcap)
+    return out
+
+
+def make(pieces: list[tuple[int, int]], shape: Shape, dtype: torch.dtype, window: int | None = None) -> Case:
+    heads, kv_heads, size, block_size = shape
+    return make_case(
+        pieces,
+        heads=heads,
+        kv_heads=kv_heads,
+        size=size,
+        block_size=block_size,
+        window=window,
+        device="cuda",
+        dtype=dtype,
+        seed=size + heads,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_float64(shape: Shape, dtype: torch.dtype) -> None:
+    case = make(MIXED, shape, dtype)
+    check(case, run(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (33, None), (512, 30.0), (None, 5.0)])
+def test_windows_and_soft_caps(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
+    case = make(MIXED, (16, 2, 128, 16), dtype, window)
+    check(case, run(case, softcap, 0.3), softcap, 0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("pieces", [LONG, LONG[:1], [(4095, 4096)] * 3, [(0, 8192)], [(0, 1)]], ids=str)
+def test_long_and_lonely(pieces: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    case = make(pieces, (16, 2, 128, 16), dtype)
+    check(case, run(case))
+
+
+def test_strided_inputs() -> None:
+    """Keys as a transposed view, values as part of one fused matrix, as models hand them over."""
+    case = make(MIXED, (16, 2, 128, 16), torch.bfloat16)
+    k_TKC = case.k_TKC.transpose(0, 1).contiguous().transpose(0, 1)
+    fused = torch.randn(len(case.v_TKC), 20, 128, dtype=torch.bfloat16, device="cuda")
+    fused[:, 18:], fused[:, :16] = case.v_TKC, case.q_THC
+    case = dataclasses.replace(case, q_THC=fused[:, :16], k_TKC=k_TKC, v_TKC=fused[:, 18:])
+    check(case, run(case))
+
+
+def test_agrees_with_torch_backend() -> None:
+    case, same = (make(MIXED, (8, 2, 64, 16), torch.float32) for _ in range(2))
+    backend = TorchBackend()
+    backend.begin(same.metadata)
+    want = backend.attend(same.q_THC, same.k_TKC, same.v_TKC, same.kv, same.metadata, 0.1, None)
+    torch.testing.assert_close(run(case), want, atol=1e-5, rtol=1e-4)
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    """Parts join in one order, whichever finishes last; a race would show here."""
+    case = make([(8191, 8192), (700, 701), (5000, 5001)], (16, 2, 128, 16), torch.bfloat16)
+    first = run(case)
+    assert all(torch.equal(first, run(case, layers=50)) for _ in range(20))
+
+
+def test_never_waits_for_the_device() -> None:
+    case = make(MIXED, (16, 2, 128, 16), torch.bfloat16)
+    run(case)
+    decodes = make(MIXED[:5], (16, 2, 128, 16), torch.bfloat16)
+    run(decodes)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(case)
+        run(decodes)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_one_graph_serves_any_lengths() -> None:
+    """Captured once for eight rows at short lengths, replayed for others; unused rows have length 1 and slot 0."""
+    shape, rows = (16, 2, 128, 16), 8
+    steps = [
+        make([(n - 1, n) for n in lengths], shape, torch.bfloat16)
+        for lengths in ([1, 1], [5000, 17, 300], [64] * 8, [8192], [2000, 8000, 1, 900, 65])
+    ]
+    blocks = max(len(case.kv.keys) for case in steps)
+    static = make([(0, 1)] * rows, shape, torch.bfloat16)
+    static.kv.keys = torch.zeros(blocks, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
+    static.kv.values = torch.zeros_like(static.kv.keys)
+    group = static.metadata.groups[0]
+    group.tables_BN = torch.zeros(rows, 512, dtype=torch.int32, device="cuda")
+    group.slots_T = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    backend, args = TritonBackend(), (static.q_THC, static.k_TKC, static.v_TKC, static.kv, static.metadata, 0.1, None)
+    backend.begin(static.metadata)
+    backend.attend(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.begin(static.metadata)
+        for _ in range(3):
+            out = backend.attend(*args)
+    for case in steps:
+        count, own = len(case.q_THC), case.metadata.groups[0]
+        for target, source in ((static.q_THC, case.q_THC), (static.k_TKC, case.k_TKC), (static.v_TKC, case.v_TKC)):
+            target[:count] = source
+        static.kv.keys[: len(case.kv.keys)] = case.kv.keys
+        static.kv.values[: len(case.kv.values)] = case.kv.values
+        group.tables_BN.zero_()
+        group.tables_BN[:count, : own.tables_BN.shape[1]] = own.tables_BN
+        group.slots_T.zero_()
+        group.slots_T[:count] = own.slots_T
+        static.metadata.lengths_B.fill_(1)
+        static.metadata.lengths_B[:count] = case.metadata.lengths_B
+        out.fill_(float("nan"))
+        graph.replay()
+        assert not out.isnan().any(), "rows that pad the graph must stay finite"
+        case.kv.keys, case.kv.values = static.kv.keys, static.kv.values
+        check(case, out[:count])
+        eager = run(case)
+        assert (eager - out[:count]).norm() / eager.norm() < 3e-3
