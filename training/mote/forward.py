@@ -17,6 +17,9 @@ from transformers import Qwen2VLForConditionalGeneration
 from training.mote.checkpoint import MEAN, MERGE, PATCH, STD
 from training.mote.dialogue import Dialogue
 
+# Patches of nearly every picture, rounded up.
+_USUAL = 960
+
 
 @dataclass(frozen=True)
 class Patches:
@@ -65,30 +68,43 @@ def _block(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) 
     return x + block.mlp(block.norm2(x))
 
 
+_compiled = torch.compile(_block, dynamic=False)
+
+
+def round_up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-value // step) * step
+
+
 def see(model: Qwen2VLForConditionalGeneration, patches: Patches) -> Tensor:
     """Embeddings (all tokens, hidden) of the pictures or clips, in the order of the grids, frame pair by frame pair."""
     visual = model.model.visual
     device = patches.flat.device
     frames = [(rows, columns) for pairs, rows, columns in patches.grids.tolist() for _ in range(pairs)]
-    counts = np.array([rows * columns for rows, columns in frames])
-    # Lengths are rounded up so that few different shapes reach the device: each new one costs a kernel choice.
-    longest = -(-int(counts.max()) // 64) * 64
+    counts = np.zeros(round_up(len(frames), 40), np.int64)
+    counts[: len(frames)] = [rows * columns for rows, columns in frames]
+    # Few different shapes may reach the device: each new one costs the attention library a plan, half a second.
+    longest = max(round_up(int(counts.max()), 32), _USUAL if len(patches.grids) == len(frames) else 0)
     filled = np.arange(longest)[None] < counts[:, None]
+    # An empty row must look at something, or its softmax is undefined.
+    filled_or_first = filled.copy()
+    filled_or_first[:, 0] = True
     places = {shape: grid_positions(*shape) for shape in set(frames)}
     positions = torch.from_numpy(np.concatenate([places[shape] for shape in frames])).to(device)
     where = torch.from_numpy(np.flatnonzero(filled)).to(device)
-    mask = torch.from_numpy(filled).to(device)[:, None, None, :]
+    mask = torch.from_numpy(filled_or_first).to(device)[:, None, None, :]
     x_flat = _embed(visual, patches.flat)
     angles = positions[..., None].float() * visual.rotary_pos_emb.inv_freq.to(device, torch.float32)
     angles = torch.cat([angles.flatten(1)] * 2, dim=-1)
-    x = x_flat.new_zeros(len(frames) * longest, x_flat.shape[-1]).index_copy(0, where, x_flat)
-    spread = angles.new_zeros(len(frames) * longest, angles.shape[-1]).index_copy(0, where, angles)
-    spread = spread.view(len(frames), 1, longest, -1)
+    x = x_flat.new_zeros(len(counts) * longest, x_flat.shape[-1]).index_copy(0, where, x_flat)
+    spread = angles.new_zeros(len(counts) * longest, angles.shape[-1]).index_copy(0, where, angles)
+    spread = spread.view(len(counts), 1, longest, -1)
     cos, sin = spread.cos().to(x.dtype), spread.sin().to(x.dtype)
-    x = x.view(len(frames), longest, -1)
+    x = x.view(len(counts), longest, -1)
+    run = _compiled if torch.is_grad_enabled() and x.is_cuda and longest == _USUAL else _block
     for block in visual.blocks:
-        x = _block(block, x, cos, sin, mask)
-    return visual.merger(x.reshape(len(frames) * longest, -1)[where])
+        x = run(block, x, cos, sin, mask)
+    return visual.merger(x.reshape(len(counts) * longest, -1).index_select(0, where))
 
 
 @dataclass(frozen=True)
@@ -102,13 +118,12 @@ class Rows:
     source_BL: Tensor
 
 
-def lay_out(dialogues: list[tuple[Dialogue, list[int]]], device: torch.device) -> Rows:
-    """One rectangle of dialogues, each with the first embedding of each of its media.
+def lay_out(dialogues: list[tuple[Dialogue, list[int]]], length: int, device: torch.device) -> Rows:
+    """One rectangle of dialogues of at most `length` tokens, each with the first embedding of each of its media.
 
     Padding has segment -1, which no token looks at but itself.
     """
-    length = -(-max(len(dialogue.ids) for dialogue, _ in dialogues) // 64) * 64
-    shape = (len(dialogues), length)
+    shape = (round_up(len(dialogues), 4 if length > 1000 else 16), length)
     ids, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     segments, source = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
     positions = np.zeros((3, *shape), np.int64)
@@ -130,10 +145,10 @@ def predict(model: Qwen2VLForConditionalGeneration, rows: Rows, seen: Tensor) ->
     """Logits (N, vocabulary) for every token that is to be learned, the tokens themselves, and where each stands."""
     inner = model.model.language_model
     embeds = inner.embed_tokens(rows.ids_BL)
-    spots = rows.source_BL >= 0
-    if bool(seen.shape[0]):
-        picked = seen[rows.source_BL.clamp(min=0)]
-        embeds = torch.where(spots[..., None], picked.to(embeds.dtype), embeds)
+    source = rows.source_BL.flatten()
+    spots = (source >= 0).nonzero()[:, 0]
+    picked = seen.index_select(0, source.index_select(0, spots)).to(embeds.dtype)
+    embeds = embeds.flatten(0, 1).index_copy(0, spots, picked).view(embeds.shape)
     length = rows.ids_BL.shape[1]
     order = torch.ones(length, length, dtype=torch.bool, device=embeds.device).tril()
     own = rows.segments_BL[:, :, None] == rows.segments_BL[:, None, :]

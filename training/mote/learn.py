@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import Qwen2VLForConditionalGeneration
 
 from training.mote.dialogue import TOPICS, Dialogue
-from training.mote.forward import Patches, Rows, lay_out, predict, see
+from training.mote.forward import Patches, Rows, lay_out, predict, round_up, see
 from training.mote.supply import Loaded
 
-_TOKENS_AT_ONCE = 65_536
+_LENGTHS = (384, 448, 640, 1152, 1792, 2304)
 
 
 @dataclass
@@ -60,15 +60,13 @@ def _starts(grids: np.ndarray) -> np.ndarray:
 
 
 def rectangles(dialogues: list[tuple[Dialogue, list[int]]], device: torch.device) -> Iterator[Rows]:
-    """The dialogues in rectangles of similar length, of at most _TOKENS_AT_ONCE tokens each."""
-    ordered = sorted(dialogues, key=lambda pair: len(pair[0].ids))
-    group: list[tuple[Dialogue, list[int]]] = []
-    for pair in ordered:
-        if group and (len(group) + 1) * (len(pair[0].ids) + 63) > _TOKENS_AT_ONCE:
-            yield lay_out(group, device)
-            group = []
-        group.append(pair)
-    yield lay_out(group, device)
+    """The dialogues in rectangles of a few fixed lengths."""
+    by_length: dict[int, list[tuple[Dialogue, list[int]]]] = {}
+    for pair in dialogues:
+        length = next((limit for limit in _LENGTHS if len(pair[0].ids) <= limit), round_up(len(pair[0].ids), 256))
+        by_length.setdefault(length, []).append(pair)
+    for length, group in sorted(by_length.items()):
+        yield lay_out(group, length, device)
 
 
 def loss_of(model: Qwen2VLForConditionalGeneration, shards: Sequence[Loaded]) -> Tensor:

@@ -44,12 +44,12 @@ def exchanges_about(rng: Random, scene: Scene) -> list[Exchange]:
     return asked
 
 
-def make_shard(tokenizer: Tokenizer, seed: int, largest: int = 560) -> Shard:
+def make_shard(tokenizer: Tokenizer, seed: int, largest: int = 480) -> Shard:
     """The shard of a seed: 40 pictures, 5 clips and some 80 dialogues, in about a third of a second."""
     rng = Random(seed)
     writer = Writer(tokenizer)
     scenes = [
-        sample_scene(rng, kind, largest if rng.random() < 0.95 else 3 * largest)
+        sample_scene(rng, kind, largest if rng.random() < 0.97 else 3 * largest)
         for kind, count in KINDS.items()
         for _ in range(count)
     ]

@@ -48,6 +48,7 @@ def load(shard: Shard, device: torch.device) -> Loaded:
 
 
 def _render_forever(folder: Path, seed: int, stride: int) -> None:
+    os.nice(10)
     tokenizer = build_tokenizer(read_words())
     while folder.is_dir():
         if len(os.listdir(folder)) > _WAITING:
@@ -93,7 +94,7 @@ class Supply:
 
     def _collect(self) -> None:
         while not self._stopping:
-            names = sorted(self._folder.glob("*.shard"))
+            names = sorted(self._folder.glob("*.shard")) if len(self._fresh) < _WAITING // 2 else []
             if not names:
                 time.sleep(0.01)
             for path in names:

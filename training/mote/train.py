@@ -46,7 +46,8 @@ def build(settings: Path, weights: Path | None, device: torch.device) -> Qwen2VL
         return Qwen2VLForConditionalGeneration.from_pretrained(weights, dtype=torch.bfloat16).to(device)
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(settings)
-    return Qwen2VLForConditionalGeneration(config).to(device, torch.bfloat16)
+    # Not made in fp32 and then cast: that would round the rotary frequencies too, and a loaded model has them exact.
+    return Qwen2VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16).to(device)
 
 
 def rate_at(peak: float, step: int, elapsed: float, budget: float) -> float:
