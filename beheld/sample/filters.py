@@ -102,12 +102,15 @@ class BadWords:
         longest = max((len(word) for word in words), default=1) - 1
         self._num_prompt = num_prompt
         self._size = longest + _SPARE
-        # Beginnings are aligned at their ends; a column before a word's first token matches whatever was generated.
-        padded = [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words]
-        self._begin_WP = torch.tensor(padded, dtype=torch.int64).reshape(len(words), longest).to(device)
+        # Beginnings are aligned at their ends; whatever was generated before a shorter one's first token is no matter.
+        padded = [0] * longest
+        begins = [(padded + list(word[:-1]))[-longest:] for word in words]
+        begin_WP = torch.tensor(begins, dtype=torch.int64).reshape(len(words), longest)
+        self._begin_WP = begin_WP.to(device, non_blocking=True)
         self._last_W = _upload((word[-1] for word in words), device)
         self._needed_W = _upload((len(word) - 1 for word in words), device)
         self._back_P = torch.arange(-longest, 0, device=device)
+        self._before_WP = self._back_P < -self._needed_W.unsqueeze(-1)
         recent = [0] * self._size
         for position in range(max(num_prompt, len(token_ids) - self._size), len(token_ids)):
             recent[position % self._size] = token_ids[position]
@@ -116,7 +119,7 @@ class BadWords:
     def apply_(self, logits_V: Tensor, length: int) -> None:
         """Ban in place the last token of every word whose other tokens were just generated, up to position `length`."""
         window_P = self._recent_H[(self._back_P + length) % self._size]
-        match_W = ((self._begin_WP == window_P) | (self._begin_WP < 0)).all(-1)
+        match_W = ((self._begin_WP == window_P) | self._before_WP).all(-1)
         match_W &= self._needed_W <= length - self._num_prompt
         # Added, not assigned: two words may end with the same token, and only one of them may match.
         ban_W = torch.zeros_like(match_W, dtype=torch.float32).masked_fill_(match_W, -math.inf)

@@ -1,0 +1,71 @@
+"""On a GPU the sampler chooses what it chooses on a CPU, and never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from beheld.core.params import Sampling
+from beheld.sample.sampler import Sampler
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+V = 5003
+KINDS = {
+    "greedy": [Sampling()],
+    "temperature": [Sampling(temperature=1.0, seed=3), Sampling(temperature=0.3, seed=4)],
+    "filters": [
+        Sampling(temperature=1.0, top_k=20, seed=1),
+        Sampling(temperature=1.0, top_p=0.9, seed=2),
+        Sampling(temperature=1.0, min_p=0.05, seed=3),
+        Sampling(temperature=0.7, top_k=50, top_p=0.8, seed=4),
+    ],
+    "edits": [
+        Sampling(logit_bias=((5, 3.0),), bad_words_ids=((1,), (2, 3), (2, 4))),
+        Sampling(allowed_token_ids=(1, 2, 3, 4, 9), min_tokens=3, stop_ids=frozenset({4})),
+        Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, logprobs=3),
+    ],
+}
+KINDS["mixed"] = [params for kind in list(KINDS.values()) for params in kind]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_choices_without_waiting(kind: str) -> None:
+    params = KINDS[kind]
+    rows = list(range(len(params)))
+    tokens = {}
+    for device in ("cpu", "cuda"):
+        sampler = Sampler(len(rows), V, torch.device(device))
+        chosen = []
+        mask = torch.full((len(rows), -(-V // 32)), -1, dtype=torch.int32).to(device)
+        steps = [torch.randn(len(rows), V, generator=torch.Generator().manual_seed(s)) * 2 for s in range(6)]
+        for step in steps:
+            step[:, :10] += 6
+        steps = [step.to(device) for step in steps]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        with no_waiting():
+            for row in rows:
+                sampler.admit(row, params[row], [7, 8, 9], 3)
+            for step, logits_BV in enumerate(steps):
+                out = sampler.sample(logits_BV, rows, [3 + step] * len(rows), mask if step % 2 else None)
+                sampler.append(rows, out.ids_B)
+                chosen.append(out)
+        tokens[device] = [out.ids_B.tolist() for out in chosen]
+        assert not any(out.nan_B.any().item() for out in chosen)
+    assert tokens["cpu"] == tokens["cuda"]
