@@ -1,0 +1,310 @@
+"""LLM as a user meets it: options, sampling, errors of one request among others, streams, iterators."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from beheld import LLM, EngineArgs, SamplingParams
+from beheld.core.errors import (
+    BeheldError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    MediaError,
+    ModelError,
+    ParamsError,
+    PromptError,
+    PromptTooLongError,
+)
+from tests import tiny
+
+FAMILY = "qwen2_vl"
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", max_model_len=512, max_num_seqs=8, seed=1) as made:
+        yield made
+
+
+def ask(text: str, *pictures: Any) -> dict[str, Any]:
+    """A prompt of the family with these pictures."""
+    return {
+        "prompt": tiny.prompt(FAMILY, len(pictures), 0, text),
+        "multi_modal_data": {"image": list(pictures)} if pictures else {},
+    }
+
+
+def ids(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"max_modle_len.*max_model_len"):
+        LLM("x", max_modle_len=3)
+
+
+def test_engine_args_go_back_into_llm() -> None:
+    args = EngineArgs(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+    args.limit_mm_per_prompt = {"image": 0} | dict(args.limit_mm_per_prompt or {})
+    with LLM(**dataclasses.asdict(args) | {"seed": None}) as llm:
+        assert len(llm.generate("Hello", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("quantization", "fp8"),
+        ("enable_lora", True),
+        ("dtype", "float7"),
+        ("max_model_len", 0),
+        ("max_model_len", 10**9),
+        ("max_num_seqs", True),
+        ("limit_mm_per_prompt", {"smell": 1}),
+        ("limit_mm_per_prompt", {"image": -1}),
+        ("device", "abacus"),
+        ("attention_backend", "none"),
+        ("scheduling_policy", "random"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(str(tiny.checkpoint("llama")), **{option: value})
+    assert caught.value.param == option
+
+
+def test_what_is_not_a_model(tmp_path: Any) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        LLM(str(tmp_path))
+    with pytest.raises(ModelError, match="no folder"):
+        LLM(str(tmp_path / "nowhere"))
+    source = tiny.checkpoint("llama")
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match="no weights"):
+        LLM(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError):
+        LLM(str(tmp_path))
+    (tmp_path / "config.json").write_text("not json")
+    with pytest.raises(ModelError, match="cannot be read"):
+        LLM(str(tmp_path))
+
+
+def test_dummy_weights_need_no_weight_file(tmp_path: Any) -> None:
+    for file in tiny.checkpoint(FAMILY).iterdir():
+        if "safetensors" not in file.name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with LLM(str(tmp_path), load_format="dummy", dtype="float32", max_model_len=256) as llm:
+        output = llm.generate(ask("What?", tiny.pictures(1, 0)[0]), GREEDY, use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 8
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    pictures = tiny.pictures(12, 3)
+    prompts = [ask("What is this?", picture) for picture in pictures]
+    params = [SamplingParams(temperature=0, max_tokens=3 + 5 * (i % 3), ignore_eos=True) for i in range(12)]
+    together = llm.generate(prompts, params, use_tqdm=False)
+    alone = [llm.generate(p, s, use_tqdm=False)[0] for p, s in zip(prompts, params, strict=True)]
+    assert ids(together) == ids(alone)
+    assert [len(tokens) for tokens in ids(together)] == [s.max_tokens for s in params]
+    assert all(output.finished and output.outputs[0].finish_reason == "length" for output in together)
+
+
+def test_seeded_request_is_the_same_in_any_company(llm: LLM) -> None:
+    picture = tiny.pictures(1, 5)[0]
+    seeded = SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
+    other = SamplingParams(temperature=1.3, max_tokens=12, ignore_eos=True)
+    alone = llm.generate(ask("Why?", picture), seeded, use_tqdm=False)
+    crowd = [ask("Why?", picture) if i == 3 else ask(f"How {i}?") for i in range(8)]
+    mixed = llm.generate(crowd, [seeded if i == 3 else other for i in range(8)], use_tqdm=False)
+    assert ids(alone)[0] == ids(mixed)[3]
+
+
+def test_unseeded_equal_prompts_differ_within_a_batch(llm: LLM) -> None:
+    outputs = llm.generate([ask("Tell me")] * 6, SamplingParams(temperature=1.0, max_tokens=12), use_tqdm=False)
+    assert len({tuple(tokens) for tokens in ids(outputs)}) > 1
+
+
+def test_n_answers(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=10, ignore_eos=True)
+    (output,) = llm.generate(ask("Tell me"), params, use_tqdm=False)
+    assert [answer.index for answer in output.outputs] == [0, 1, 2]
+    assert len({tuple(answer.token_ids) for answer in output.outputs}) > 1
+    (again,) = llm.generate(ask("Tell me"), params, use_tqdm=False)
+    assert [a.token_ids for a in output.outputs] == [a.token_ids for a in again.outputs]
+
+
+def test_stop_string_ends_the_sequence_in_the_engine(llm: LLM) -> None:
+    (free,) = llm.generate(ask("Tell me"), GREEDY, use_tqdm=False)
+    text = free.outputs[0].text
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop=[stop])
+    (stopped,) = llm.generate(ask("Tell me"), params, use_tqdm=False)
+    assert stopped.outputs[0].text == text[: text.index(stop)]
+    assert stopped.outputs[0].finish_reason == "stop"
+    assert stopped.outputs[0].stop_reason == stop
+    assert llm.stats().scheduler.num_running == 0
+
+
+def test_prompt_logprobs_are_those_of_transformers(llm: LLM) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    (output,) = llm.generate(ask("What is the weather like in the old town today?"), params, use_tqdm=False)
+    tokens = output.prompt_token_ids
+    model = AutoModelForImageTextToText.from_pretrained(tiny.checkpoint(FAMILY), dtype=torch.float32)
+    with torch.inference_mode():
+        logprobs = model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(tokens)
+    for position, entry in enumerate(output.prompt_logprobs[1:], start=1):
+        assert entry[tokens[position]].logprob == pytest.approx(
+            float(logprobs[position - 1, tokens[position]]), abs=1e-4
+        )
+
+
+def test_logits_processors_see_the_output_and_rule_the_choice(llm: LLM) -> None:
+    seen: list[int] = []
+
+    def only_count_up(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(len(output_ids))
+        forced = torch.full_like(logits, float("-inf"))
+        forced[30 + len(output_ids)] = 0.0
+        return forced
+
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logits_processors=[only_count_up])
+    outputs = llm.generate([ask("One"), ask("Two")], [params, GREEDY], use_tqdm=False)
+    assert ids(outputs)[0] == [30, 31, 32, 33, 34]
+    assert seen == [0, 1, 2, 3, 4]
+    assert ids(outputs)[1] == ids(llm.generate(ask("Two"), GREEDY, use_tqdm=False))[0]
+
+
+def test_a_processor_that_raises_fails_its_request_alone(llm: LLM) -> None:
+    def broken(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of ideas")
+
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logits_processors=[broken])
+    outputs = llm.generate([ask("One"), ask("Two")], [params, GREEDY], use_tqdm=False, on_error="return")
+    assert isinstance(outputs[0].error, EngineError)
+    assert "out of ideas" in str(outputs[0].error)
+    assert ids(outputs[1:]) == ids(llm.generate(ask("Two"), GREEDY, use_tqdm=False))
+
+
+# ---- errors of one among many ----------------------------------------------------------------------------------------
+
+
+def test_bad_requests_get_their_error_and_the_others_finish(llm: LLM) -> None:
+    good = ask("What?", tiny.pictures(1, 0)[0])
+    bad: list[tuple[Any, type[BeheldError]]] = [
+        ({"prompt": good["prompt"]}, PromptError),
+        ({"prompt": "no marker", "multi_modal_data": good["multi_modal_data"]}, PromptError),
+        (ask("long " * 2000), PromptTooLongError),
+        ({"prompt": good["prompt"], "multi_modal_data": {"image": b"not a picture"}}, MediaError),
+        ({"prompt": good["prompt"], "multi_modal_data": {"smell": 1}}, BeheldError),
+        ({"promt": "x"}, PromptError),
+        ("", PromptError),
+    ]
+    prompts = [good, *(prompt for prompt, _ in bad), good]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+    for output, (_, kind) in zip(outputs[1:-1], bad, strict=True):
+        assert isinstance(output.error, kind), output.error
+        assert output.finished
+        assert output.outputs == []
+    assert outputs[0].error is None
+    assert ids([outputs[0]]) == ids([outputs[-1]])
+
+
+def test_raise_stops_at_the_first_error_and_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError):
+        llm.generate([ask("One"), ask("long " * 2000)], GREEDY, use_tqdm=False)
+    stats = llm.stats().scheduler
+    assert stats.num_running == stats.num_waiting == 0
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def test_wrong_calls(llm: LLM) -> None:
+    with pytest.raises(ParamsError, match="2 sampling_params for 1"):
+        llm.generate([ask("x")], [GREEDY, GREEDY], use_tqdm=False)
+    with pytest.raises(ParamsError, match="on_error"):
+        llm.generate([ask("x")], GREEDY, on_error="ignore")
+    with pytest.raises(ParamsError, match="temperature"):
+        SamplingParams(temperature=-1)
+    changed = SamplingParams()
+    changed.max_tokens = 0
+    with pytest.raises(ParamsError, match="max_tokens"):
+        llm.generate(ask("x"), changed, use_tqdm=False)
+    assert llm.generate([], GREEDY) == []
+    assert llm.chat([], GREEDY) == []
+
+
+# ---- streams and iterators -------------------------------------------------------------------------------------------
+
+
+def test_chat_stream_adds_up_to_the_whole_answer(llm: LLM) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]
+    whole = llm.chat(messages, GREEDY, use_tqdm=False)[0].outputs[0]
+    pieces = list(llm.chat_stream(messages, GREEDY))
+    assert "".join(piece.outputs[0].text for piece in pieces) == whole.text
+    assert [t for piece in pieces for t in piece.outputs[0].token_ids] == whole.token_ids
+    assert pieces[-1].finished
+    assert len(pieces) > 2
+
+
+def test_generate_iter_reads_its_source_only_as_needed(llm: LLM) -> None:
+    taken: list[int] = []
+
+    def source() -> Iterator[Any]:
+        for number in range(40):
+            taken.append(number)
+            yield ask(f"Question {number}")
+
+    results = llm.generate_iter(source(), GREEDY)
+    first = next(results)
+    assert first[1].finished
+    assert len(taken) < 30, "it was read to the end before the first answer"
+    with pytest.raises(EngineError, match="busy"):
+        llm.generate(ask("x"), GREEDY, use_tqdm=False)
+    rest = dict([first, *results])
+    assert sorted(rest) == list(range(40))
+    assert ids([rest[7]]) == ids(llm.generate(ask("Question 7"), GREEDY, use_tqdm=False))
+
+
+def test_an_iterator_left_early_gives_everything_back(llm: LLM) -> None:
+    results = llm.generate_iter((ask(f"Q {i}") for i in range(20)), GREEDY)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    stats = llm.stats().scheduler
+    assert stats.num_running == stats.num_waiting == 0
+    assert ids(llm.generate(ask("Q 1"), GREEDY, use_tqdm=False))
+
+
+def test_closed(tmp_path: Any) -> None:
+    llm = LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=64)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineDeadError):
+        llm.generate("Hello", GREEDY)
+
+
+def test_progress_bars_as_users_know_them(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([ask("One"), ask("Two")], GREEDY)
+    shown = capsys.readouterr().err
+    assert "Adding requests: 100%" in shown
+    assert "Processed prompts: 100%" in shown
+    assert "est. speed input:" in shown
