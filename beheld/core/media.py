@@ -43,6 +43,7 @@ class MediaItem:
         embed_mask: which of those take an embedding, one bool each; None means all of them.
         num_embeds: how many take one.
         feature_bytes: size of `features`, for the caches' bounds.
+        lead, tail: ordinary text that the processor puts around the replacement; it is encoded with the prompt's own.
     """
 
     modality: str
@@ -53,6 +54,8 @@ class MediaItem:
     embed_mask: tuple[bool, ...] | None
     num_embeds: int
     feature_bytes: int = 0
+    lead: str = ""
+    tail: str = ""
 
 
 @dataclass(frozen=True, eq=False)

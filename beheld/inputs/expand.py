@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from beheld.core.errors import PromptError
@@ -42,6 +43,43 @@ def check_counts(
         )
 
 
+def has_edges(items: Mapping[str, Sequence[MediaItem]]) -> bool:
+    """True if some item comes with ordinary text around it."""
+    return any(item.lead or item.tail for own in items.values() for item in own)
+
+
+def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], marker: Callable[[str], str]) -> str:
+    """The prompt's text with every item's own text around its marker, to be encoded as one.
+
+    Args:
+        text: one marker per item.
+        items: modality -> its items, in order.
+        marker: modality -> the marker's text.
+    """
+    waiting = {marker(modality): iter(own) for modality, own in items.items() if own}
+
+    def edged(match: re.Match[str]) -> str:
+        item = next(waiting[match[0]])
+        return item.lead + match[0] + item.tail
+
+    return re.sub("|".join(map(re.escape, waiting)), edged, text)
+
+
+def edged_ids(
+    token_ids: Sequence[int],
+    items: Mapping[str, Sequence[MediaItem]],
+    marks: Mapping[str, int],
+    encode: Callable[[str], Sequence[int]],
+) -> list[int]:
+    """As `edged_text` for a prompt that was given as ids: there is no text to encode the items' own with."""
+    waiting = {marks[modality]: iter(own) for modality, own in items.items()}
+    out: list[int] = []
+    for token in token_ids:
+        item = next(waiting[token]) if token in waiting else None
+        out += (*encode(item.lead), token, *encode(item.tail)) if item is not None else (token,)
+    return out
+
+
 def expand(
     token_ids: Sequence[int], items: Mapping[str, Sequence[MediaItem]], placeholder_ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
@@ -53,7 +91,7 @@ def expand(
     Args:
         token_ids: the prompt, one marker per item; `check_counts` has passed.
         items: modality -> its items, in order.
-        placeholder_ids: modality -> the marker's id.
+        placeholder_ids: modality -> the marker's id (not always that of its embeddings).
 
     Returns:
         The ids, and the spans in order of place.

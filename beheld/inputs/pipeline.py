@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from beheld.inputs.workers import Workers
 
 __all__ = ["InputPipeline", "PromptType"]
 
+ItemsByModality = Mapping[str, Sequence[MediaItem]]
+
 
 class InputPipeline:
     """Everything between what the user says and what the engine takes. Safe to use from several threads.
@@ -48,7 +51,9 @@ class InputPipeline:
         self._config = config
         self._args = args
         self._family = family_of(info.model_type)
-        self._tokenizer = PromptTokenizer(None if args.skip_tokenizer_init else _load(info, args), info.placeholder_ids)
+        self._tokenizer = PromptTokenizer(
+            None if args.skip_tokenizer_init else _load(info, args), info.placeholder_ids, self._family.places
+        )
         self._templates = ChatTemplates(self._tokenizer.inner, Path(info.path), self._family.template)
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer)
@@ -112,14 +117,18 @@ class InputPipeline:
         """
         parsed = parse(prompt, self._info, self._merge_size)
         self._check_modalities(parsed.media)
-        if parsed.token_ids is not None:
-            ids: Sequence[int] = parsed.token_ids
-        else:
-            assert parsed.text is not None
-            ids = self._tokenizer.encode(parsed.text, add_special_tokens=True)
+        counts = _count(parsed.media)
+        encode = self._encoder_of(parsed.text, counts) if parsed.text is not None else None
+        ids: Sequence[int] = encode({}) if encode is not None else parsed.token_ids or ()
         ids = self._truncated(ids, params, parsed.media)
-        self._check_markers(ids, parsed.media)
+        self._check_markers(ids, counts)
         items, receipts = self._items(ids, parsed)
+        if expand.has_edges(items):
+            if encode is not None:
+                ids = encode(items)
+            else:
+                plain = partial(self._tokenizer.encode, add_special_tokens=False)
+                ids = expand.edged_ids(ids, items, self._tokenizer.marks, plain)
         return self._request(
             ids,
             items,
@@ -133,6 +142,19 @@ class InputPipeline:
             arrival=arrival,
             seed=seed,
         )
+
+    def _encoder_of(self, text: str, counts: Mapping[str, int]) -> Callable[[ItemsByModality], list[int]]:
+        """How a trusted text is encoded once its items' own text stands around their markers."""
+        ends = True
+        if self._family.rewrite is not None:
+            text = self._family.rewrite(text, counts)
+            ends = self._family.rewritten_ends == "added"
+
+        def encode(items: ItemsByModality) -> list[int]:
+            edged = expand.edged_text(text, items, self._tokenizer.marker) if items else text
+            return self._tokenizer.encode(edged, add_special_tokens=ends)
+
+        return encode
 
     def prepare_chat(
         self,
@@ -164,7 +186,7 @@ class InputPipeline:
                 "Set add_generation_prompt=False to continue the last message.",
                 param="continue_final_message",
             )
-        rendered, media, text = self._render(
+        encode, media, text = self._render(
             messages,
             chat_template or self._args.chat_template,
             content_format or self._args.chat_template_content_format,
@@ -175,9 +197,11 @@ class InputPipeline:
         )
         salt = b"" if cache_salt is None else cache_salt.encode()
         parsed = ParsedPrompt(text, None, media, dict(mm_processor_kwargs or {}), salt)
-        ids = self._truncated(rendered, params, media)
+        ids = self._truncated(encode({}), params, media)
         self._check_rendered(ids, media)
         items, receipts = self._items(ids, parsed)
+        if expand.has_edges(items):
+            ids = encode(items)
         return self._request(
             ids,
             items,
@@ -202,8 +226,8 @@ class InputPipeline:
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
-    ) -> tuple[list[int], tuple[MediaRef, ...], str]:
-        """The ids of the rendered conversation, its media, and its text."""
+    ) -> tuple[Callable[[ItemsByModality], list[int]], tuple[MediaRef, ...], str]:
+        """How the rendered conversation is encoded, its media, and its text."""
         marks = self._tokenizer.control()
         template = self._templates.resolve(given_template, tools)
         as_list = self._templates.takes_list(template, content_format)
@@ -222,19 +246,27 @@ class InputPipeline:
         # does.
         bos = getattr(self._tokenizer.inner, "bos_token", None)
         ends = bool(self._info.modalities) and not (bos and rendered.startswith(bos))
-        if not len(talk.stand_ins):
-            return self._tokenizer.encode(rendered, add_special_tokens=ends), talk.media, rendered
+        encode = partial(self._encode_rendered, rendered, talk.stand_ins, ends)
+        return encode, talk.media, talk.stand_ins.restore(rendered)
+
+    def _encode_rendered(
+        self, rendered: str, stand_ins: control.StandIns, ends: bool, items: ItemsByModality
+    ) -> list[int]:
+        if items:
+            rendered = expand.edged_text(rendered, items, self._tokenizer.marker)
+        if not len(stand_ins):
+            return self._tokenizer.encode(rendered, add_special_tokens=ends)
         ids = control.encode_rendered(
             rendered,
-            talk.stand_ins,
-            marks,
+            stand_ins,
+            self._tokenizer.control(),
             self._tokenizer.plain(),
             lambda text: self._tokenizer.encode(text, add_special_tokens=False),
         )
         if ends:
             before, after = self._tokenizer.ends()
             ids = [*before, *ids, *after]
-        return ids, talk.media, talk.stand_ins.restore(rendered)
+        return ids
 
     def _example(self, modality: str) -> str:
         """How an item is written in a prompt of this family."""
@@ -256,13 +288,13 @@ class InputPipeline:
                     off if limit == 0 else many, "Raise the limit, or send fewer.", param="limit_mm_per_prompt"
                 )
 
-    def _check_markers(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
-        found = expand.count_markers(ids, self._info.placeholder_ids)
-        expand.check_counts(found, _count(media), self._tokenizer.marker, self._example)
+    def _check_markers(self, ids: Sequence[int], given: Mapping[str, int]) -> None:
+        found = expand.count_markers(ids, self._tokenizer.marks)
+        expand.check_counts(found, given, self._tokenizer.marker, self._example)
 
     def _check_rendered(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
         """The template must write one marker per item, and no other way leads to one."""
-        found, given = expand.count_markers(ids, self._info.placeholder_ids), _count(media)
+        found, given = expand.count_markers(ids, self._tokenizer.marks), _count(media)
         for modality in set(found) | set(given):
             written, items = found.get(modality, 0), given.get(modality, 0)
             if written != items:
@@ -292,7 +324,7 @@ class InputPipeline:
         for ref, prepared in zip(parsed.media, made, strict=True):
             queues.setdefault(ref.modality, []).append(prepared)
         items = {modality: [p.item for p in own] for modality, own in queues.items()}
-        waiting = {self._info.placeholder_ids[modality]: iter(own) for modality, own in queues.items()}
+        waiting = {self._tokenizer.marks[modality]: iter(own) for modality, own in queues.items()}
         in_order = [next(waiting[token]) for token in ids if token in waiting]
         return items, tuple(indexed(prepared, index) for index, prepared in enumerate(in_order))
 
@@ -307,7 +339,7 @@ class InputPipeline:
                     ref,
                     f"{ref.modality} {seen[ref.modality]}",
                     merged(self._args.mm_processor_kwargs, options, ref.options),
-                    self._family.setting(ref.modality, totals[ref.modality]),
+                    self._family.setting(ref.modality, seen[ref.modality], totals[ref.modality]),
                 )
             )
         return self._workers.map(self._maker.make, tasks)
@@ -338,7 +370,7 @@ class InputPipeline:
         arrival: float,
         seed: int,
     ) -> Request:
-        token_ids, spans = expand.expand(ids, items, self._info.placeholder_ids)
+        token_ids, spans = expand.expand(ids, items, self._tokenizer.marks)
         self._check_length(token_ids, spans)
         return Request(
             id=request_id,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,9 +78,7 @@ class ItemProcessor:
         from transformers import AutoProcessor
 
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = AutoProcessor.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
+            found = AutoProcessor.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
         except Exception as error:
             raise ModelError(
                 f"The processor of {self._info.name!r} cannot be loaded: {_first_line(error)}.",
@@ -113,10 +110,10 @@ class ItemProcessor:
         """
         processor = self.loaded()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                outputs, text = self._call(processor, job)
-            ids = self._prompt_tokenizer(processor).replacement(text)
+            outputs, text = self._call(processor, job)
+            tokenizer = self._prompt_tokenizer(processor)
+            lead, core, tail = tokenizer.edges(text)
+            ids = tokenizer.replacement(core)
         except BeheldError:
             raise
         except Exception as error:
@@ -124,7 +121,7 @@ class ItemProcessor:
                 f"The model's processor refused the {job.modality}: {_first_line(error)}.",
                 "Change its size or shape, or the processor's options.",
             ) from error
-        item = self._item(job, outputs, ids)
+        item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         used, lost = _describe(job, item, processor)
         return Processed(item, used, lost)
 
@@ -133,7 +130,7 @@ class ItemProcessor:
         if self._tokenizer.inner is not None:
             return self._tokenizer
         if self._own_tokenizer is None:
-            self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids)
+            self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
         return self._own_tokenizer
 
     def _call(self, processor: Any, job: Job) -> tuple[Mapping[str, Any], str]:
@@ -171,7 +168,7 @@ class ItemProcessor:
                 continue
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
             features[name] = (tensor.to(torch.float32) if tensor.is_floating_point() else tensor).contiguous()
-        placeholder = self._info.placeholder_ids[job.modality]
+        placeholder = self._info.placeholder_ids[self._family.embedded_as.get(job.modality, job.modality)]
         mask = tuple(token == placeholder for token in ids)
         count = sum(mask)
         if count == 0:

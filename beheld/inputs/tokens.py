@@ -15,17 +15,31 @@ class PromptTokenizer:
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
-        placeholder_ids: modality -> the id that marks an item's place.
+        placeholder_ids: modality -> the id that marks an embedding's place.
+        places: modality -> the token that an item replaces in a prompt, where it is another one.
     """
 
-    def __init__(self, tokenizer: Any, placeholder_ids: Mapping[str, int]) -> None:
+    def __init__(
+        self, tokenizer: Any, placeholder_ids: Mapping[str, int], places: Mapping[str, str] | None = None
+    ) -> None:
         self.inner = tokenizer
         self._lock = threading.Lock()
+        self._embeds = dict(placeholder_ids)
         self._markers = dict(placeholder_ids)
+        if tokenizer is not None:
+            for modality, token in (places or {}).items():
+                found = tokenizer.convert_tokens_to_ids(token)
+                if isinstance(found, int):
+                    self._markers[modality] = found
         self._control: ControlTokens | None = None
         self._plain: PlainEncoder | None = None
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._runs: dict[str, int] = {}
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """Modality -> the id that an item replaces in a prompt."""
+        return self._markers
 
     def _require(self) -> Any:
         if self.inner is None:
@@ -53,21 +67,32 @@ class PromptTokenizer:
             return (self._runs[marker],) * (len(text) // len(marker))
         return tuple(self.encode(text, add_special_tokens=False))
 
+    def edges(self, text: str) -> tuple[str, str, str]:
+        """The text that replaces a marker as ordinary text, control tokens and what is between them, ordinary text."""
+        if self._repeated(text) is not None:
+            return "", text, ""
+        control = self.control()
+        first = control.pattern.search(text) if control.pattern is not None else None
+        if first is None:
+            return "", text, ""
+        stop = max(text.rfind(spelling) + len(spelling) for spelling in control.ids if spelling in text)
+        return text[: first.start()], text[first.start() : stop], text[stop:]
+
     def _repeated(self, text: str) -> str | None:
         """The placeholder that `text` repeats and nothing else, which is by far the usual case."""
         if not self._runs:
-            self._runs = dict(self.marker_texts().values())
+            self._runs = dict(self._texts(self._embeds).values())
         for marker in self._runs:
             if text.startswith(marker) and text == marker * (len(text) // len(marker)):
                 return marker
         return None
 
-    def marker_texts(self) -> dict[str, tuple[str, int]]:
-        """Modality -> (text, id) of the placeholder that is an added token; others are left out."""
+    def _texts(self, ids: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+        """Modality -> (text, id) of those that are added tokens; others are left out."""
         tokenizer = self._require()
         known = tokenizer.get_added_vocab()
         texts: dict[str, tuple[str, int]] = {}
-        for modality, token in self._markers.items():
+        for modality, token in ids.items():
             text = tokenizer.convert_ids_to_tokens(token)
             if isinstance(text, str) and known.get(text) == token:
                 texts[modality] = (text, token)
@@ -86,7 +111,9 @@ class PromptTokenizer:
         """The spellings that user text may not use as tokens."""
         with self._lock:
             if self._control is None:
-                self._control = ControlTokens.of(self._require(), frozenset(self._markers.values()))
+                self._control = ControlTokens.of(
+                    self._require(), frozenset((*self._markers.values(), *self._embeds.values()))
+                )
             return self._control
 
     def plain(self) -> PlainEncoder:

@@ -13,6 +13,8 @@ AMONG_OTHERS = "among others"
 
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str]]
+# (text of a prompt, modality -> number of its items) -> text with one marker for each item.
+Rewrite = Callable[[str, Mapping[str, int]], str]
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,17 @@ class Family:
 
     Attributes:
         markers: modality -> the text that stands for an item where the chat template leaves that to the caller; the
-        bare
-            placeholder token if absent.
+            bare placeholder token if absent.
         template: a chat template for checkpoints that bring none; empty if there is no agreed form.
         counts: modalities whose items look different when they are alone in a prompt.
         layout: outputs of the processor that positions need.
         host_only: outputs of the processor that the model's towers do not take.
         call: runs the processor on one item; None for the usual way.
+        places: modality -> the token that an item replaces in a prompt, where its embeddings take another one.
+        embedded_as: modality -> the modality whose placeholder its embeddings take, where it has none of its own.
+        numbered: modalities whose items look different by their number in the prompt.
+        rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
+        rewritten_ends: how the tokenizer's own ends go with a rewritten text.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -36,9 +42,16 @@ class Family:
     layout: frozenset[str] = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "image_sizes"))
     host_only: frozenset[str] = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
     call: Call | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+    embedded_as: Mapping[str, str] = field(default_factory=dict)
+    numbered: frozenset[str] = frozenset()
+    rewrite: Rewrite | None = None
+    rewritten_ends: str = "added"
 
-    def setting(self, modality: str, count: int) -> str:
-        """The setting of an item of a prompt with `count` items of its modality; "" where it does not matter."""
+    def setting(self, modality: str, index: int, count: int) -> str:
+        """The setting of item `index` of the `count` items of its modality in a prompt; "" where it does not matter."""
+        if modality in self.numbered:
+            return str(index)
         if modality not in self.counts:
             return ""
         return ALONE if count == 1 else AMONG_OTHERS
