@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from beheld.api.async_llm import AsyncLLM
     from beheld.api.llm import LLM
     from beheld.core.config import EngineArgs
     from beheld.core.errors import BeheldError, EngineError, UserError
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "beheld.api.llm",
+    "AsyncLLM": "beheld.api.async_llm",
     "EngineArgs": "beheld.core.config",
     "SamplingParams": "beheld.core.params",
     "PoolingParams": "beheld.core.params",
@@ -33,6 +35,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeheldError",
     "CompletionOutput",
     "EngineArgs",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from beheld.api.run import Job, OfflineRun
+from beheld.api.seeds import answers, mix
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, EngineDeadError, ParamsError
 from beheld.core.media import MediaReceipt, MediaRef
@@ -220,7 +220,7 @@ class LLM:
 
         def requests() -> list[Request]:
             params.verify()
-            base = params.seed if params.seed is not None else _mix(self._config.seed, number)
+            base = params.seed if params.seed is not None else mix(self._config.seed, number)
             first = prepare(
                 item,
                 params,
@@ -230,7 +230,7 @@ class LLM:
                 arrival=time.monotonic(),
                 seed=base,
             )
-            return [first] if params.n == 1 else [_child(first, k, base) for k in range(params.n)]
+            return answers(first, params.n, base)
 
         return Job(str(number), params, requests, self._inputs.tokenizer)
 
@@ -253,18 +253,3 @@ def _is_one(prompts: Any) -> bool:
 def _at(values: Any, index: int) -> Any:
     """The entry of a list, or the common value."""
     return values[index] if isinstance(values, list | tuple) else values
-
-
-def _child(request: Request, number: int, seed: int) -> Request:
-    """The request for answer `number` of several: the same prompt, a seed of its own."""
-    sampling = replace(request.params, seed=_mix(seed, number) if number else request.params.seed)
-    return replace(request, id=f"{request.id}#{number}", params=sampling)
-
-
-def _mix(seed: int, number: int) -> int:
-    """A 63-bit seed from two numbers (the finalizer of SplitMix64: Steele, Lea and Flood, 2014)."""
-    mask = (1 << 64) - 1
-    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return (z ^ (z >> 31)) >> 1

@@ -1,0 +1,375 @@
+"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from beheld.api.seeds import answers, mix
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import EngineDeadError, ParamsError
+from beheld.core.outputs import RequestOutput, TokenEvent
+from beheld.core.params import SamplingParams
+from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.engine.messages import Abort, ClearCache, Died, Engine, Events, Ping, Pong, Reply, Stop, Submit
+from beheld.engine.setup import start
+from beheld.engine.stats import EngineStats
+from beheld.engine.thread import EngineThread
+from beheld.inputs.pipeline import InputPipeline, PromptType
+from beheld.text.collect import Collector
+
+T = TypeVar("T")
+Messages = Sequence[Mapping[str, Any]]
+
+_TEXT_THREADS = 2
+_MEDIA_THREADS = 16
+
+
+class Pieces(StrEnum):
+    """What each output of a generator holds: all so far, only what is new, or everything at the end."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL = "final"
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request between its submission and its end."""
+
+    collector: Collector
+    request_ids: tuple[str, ...]
+    pieces: Pieces
+    started: float
+    prepared: float
+    first_token: float | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def milliseconds(self) -> dict[str, float]:
+        now = time.monotonic()
+        first = self.first_token if self.first_token is not None else now
+        return {
+            "prepare": 1e3 * (self.prepared - self.started),
+            "first_token": 1e3 * (first - self.started),
+            "total": 1e3 * (now - self.started),
+        }
+
+
+class AsyncLLM:
+    """A model, ready to answer many at once. Give no model to use the small embedded one.
+
+    All coroutines must run in one event loop. Preparing prompts and media happens in threads, off the loop.
+
+    Args:
+        model: a folder, a hub name, or None.
+        **options: every field of EngineArgs.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: as LLM.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        args = EngineArgs.from_keywords({"model": model, **options})
+        setup = start(args)
+        self._open(args, setup.info, setup.config, EngineThread(setup.core))
+
+    def _open(self, args: EngineArgs, info: ModelInfo, config: EngineConfig, engine: Engine) -> None:
+        self._args = args
+        self.info = info
+        self.config = config
+        self._engine = engine
+        self._inputs = InputPipeline(info, config, args)
+        # Prompts with media wait for servers and decoders; they must not keep plain text waiting.
+        self._text_pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
+        self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._live: dict[str, _Live] = {}
+        self._pings: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = itertools.count()
+        self._reason = "The engine was closed."
+        engine.start(self._receive)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """The same from EngineArgs."""
+        return cls(**vars(engine_args))
+
+    # ------------------------------------------------------------------ asking
+
+    def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        pieces: str = Pieces.CUMULATIVE,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a prompt; forms as for LLM.generate. The last output is finished.
+
+        Closing the generator, or cancelling the task that reads it, aborts the request.
+
+        Raises:
+            UserError, EngineError: from the first read on, whatever concerns this request.
+        """
+        pool = self._media_pool if isinstance(prompt, Mapping) and prompt.get("multi_modal_data") else self._text_pool
+
+        def prepare(params: SamplingParams, **own: Any) -> Request:
+            return self._inputs.prepare(prompt, params, lora=lora_request, priority=priority, **own)
+
+        return self._answer(pool, prepare, sampling_params, request_id, Pieces(pieces))
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        pieces: str = Pieces.CUMULATIVE,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation of OpenAI messages; otherwise as `generate`.
+
+        Args:
+            options: as the keywords of InputPipeline.prepare_chat that concern the template and the processor.
+        """
+
+        def prepare(params: SamplingParams, **own: Any) -> Request:
+            return self._inputs.prepare_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
+
+        return self._answer(self._pool_of(messages), prepare, sampling_params, request_id, Pieces(pieces))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its generator gives a last output with the finish reason "abort"."""
+        found = self._live.get(request_id) or self._live.get(f"{request_id}#0")
+        if found is not None:
+            self._engine.send(Abort(found.request_ids))
+
+    async def ping(self) -> EngineStats:
+        """The engine's counters, by a round trip to it between two of its steps.
+
+        Raises:
+            EngineDeadError: it has died.
+        """
+        self._check_alive()
+        loop = self._attach()
+        number = next(self._numbers)
+        answer: asyncio.Future[EngineStats] = loop.create_future()
+        self._pings[number] = answer
+        self._engine.send(Ping(number))
+        try:
+            return await answer
+        finally:
+            self._pings.pop(number, None)
+
+    # ------------------------------------------------------------------ asking about the model
+
+    async def token_ids(self, prompt: PromptType) -> list[int]:
+        """The ids of a prompt without media, as `generate` would see them."""
+        params = SamplingParams(max_tokens=1)
+        request = await self._in(self._text_pool, lambda: self._inputs.prepare(prompt, params, request_id="tokens"))
+        return list(request.token_ids)
+
+    async def chat_token_ids(self, messages: Messages, **options: Any) -> list[int]:
+        """The ids of a conversation, with those that stand for its media."""
+        params = SamplingParams(max_tokens=1)
+
+        def prepare() -> Request:
+            return self._inputs.prepare_chat(messages, params, request_id="tokens", **options)
+
+        return list((await self._in(self._pool_of(messages), prepare)).token_ids)
+
+    async def text_of(self, token_ids: Sequence[int]) -> str:
+        """What these ids spell, special tokens included.
+
+        Raises:
+            ParamsError: an id is not in the vocabulary, or there is no tokenizer.
+        """
+        tokenizer = self._inputs.tokenizer
+        if tokenizer is None:
+            raise ParamsError("There is no tokenizer.", param="tokens")
+        for token in token_ids:
+            if not 0 <= token < self.info.vocab_size:
+                raise ParamsError(
+                    f"The token id {token} is outside the vocabulary of {self.info.vocab_size}.", param="tokens"
+                )
+        ids = list(token_ids)
+        return await self._in(self._text_pool, lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        return self._inputs.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters the model's own generation_config.json recommends."""
+        return self._inputs.default_params()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._engine.send(ClearCache())
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine has died or was closed."""
+        return self._engine.alive
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that were submitted and have not ended."""
+        return len(self._live)
+
+    def close(self) -> None:
+        """Abort everything, end the engine and give back its memory."""
+        self._engine.close()
+        self._fail_all()
+        self._text_pool.shutdown(wait=False, cancel_futures=True)
+        self._media_pool.shutdown(wait=False, cancel_futures=True)
+        self._inputs.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    # ------------------------------------------------------------------ one request
+
+    async def _answer(
+        self,
+        pool: ThreadPoolExecutor,
+        prepare: Callable[..., Request],
+        params: SamplingParams | None,
+        request_id: str | None,
+        pieces: Pieces,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        live = await self._submit(pool, prepare, params, request_id, pieces)
+        try:
+            while True:
+                await live.changed.wait()
+                live.changed.clear()
+                finished = live.collector.finished
+                output = live.collector.delta() if pieces is Pieces.DELTA else live.collector.output()
+                if output.error is not None:
+                    raise output.error
+                output.milliseconds = live.milliseconds()
+                yield output
+                if finished:
+                    return
+        finally:
+            self._forget(live)
+
+    async def _submit(
+        self,
+        pool: ThreadPoolExecutor,
+        prepare: Callable[..., Request],
+        params: SamplingParams | None,
+        request_id: str | None,
+        pieces: Pieces,
+    ) -> _Live:
+        self._check_alive()
+        self._attach()
+        started = time.monotonic()
+        number = next(self._numbers)
+        name = str(number) if request_id is None else request_id
+        chosen = self.get_default_sampling_params() if params is None else params
+        chosen.verify()
+        if name in self._live or f"{name}#0" in self._live:
+            raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
+        base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
+        first = await self._in(pool, lambda: prepare(chosen, request_id=name, arrival=started, seed=base))
+        requests = answers(first, chosen.n, base)
+        collector = Collector(name, chosen, requests, self._inputs.tokenizer)
+        ids = tuple(request.id for request in requests)
+        live = _Live(collector, ids, pieces, started, time.monotonic())
+        self._check_alive()
+        self._live.update(dict.fromkeys(ids, live))
+        self._engine.send(Submit(tuple(requests)))
+        return live
+
+    def _forget(self, live: _Live) -> None:
+        """The generator has ended, for whatever reason: what of it still runs is of no use."""
+        left = tuple(name for name in live.request_ids if self._live.pop(name, None) is not None)
+        if left:
+            self._engine.send(Abort(left))
+
+    # ------------------------------------------------------------------ news from the engine
+
+    def _receive(self, reply: Reply) -> None:
+        """Called in a thread of the engine's side."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._take, reply)
+
+    def _take(self, reply: Reply) -> None:
+        if isinstance(reply, Events):
+            for event in reply.events:
+                self._push(event)
+        elif isinstance(reply, Pong):
+            waiting = self._pings.get(reply.number)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(reply.stats)
+        elif isinstance(reply, Died):
+            self._reason = f"The engine has died ({reply.reason})."
+            self._fail_all()
+
+    def _push(self, event: TokenEvent) -> None:
+        live = self._live.get(event.request_id)
+        if live is None:
+            return
+        if live.first_token is None:
+            live.first_token = time.monotonic()
+        if live.collector.push(event):
+            self._engine.send(Stop(event.request_id))
+            del self._live[event.request_id]
+        elif event.finish is not None:
+            del self._live[event.request_id]
+        if live.pieces is not Pieces.FINAL or live.collector.finished:
+            live.changed.set()
+
+    def _fail_all(self) -> None:
+        error = EngineDeadError(self._reason, "Start it anew.")
+        for name in list(self._live):
+            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+        for waiting in self._pings.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    # ------------------------------------------------------------------ how
+
+    def _check_alive(self) -> None:
+        if not self._engine.alive:
+            raise EngineDeadError(self._reason, "Start it anew.")
+
+    def _attach(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            assert not self._live, "requests are live in another event loop"
+            self._loop = loop
+        return loop
+
+    def _pool_of(self, messages: Messages) -> ThreadPoolExecutor:
+        return self._media_pool if any(map(_holds_media, messages)) else self._text_pool
+
+    async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, function)
+        except RuntimeError as error:
+            if self._engine.alive:
+                raise
+            raise EngineDeadError(self._reason, "Start it anew.") from error
+
+
+def _holds_media(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return False
+    return any(isinstance(part, Mapping) and part.get("type") != "text" for part in content)

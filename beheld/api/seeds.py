@@ -1,0 +1,28 @@
+"""Seeds of requests that name none, and of the several answers to one request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from beheld.core.request import Request
+
+
+def mix(seed: int, number: int) -> int:
+    """A 63-bit seed from two numbers (the finalizer of SplitMix64: Steele, Lea and Flood, 2014)."""
+    mask = (1 << 64) - 1
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) >> 1
+
+
+def answers(first: Request, count: int, seed: int) -> list[Request]:
+    """One request per answer wanted: the same prompt, and a seed of its own for each but the first."""
+    if count == 1:
+        return [first]
+    return [_numbered(first, number, seed) for number in range(count)]
+
+
+def _numbered(request: Request, number: int, seed: int) -> Request:
+    sampling = replace(request.params, seed=mix(seed, number)) if number else request.params
+    return replace(request, id=f"{request.id}#{number}", params=sampling)

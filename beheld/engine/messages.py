@@ -1,0 +1,102 @@
+"""What a front end and an engine that runs elsewhere (a thread, a process) say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from beheld.core.outputs import TokenEvent
+from beheld.core.request import Request
+from beheld.engine.stats import EngineStats
+
+
+@dataclass(frozen=True, eq=False)
+class Submit:
+    """Queue these requests; one that can never run is answered by an event with its error."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Nobody wants these requests any more."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The text of this request is complete."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Answer with Pong of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ClearCache:
+    """Forget all cached prefixes."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """End."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """What one step brought."""
+
+    events: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True)
+class Pong:
+    """The answer to Ping."""
+
+    number: int
+    stats: EngineStats
+
+
+@dataclass(frozen=True)
+class Died:
+    """The engine has stopped and answers nothing any more."""
+
+    reason: str
+
+
+Message = Submit | Abort | Stop | Ping | ClearCache | Close
+Reply = Events | Pong | Died
+
+
+class Engine(Protocol):
+    """An engine that runs beside its user, seen from the user's side. All methods may be called from any thread."""
+
+    def start(self, receive: Callable[[Reply], None]) -> None:
+        """Begin; `receive` is called from a thread of the engine's side and must be quick."""
+
+    def send(self, message: Message) -> None:
+        """Hand over a message; a dead engine ignores it, having said so with Died."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it has died or was closed."""
+
+    def close(self) -> None:
+        """End it, wait for that, and give everything back."""
+
+
+class Inbox(Protocol):
+    """Where the engine's side finds its messages."""
+
+    def wait(self) -> Message:
+        """The next message, as soon as there is one."""
+
+    def poll(self) -> Message | None:
+        """The next message, if there is one now."""

@@ -1,0 +1,73 @@
+"""The engine in a thread of the caller's process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from beheld.engine.core import EngineCore
+from beheld.engine.loop import serve
+from beheld.engine.messages import Close, Died, Message, Reply
+
+
+class _QueueInbox:
+    """Messages of a queue within the process."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def wait(self) -> Message:
+        return self.queue.get()
+
+    def poll(self) -> Message | None:
+        try:
+            return self.queue.get_nowait()
+        except queue.Empty:
+            return None
+
+
+class EngineThread:
+    """Runs a core in a thread; see messages.Engine for the meaning of its methods.
+
+    The device's work leaves the interpreter to others, so one process is enough for small uses. Where many clients
+    stream at once, the interpreter becomes the narrow place, and engine/process.py is the better choice.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._inbox = _QueueInbox()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def start(self, receive: Callable[[Reply], None]) -> None:
+        """Begin; `receive` is called from the engine's thread."""
+        assert self._thread is None, "an engine starts once"
+
+        def run() -> None:
+            serve(self._core, self._inbox, tell)
+            self._ended = True
+
+        def tell(reply: Reply) -> None:
+            self._ended = self._ended or isinstance(reply, Died)
+            receive(reply)
+
+        self._thread = threading.Thread(target=run, name="beheld-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Hand over a message."""
+        self._inbox.queue.put(message)
+
+    @property
+    def alive(self) -> bool:
+        """False once it has died or was closed."""
+        return self._thread is not None and not self._ended
+
+    def close(self) -> None:
+        """End after the step that is running, and give back the model's memory."""
+        if self._thread is not None:
+            self.send(Close())
+            self._thread.join()
+            self._thread = None
+            self._core.executor.close()

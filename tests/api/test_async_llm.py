@@ -1,0 +1,185 @@
+"""AsyncLLM gives what LLM gives, to many at once, and lets go of what nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from beheld import LLM, SamplingParams
+from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import EngineDeadError, PromptError, PromptTooLongError
+from beheld.core.outputs import RequestOutput
+from tests import tiny
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    """One engine for all tests of this file, each with an event loop of its own."""
+    found = AsyncLLM(str(tiny.checkpoint("qwen2_vl")), **OPTIONS)
+    yield found
+    found.close()
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+async def last(generator: Any) -> RequestOutput:
+    found = None
+    async for output in generator:
+        found = output
+    assert found is not None
+    return found
+
+
+async def idle(llm: AsyncLLM) -> None:
+    """Wait until nothing runs, then every block must be free again."""
+    for _ in range(200):
+        stats = (await llm.ping()).scheduler
+        if stats.num_running == stats.num_waiting == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert stats.num_running == stats.num_waiting == 0
+    assert stats.num_free_blocks == stats.num_blocks
+    assert llm.num_live == 0
+
+
+def conversation(name: str, size: tuple[int, int] = (56, 84)) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": tiny.picture(*size, seed=1)}, {"type": "text", "text": f"What is {name}?"}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_answers_equal_those_of_llm_whoever_shares_the_batch(llm: AsyncLLM) -> None:
+    talks = [conversation(f"picture {k}") for k in range(5)]
+    with LLM(str(tiny.checkpoint("qwen2_vl")), **OPTIONS) as offline:
+        expected = [o.outputs[0].token_ids for o in offline.chat(talks, GREEDY, use_tqdm=False)]
+
+    async def ask() -> list[RequestOutput]:
+        found = await asyncio.gather(*(last(llm.chat(talk, GREEDY)) for talk in talks))
+        await idle(llm)
+        return list(found)
+
+    found = run(ask())
+    assert [o.outputs[0].token_ids for o in found] == expected
+    assert all(len(o.media) == 1 and o.finished for o in found)
+    assert all(o.milliseconds["total"] >= o.milliseconds["first_token"] > 0 for o in found)
+
+
+def test_deltas_add_up_and_cumulative_outputs_grow(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        params = SamplingParams(n=2, temperature=1.0, seed=5, max_tokens=16, ignore_eos=True)
+        whole = await last(llm.generate("one two three", params, pieces="final"))
+        text, ids = ["", ""], [[], []]
+        async for output in llm.generate("one two three", params, pieces="delta"):
+            for answer in output.outputs:
+                text[answer.index] += answer.text
+                ids[answer.index] += answer.token_ids
+        assert text == [o.text for o in whole.outputs]
+        assert ids == [o.token_ids for o in whole.outputs]
+        assert ids[0] != ids[1]
+        before = -1
+        async for output in llm.generate("one two three", params):
+            assert output.usage.completion_tokens > before
+            before = output.usage.completion_tokens
+        assert before == 32
+
+    run(ask())
+
+
+def test_a_stop_string_ends_it_for_the_engine_too(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        free = await last(llm.generate("count", GREEDY))
+        text = free.outputs[0].text
+        stop = text[len(text) // 2 :][:3]
+        params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, stop=stop)
+        found = await last(llm.generate("count", params))
+        assert found.outputs[0].finish_reason == "stop"
+        assert found.outputs[0].stop_reason == stop
+        assert found.outputs[0].text == text[: text.index(stop)]
+        await idle(llm)
+
+    run(ask())
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+def test_closing_the_generator_gives_everything_back(llm: AsyncLLM, tokens: int) -> None:
+    async def ask() -> None:
+        long = SamplingParams(n=3, temperature=1.0, max_tokens=400, ignore_eos=True)
+        beside = asyncio.create_task(last(llm.generate("beside", GREEDY)))
+        async with contextlib.aclosing(llm.chat(conversation("this"), long, pieces="delta")) as stream:
+            for _ in range(tokens):
+                await anext(stream)
+        assert (await beside).outputs[0].finish_reason == "length"
+        await idle(llm)
+
+    run(ask())
+
+
+def test_cancelling_while_media_are_prepared_leaves_nothing(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        for delay in (0.0, 0.001, 0.005, 0.02):
+            task = asyncio.create_task(last(llm.chat(conversation(f"c{delay}", (280, 280)), GREEDY)))
+            await asyncio.sleep(delay)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await idle(llm)
+
+    run(ask())
+
+
+def test_abort_ends_with_a_reason(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        long = SamplingParams(n=2, temperature=1.0, max_tokens=400, ignore_eos=True)
+        stream = llm.generate("go on", long, "mine")
+        output = await anext(stream)
+        await llm.abort("mine")
+        async for output in stream:  # noqa: B007
+            pass
+        assert {o.finish_reason for o in output.outputs} == {"abort"}
+        await idle(llm)
+
+    run(ask())
+
+
+def test_errors_reach_only_their_request(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        good = asyncio.create_task(last(llm.generate("fine", GREEDY)))
+        with pytest.raises(PromptError):
+            await last(llm.generate("", GREEDY))
+        with pytest.raises(PromptTooLongError):
+            await last(llm.generate([5] * 100_000, GREEDY))
+        assert (await good).outputs[0].finish_reason == "length"
+        await idle(llm)
+
+    run(ask())
+
+
+def test_a_dead_engine_says_so_to_all() -> None:
+    async def ask() -> None:
+        async with AsyncLLM(str(tiny.checkpoint("llama")), **OPTIONS) as llm:
+            long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+            stream = llm.generate("go on", long, pieces="delta")
+            await anext(stream)
+
+            def broken(*_: object) -> None:
+                raise AssertionError("for the test")
+
+            llm._engine._core.scheduler.schedule = broken  # type: ignore[attr-defined]
+            with pytest.raises(EngineDeadError, match="died"):
+                async for _ in stream:
+                    pass
+            assert not llm.alive
+            with pytest.raises(EngineDeadError):
+                await llm.ping()
+            with pytest.raises(EngineDeadError):
+                await last(llm.generate("more", GREEDY))
+
+    run(ask())
