@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,18 +58,15 @@ def open_bytes(data: bytes, limits: MediaLimits) -> Picture:
     """
     from PIL import Image
 
-    with warnings.catch_warnings():
-        # Pillow's own guard warns below our limit; ours is the one that decides.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-        except Image.DecompressionBombError as error:
-            raise LimitError("The picture has too many pixels.", "Shrink it first.") from error
-        except Exception as error:
-            raise DecodeError(
-                "The bytes are not a picture that can be read.", f"Known formats: {', '.join(FORMATS)}."
-            ) from error
-        return from_pil(image, limits, image.format)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise LimitError("The picture has too many pixels.", "Shrink it first.") from error
+    except Exception as error:
+        raise DecodeError(
+            "The bytes are not a picture that can be read.", f"Known formats: {', '.join(FORMATS)}."
+        ) from error
+    return from_pil(image, limits, image.format)
 
 
 def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> Picture:
@@ -95,11 +91,9 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     if frames > 1:
         lost.append(f"only the first of {frames} frames of the animated picture was used")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image.load()
-            turned, orientation = _upright(image)
-            rgb = to_rgb(turned, lost)
+        image.load()
+        turned, orientation = _upright(image)
+        rgb = to_rgb(turned, lost)
     except DecodeError:
         raise
     except Exception as error:

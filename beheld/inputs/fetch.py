@@ -89,6 +89,9 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
     if len(body) * 3 // 4 > limits.max_item_bytes:
         raise LimitError(f"The data URL holds more than {limits.max_item_bytes} bytes.", "Send a smaller file.")
     try:
+        # The decoder forgives padding that is too long.
+        if len(body) % 4 or body.endswith("==="):
+            raise binascii.Error
         data = base64.b64decode(body.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise FetchError("The data URL is not valid base64.", "Encode the file with standard base64.") from error
@@ -139,13 +142,16 @@ def _read_file(path: Path, folder: int | None, limits: MediaLimits) -> bytes:
     """A plain file; `folder` is the open folder it must lie in, if links may not be followed."""
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if folder is None else os.O_NOFOLLOW)
     handle = _open(os.fspath(path) if folder is None else path.name, flags, folder)
-    with os.fdopen(handle, "rb") as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise FetchError("The path is not a plain file.")
         if status.st_size > limits.max_item_bytes:
             raise LimitError(f"The file has {status.st_size} bytes; the limit is {limits.max_item_bytes}.")
-        data = file.read(limits.max_item_bytes + 1)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(limits.max_item_bytes + 1)
+    finally:
+        os.close(handle)
     if len(data) > limits.max_item_bytes:
         raise LimitError(f"The file has more than {limits.max_item_bytes} bytes.")
     if not data:

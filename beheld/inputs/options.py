@@ -90,4 +90,4 @@ def _pixels_to_size(part: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_dict(size: Any) -> dict[str, Any]:
-    return {name: size[name] for name in size if size[name] is not None} if size is not None else {}
+    return {name: value for name, value in dict(size or {}).items() if value is not None}

@@ -9,11 +9,19 @@ from typing import Any
 
 from beheld.checkpoint.resolve import read_json, resolve_tokenizer
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import LimitError, ModelError, ParamsError, PromptError, PromptTooLongError, TemplateError
+from beheld.core.errors import (
+    LimitError,
+    MediaError,
+    ModelError,
+    ParamsError,
+    PromptError,
+    PromptTooLongError,
+    TemplateError,
+)
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
 from beheld.core.params import Sampling, SamplingParams
 from beheld.core.request import LoRARequest, Request
-from beheld.inputs import chat, control, expand
+from beheld.inputs import chat, control, embeds, expand
 from beheld.inputs.cache import CacheStats, MediaCache
 from beheld.inputs.families import family_of
 from beheld.inputs.fetch import FetchRules
@@ -275,6 +283,10 @@ class InputPipeline:
     # ------------------------------------------------------------------ checks
 
     def _check_modalities(self, media: Sequence[MediaRef]) -> None:
+        if not self._args.enable_mm_embeds and any(embeds.given(ref.source) for ref in media):
+            raise MediaError(
+                "Embeddings are switched off (enable_mm_embeds=False).", "Give the media.", param="enable_mm_embeds"
+            )
         for modality in {ref.modality: None for ref in media}:
             if modality not in self._info.modalities:
                 takes = " and ".join(self._info.modalities) or "text only"

@@ -108,12 +108,8 @@ class Sealer:
         for word in words:
             if not word.strip():
                 raise ParamsError("bad_words must not hold an empty word.", param="bad_words")
-            bare = self._ids(word.lstrip())
-            spaced = self._ids(" " + word.lstrip())
-            # A blank that became a token of its own says nothing of the word; the first form covers it.
-            for ids in (bare, spaced):
-                if ids and (ids is bare or (ids[0] != bare[0] and len(ids) == len(bare))):
-                    found[ids] = None
+            for form in (word.lstrip(), " " + word.lstrip()):
+                found[self._ids(form)] = None
         return tuple(found)
 
     def _ids(self, text: str) -> tuple[int, ...]:

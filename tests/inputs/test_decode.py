@@ -1,0 +1,242 @@
+"""Pictures of every kind: what the model sees is what a careful user would see, and every loss is told."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import DecodeError, LimitError, MediaError, MediaLossError, ProcessError
+from beheld.inputs import decode
+from tests import tiny
+from tests.inputs import pipes
+
+LIMITS = MediaLimits()
+PICTURE = tiny.picture(84, 56, 1)
+
+
+def opened(image: Image.Image, file_format: str = "PNG", **options: Any) -> decode.Picture:
+    return decode.open_bytes(pipes.encoded(image, file_format, **options), LIMITS)
+
+
+def same(left: Image.Image, right: Image.Image) -> bool:
+    return left.size == right.size and left.mode == right.mode and left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P"])
+@pytest.mark.parametrize("file_format", ["PNG", "GIF", "BMP"])
+def test_plain_modes_lose_nothing(mode: str, file_format: str) -> None:
+    if (mode, file_format) in (("RGB", "GIF"), ("1", "GIF")):
+        pytest.skip("GIF has no such pictures")
+    image = PICTURE.convert(mode)
+    picture = opened(image, file_format)
+    assert same(picture.image, image.convert("RGB"))
+    assert picture.lost == ()
+    assert (picture.given["width"], picture.given["height"]) == (84, 56)
+    assert picture.given["format"] == file_format
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = pipes.encoded(PICTURE, "JPEG", exif=exif, quality=90)
+    picture = decode.open_bytes(data, LIMITS)
+    with Image.open(io.BytesIO(data)) as image:
+        assert same(picture.image, ImageOps.exif_transpose(image).convert("RGB"))
+    assert picture.treated == ({"exif_rotated": True} if orientation != 1 else {})
+    assert picture.lost == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*EXIF.*:UserWarning")
+def test_broken_exif_is_no_obstacle() -> None:
+    data = pipes.encoded(PICTURE, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert decode.open_bytes(data, LIMITS).image.size == (84, 56)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_transparency_is_laid_on_white(mode: str) -> None:
+    image = PICTURE.convert("RGBA")
+    image.putalpha(Image.fromarray(np.tile(np.linspace(0, 255, 84).astype(np.uint8), (56, 1))))
+    image = image.convert(mode)
+    layered = image.convert("RGBA")
+    expected = Image.new("RGB", image.size, "white")
+    expected.paste(layered, mask=layered.getchannel("A"))
+    picture = decode.from_pil(image, LIMITS)
+    assert same(picture.image, expected)
+    assert "transparency" in picture.lost[0]
+
+
+def test_an_opaque_alpha_channel_is_no_loss() -> None:
+    picture = opened(PICTURE.convert("RGBA"))
+    assert same(picture.image, PICTURE)
+    assert picture.lost == ()
+
+
+def test_a_transparent_palette_colour_is_laid_on_white() -> None:
+    image = PICTURE.quantize(16)
+    data = pipes.encoded(image, "PNG", transparency=3)
+    picture = decode.open_bytes(data, LIMITS)
+    clear = np.asarray(image) == 3
+    assert clear.any()
+    assert (np.asarray(picture.image)[clear] == 255).all()
+    assert "transparency" in picture.lost[0]
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    values = np.arange(0, 65536, 64, dtype=np.uint16).reshape(32, 32)
+    picture = opened(Image.fromarray(values))
+    assert np.array_equal(np.asarray(picture.image)[:, :, 0], (values >> 8).astype(np.uint8))
+    assert "8 bits" in picture.lost[0]
+    floats = decode.from_pil(Image.fromarray(values.astype(np.float32) / 65535), LIMITS)
+    assert np.asarray(floats.image).max() == 255
+    with pytest.raises(DecodeError, match="not finite"):
+        decode.from_pil(Image.fromarray(np.full((4, 4), np.nan, np.float32)), LIMITS)
+
+
+def test_cmyk_is_converted() -> None:
+    data = pipes.encoded(PICTURE.convert("CMYK"), "JPEG")
+    picture = decode.open_bytes(data, LIMITS)
+    with Image.open(io.BytesIO(data)) as image:
+        assert same(picture.image, image.convert("RGB"))
+    assert "CMYK" in picture.lost[0]
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
+def test_of_an_animation_the_first_frame_is_seen(file_format: str) -> None:
+    others = [tiny.picture(84, 56, seed) for seed in (2, 3)]
+    picture = opened(PICTURE, file_format, save_all=True, append_images=others, lossless=True)
+    with Image.open(io.BytesIO(pipes.encoded(PICTURE, file_format, lossless=True))) as image:
+        assert same(picture.image, image.convert("RGB"))
+    assert "first of 3 frames" in picture.lost[0]
+
+
+@pytest.mark.parametrize("file_format", ["TIFF", "ICO", "PPM", "PDF", "EPS", "TGA"])
+def test_other_formats_are_refused(file_format: str) -> None:
+    with pytest.raises(DecodeError, match="Known formats"):
+        opened(PICTURE, file_format)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_truncated_bytes_are_refused(file_format: str) -> None:
+    data = pipes.encoded(PICTURE, file_format)
+    for share in (0.5, 0.9):
+        with pytest.raises(DecodeError):
+            decode.open_bytes(data[: int(len(data) * share)], LIMITS)
+
+
+def test_random_bytes_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    data = pipes.encoded(PICTURE, "PNG")
+    with pytest.raises(DecodeError):
+        decode.open_bytes(b"", LIMITS)
+    for _ in range(40):
+        noise = rng.bytes(200)
+        with pytest.raises(DecodeError):
+            decode.open_bytes(noise, LIMITS)
+        broken = bytearray(data)
+        for place in rng.integers(8, len(data), 4):
+            broken[place] ^= 0xFF
+        # Some damage goes unseen; no other error may come of it.
+        with contextlib.suppress(MediaError):
+            decode.open_bytes(bytes(broken), LIMITS)
+
+
+def test_a_pixel_bomb_is_refused_from_its_header() -> None:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", 60000, 60000, 1, 0, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    with pytest.raises(LimitError, match="pixels"):
+        decode.open_bytes(bomb, LIMITS)
+    with pytest.raises(LimitError, match="limit is 1000"):
+        decode.from_pil(PICTURE, MediaLimits(max_pixels=1000))
+
+
+def test_arrays() -> None:
+    array = np.asarray(PICTURE)
+    assert same(decode.from_array(array, LIMITS).image, PICTURE)
+    assert same(decode.from_array(array[:, :, 0], LIMITS).image, Image.fromarray(array[:, :, 0]).convert("RGB"))
+    assert same(decode.from_array(array[:, ::-1], LIMITS).image, ImageOps.mirror(PICTURE))
+    for bad in (array.astype(np.float32), array[None], array[:, :, :2], array[:0], array.astype(np.int64)):
+        with pytest.raises(DecodeError, match="array"):
+            decode.from_array(bad, LIMITS)
+
+
+EXTREMES = [(1, 1), (1, 2), (2, 1), (3, 1), (1, 300), (300, 1), (20000, 1), (1, 5000), (199, 1), (17, 4000)]
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_extreme_shapes_work_or_are_refused_clearly(family: str) -> None:
+    pipe = pipes.make(family, {"max_model_len": 60000, "max_encoder_tokens": 60000})
+    for size in EXTREMES:
+        picture = Image.new("RGB", size, (200, 30, 40))
+        outcomes = []
+        for _ in range(2):
+            try:
+                request = pipes.ask(pipe, family, [picture])
+            except ProcessError as error:
+                outcomes.append((error.item, bool(error.remedy), error.reason))
+            else:
+                assert request.spans[0].item.features["pixel_values"].isfinite().all()
+                outcomes.append(("image 1", True, request.spans[0].item.num_embeds))
+        assert outcomes[0] == outcomes[1], size
+        assert outcomes[0][:2] == ("image 1", True)
+        assert pipes.ask(pipe, family, [PICTURE]).spans
+
+
+def test_errors_name_the_item_and_the_next_request_works(tmp_path: Path) -> None:
+    family = "llava"
+    pipe = pipes.make(family)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(pipes.encoded(PICTURE)[:300])
+    cases: list[Any] = [broken, b"no picture", tmp_path / "missing.png", 3, np.zeros((4, 4, 3)), b""]
+    for bad in cases:
+        with pytest.raises(MediaError) as caught:
+            pipes.ask(pipe, family, [PICTURE, bad])
+        assert caught.value.item == "image 2"
+        assert caught.value.reason.endswith(".")
+        assert pipes.ask(pipe, family, [PICTURE]).spans
+    truncated = Image.open(io.BytesIO(pipes.encoded(PICTURE)[:300]))
+    with pytest.raises(DecodeError, match="broken"):
+        pipes.ask(pipe, family, [truncated])
+
+
+def test_strict_media_refuses_a_loss_and_nothing_else() -> None:
+    family = "qwen2_vl"
+    pipe = pipes.make(family, strict_media=True)
+    assert pipes.ask(pipe, family, [PICTURE]).receipts[0].lost == ()
+    clear = PICTURE.convert("RGBA")
+    clear.putalpha(7)
+    with pytest.raises(MediaLossError, match="transparency") as caught:
+        pipes.ask(pipe, family, [PICTURE, clear])
+    assert caught.value.item == "image 2"
+    with pytest.raises(MediaLossError, match="shrunk"):
+        pipes.ask(pipe, family, [tiny.picture(2000, 1800, 1)])
+    loose = pipes.ask(pipes.shared(family), family, [clear]).receipts[0]
+    assert "transparency" in loose.lost[0]
+
+
+def test_receipts_say_what_was_seen() -> None:
+    for family in tiny.IMAGE_FAMILIES:
+        request = pipes.ask(pipes.make(family), family, [tiny.picture(112, 84, 1)])
+        (receipt,) = request.receipts
+        assert receipt.given["width"] == 112
+        assert receipt.given["source"] == "PIL"
+        assert receipt.used["width"] > 0
+        assert receipt.tokens == request.spans[0].stop - request.spans[0].start
+        assert not receipt.cached
+        assert set(receipt.milliseconds) >= {"decode", "digest", "process"}
+        assert receipt.digest == request.spans[0].item.digest.hex()
+        assert receipt.to_json()["tokens"] == receipt.tokens
+    cropped = pipes.ask(pipes.shared("llava"), "llava", [tiny.picture(112, 56, 1)]).receipts[0]
+    assert "50 % of it was cut off" in cropped.lost[0]

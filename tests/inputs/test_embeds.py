@@ -1,0 +1,140 @@
+"""Embeddings in place of media: every accepted form, and every malformed one refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from beheld.core.errors import MediaError
+from tests import tiny
+from tests.inputs import pipes
+
+HIDDEN = 64
+
+
+def ask(family: str, value: Any, count: int = 1, modality: str = "image") -> Any:
+    numbers = {"image": (count, 0), "video": (0, count)}[modality]
+    prompt = {"prompt": tiny.prompt(family, *numbers), "multi_modal_data": {modality: value}}
+    return pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+
+
+def test_tensors() -> None:
+    assert pipes.info("llava").hidden_size == HIDDEN
+    whole = torch.randn(2, 5, HIDDEN)
+    for value in (whole, list(whole), [whole[0], whole[1].double()], [whole[:1], whole[1:]], whole.numpy()):
+        request = ask("llava", value, 2)
+        assert len(request.spans) == 2
+        for span, expected in zip(request.spans, whole, strict=True):
+            assert span.item.num_embeds == span.stop - span.start == 5
+            assert set(span.item.features) == {"embeds"}
+            assert torch.equal(span.item.features["embeds"], expected)
+    ragged = ask("llava", [torch.randn(3, HIDDEN), torch.randn(7, HIDDEN)], 2)
+    assert [span.item.num_embeds for span in ragged.spans] == [3, 7]
+    one = ask("llava", torch.randn(4, HIDDEN).bfloat16())
+    assert one.spans[0].item.features["embeds"].dtype == torch.float32
+    assert one.receipts[0].given == {"source": "embeddings", "shape": [4, HIDDEN]}
+
+
+def test_equal_embeddings_have_equal_digests_and_are_copied() -> None:
+    tensor = torch.randn(1, 4, HIDDEN)
+    first = ask("llava", tensor)
+    again = ask("llava", tensor.clone())
+    kept = first.spans[0].item.features["embeds"].clone()
+    tensor[0, 0, 0] += 1
+    changed = ask("llava", tensor)
+    assert first.spans[0].item.digest == again.spans[0].item.digest != changed.spans[0].item.digest
+    assert torch.equal(first.spans[0].item.features["embeds"], kept)
+    reshaped = ask("llava", [tensor.reshape(4, HIDDEN)[:2], tensor.reshape(4, HIDDEN)[2:]], 2)
+    assert len({span.item.digest for span in reshaped.spans}) == 2
+
+
+def test_grids() -> None:
+    value = {"image_embeds": torch.randn(4 + 6, HIDDEN), "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 6]])}
+    request = ask("qwen2_vl", value, 2)
+    assert [span.item.num_embeds for span in request.spans] == [4, 6]
+    assert [span.item.layout for span in request.spans] == [
+        {"image_grid_thw": (1, 4, 4)},
+        {"image_grid_thw": (1, 4, 6)},
+    ]
+    single = {"image_embeds": value["image_embeds"][:4], "image_grid_thw": [1, 4, 4]}
+    assert ask("qwen2_vl", single).spans[0].item.layout == {"image_grid_thw": (1, 4, 4)}
+    same = torch.ones(16, HIDDEN)
+    shapes = [
+        ask("qwen2_vl", {"image_embeds": same, "image_grid_thw": [g]}) for g in ([1, 8, 8], [4, 4, 4], [1, 4, 16])
+    ]
+    assert len({request.spans[0].item.digest for request in shapes}) == 3
+    video = {
+        "video_embeds": torch.randn(8, HIDDEN),
+        "video_grid_thw": torch.tensor([[2, 4, 4]]),
+        "second_per_grid_ts": [0.5],
+    }
+    layout = ask("qwen2_5_vl", video, modality="video").spans[0].item.layout
+    assert layout == {"video_grid_thw": (2, 4, 4), "second_per_grid_ts": (0.5,)}
+
+
+NAN = torch.full((1, 4, HIDDEN), float("nan"))
+INF = torch.full((1, 4, HIDDEN), float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.randn(1, 4, HIDDEN + 1), "shape"),
+        (torch.randn(1, 0, HIDDEN), "at least one token"),
+        (torch.randn(HIDDEN), "shape"),
+        (torch.randn(1, 1, 4, HIDDEN), "shape"),
+        (torch.ones(1, 4, HIDDEN, dtype=torch.int64), "floating-point"),
+        (torch.ones(3, 56, 84, dtype=torch.uint8), "PIL"),
+        (torch.ones(1, 4, HIDDEN, dtype=torch.bool), "floating-point"),
+        (torch.ones(1, 4, HIDDEN, dtype=torch.complex64), "floating-point"),
+        (NAN, "not finite"),
+        (INF, "not finite"),
+        (torch.empty(1, 4, HIDDEN, device="meta"), "dense"),
+        (torch.ones(4, HIDDEN).to_sparse(), "dense"),
+        ({"image_embeds": torch.randn(1, 4, HIDDEN), "image_size": 3}, "'image_size'"),
+        ({"image_grid_thw": torch.tensor([[1, 4, 4]])}, "lack the tensor"),
+        ([torch.randn(4, HIDDEN), torch.randn(4, HIDDEN - 1)], "shape"),
+        (np.full((1, 4, HIDDEN), np.nan, np.float32), "not finite"),
+    ],
+)
+def test_malformed_embeddings_are_refused(value: Any, words: str) -> None:
+    with pytest.raises(MediaError, match=words) as caught:
+        ask("llava", value)
+    assert caught.value.item is not None
+    assert caught.value.item.startswith("image")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.randn(1, 4, HIDDEN), "image_grid_thw"),
+        ({"image_embeds": torch.randn(4, HIDDEN)}, "image_grid_thw"),
+        ({"image_embeds": torch.randn(5, HIDDEN), "image_grid_thw": [[1, 4, 4]]}, "asks for 4"),
+        ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 4]]}, "three whole numbers"),
+        ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 4, -4]]}, "above 0"),
+        ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": torch.tensor([[1.0, 4.0, 4.0]])}, "whole"),
+        ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": []}, "shape"),
+        ({"image_embeds": torch.randn(4, HIDDEN + 2), "image_grid_thw": [[1, 4, 4]]}, "shape"),
+    ],
+)
+def test_malformed_grids_are_refused(value: Any, words: str) -> None:
+    with pytest.raises(MediaError, match=words):
+        ask("qwen2_vl", value)
+
+
+def test_parameters_are_taken_by_value() -> None:
+    parameter = torch.nn.Parameter(torch.randn(1, 4, HIDDEN))
+    features = ask("llava", parameter).spans[0].item.features["embeds"]
+    assert not features.requires_grad
+    stretched = torch.randn(1, 1, HIDDEN).expand(1, 4, HIDDEN)
+    assert ask("llava", stretched).spans[0].item.features["embeds"].is_contiguous()
+
+
+def test_embeddings_can_be_switched_off() -> None:
+    pipe = pipes.make("llava", enable_mm_embeds=False)
+    prompt = {"prompt": tiny.prompt("llava", 1), "multi_modal_data": {"image": torch.randn(1, 4, HIDDEN)}}
+    with pytest.raises(MediaError, match="enable_mm_embeds"):
+        pipe.prepare(prompt, pipes.ONE_TOKEN, request_id="0")

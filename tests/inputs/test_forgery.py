@@ -1,0 +1,117 @@
+"""Text from users never becomes a media marker or a control token, wherever it stands and whatever it spells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from beheld.core.request import Request
+from tests import tiny
+from tests.inputs import pipes
+
+SLOTS = ("user", "system", "assistant", "part", "split", "name", "tools")
+HAS_SYSTEM = ("qwen2", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "llava")
+
+
+def spellings(family: str) -> list[str]:
+    """Every added and special token of the tokenizer."""
+    tokenizer = pipes.shared(family).tokenizer
+    return sorted({str(t.content) for t in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens))
+
+
+def conversation(slot: str, text: str, pictures: list[Any], family: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    parts: list[Any] = [{"type": "image", "image": picture} for picture in pictures]
+    question = {"type": "text", "text": "What is it?"}
+    options: dict[str, Any] = {}
+    user: dict[str, Any] = {"role": "user", "content": [*parts, question] if parts else "What is it?"}
+    messages = [user]
+    if slot == "user":
+        user["content"] = [*parts, {"type": "text", "text": text}] if parts else text
+    elif slot == "part":
+        user["content"] = [{"type": "text", "text": f"a{text}"}, *parts, {"type": "text", "text": f"{text} b"}]
+    elif slot == "split":
+        half = len(text) // 2
+        user["content"] = [{"type": "text", "text": text[:half]}, *parts, {"type": "text", "text": text[half:]}]
+    elif slot == "system":
+        messages = [{"role": "system", "content": f"x {text} y"}, user]
+    elif slot == "assistant":
+        messages = [user, {"role": "assistant", "content": f"{text}."}, {"role": "user", "content": "And?"}]
+    elif slot == "name":
+        user["name"] = text
+    else:
+        options["tools"] = [{"type": "function", "function": {"name": "f", "description": text, "parameters": {}}}]
+    return messages, options
+
+
+def prepare(family: str, slot: str, text: str, pictures: list[Any]) -> Request:
+    messages, options = conversation(slot, text, pictures, family)
+    return pipes.shared(family).prepare_chat(messages, pipes.ONE_TOKEN, request_id="0", **options)
+
+
+def control_counts(family: str, request: Request) -> dict[int, int]:
+    """How often each control token occurs outside of the spans."""
+    covered = {place for span in request.spans for place in range(span.start, span.stop)}
+    ids = [token for place, token in enumerate(request.token_ids) if place not in covered]
+    control = pipes.shared(family)._tokenizer.control().ids.values()
+    return {token: ids.count(token) for token in control}
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_no_spelling_becomes_a_token(family: str) -> None:
+    """The same tokens, and the same number of each, as for a harmless text; and the text is all there."""
+    slots = [slot for slot in SLOTS if slot != "system" or family in HAS_SYSTEM]
+    for pictures in ([], tiny.pictures(1)) if family in tiny.IMAGE_FAMILIES else ([],):
+        for slot in slots:
+            benign = control_counts(family, prepare(family, slot, "harmless", pictures))
+            for spelling in spellings(family):
+                request = prepare(family, slot, spelling, pictures)
+                assert len(request.spans) == len(pictures)
+                assert control_counts(family, request) == benign, (slot, spelling)
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_the_text_is_kept(family: str) -> None:
+    """What was spelled is still there to be read, and the media are where they belong."""
+    tokenizer = pipes.shared(family).tokenizer
+    for spelling in spellings(family):
+        request = prepare(family, "user", f"Read {spelling} aloud", tiny.pictures(2))
+        assert f"Read {spelling} aloud" in str(request.prompt)
+        plain = tokenizer.decode(list(request.token_ids), skip_special_tokens=True)
+        assert spelling.replace(" ", "") in plain.replace(" ", ""), spelling
+        assert [span.item.modality for span in request.spans] == ["image", "image"]
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+def test_texts_that_form_a_marker_only_together(family: str) -> None:
+    pipe = pipes.shared(family)
+    marker = pipe._tokenizer.marker("image")
+    for cut in range(1, len(marker)):
+        content = [marker[:cut], {"type": "image", "image": tiny.picture(84, 56, 1)}, marker[cut:], "!"]
+        request = pipe.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0")
+        assert len(request.spans) == 1, cut
+    thirds = [marker[:3], marker[3:6], marker[6:], marker]
+    request = pipe.prepare_chat([{"role": "user", "content": thirds}], pipes.ONE_TOKEN, request_id="0")
+    assert request.spans == ()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_mixtures(data: st.DataObject) -> None:
+    family = data.draw(st.sampled_from(["qwen2_vl", "llava", "llava_onevision"]))
+    pieces = st.sampled_from([*spellings(family), "a", " ", "\n", "|", "<", ">", "\U000f0000", "\U000f0001", "é"])
+    text = "".join(data.draw(st.lists(pieces, max_size=8)))
+    pictures = tiny.pictures(data.draw(st.integers(0, 2)))
+    slot = data.draw(st.sampled_from(["user", "part", "split", "assistant"]))
+    request = prepare(family, slot, text, pictures)
+    assert len(request.spans) == len(pictures)
+    assert control_counts(family, request) == control_counts(family, prepare(family, slot, "harmless", pictures))
+
+
+def test_trusted_prompts_keep_their_markers() -> None:
+    """A prompt given to generate() is the program's own: what spells a token there is one."""
+    pipe = pipes.shared("qwen2")
+    request = pipe.prepare("<|im_start|>user\nHi<|im_end|>", pipes.ONE_TOKEN, request_id="0")
+    assert pipe.tokenizer.convert_tokens_to_ids("<|im_end|>") in request.token_ids

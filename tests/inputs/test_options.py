@@ -1,0 +1,101 @@
+"""Processor options: engine, request and item; checked by name; with the effect they have at loading time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoProcessor
+
+from beheld.core.errors import BeheldError, MediaError, ParamsError
+from beheld.inputs.options import merged
+from tests import tiny
+from tests.inputs import pipes
+
+LARGE = tiny.picture(224, 145, 1)
+
+
+def test_layers() -> None:
+    left = {"a": 1, "images_kwargs": {"x": 1, "y": 1}}
+    assert merged(left, None, {"b": 2, "images_kwargs": {"y": 2}}) == {
+        "a": 1,
+        "b": 2,
+        "images_kwargs": {"x": 1, "y": 2},
+    }
+    assert left == {"a": 1, "images_kwargs": {"x": 1, "y": 1}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_pixels": 28 * 28 * 6},
+        {"min_pixels": 28 * 28 * 60, "max_pixels": 28 * 28 * 90},
+        {"min_pixels": 3136, "max_pixels": 28 * 28 * 9},
+    ],
+)
+def test_pixel_bounds_are_those_of_loading(options: dict[str, int]) -> None:
+    family = "qwen2_vl"
+    loaded = AutoProcessor.from_pretrained(tiny.checkpoint(family), **options)
+    prompt = tiny.prompt(family, 1, text="Hi?")
+    expected = loaded(text=[prompt], images=[LARGE], return_tensors="pt")
+    plain = pipes.ask(pipes.shared(family), family, [LARGE])
+    for request in (
+        pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs=options),
+        pipes.ask(pipes.make(family, mm_processor_kwargs=options), family, [LARGE]),
+        pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs={"images_kwargs": options}),
+    ):
+        assert list(request.token_ids) == expected["input_ids"][0].tolist()
+        assert torch.equal(request.spans[0].item.features["pixel_values"], expected["pixel_values"])
+        assert request.token_ids != plain.token_ids
+    video = tiny.frames(4)
+    expected = loaded(text=[tiny.prompt(family, 0, 1, "Hi?")], videos=[video], return_tensors="pt")
+    request = pipes.ask(pipes.shared(family), family, videos=video, mm_processor_kwargs=options)
+    assert torch.equal(request.spans[0].item.features["pixel_values_videos"], expected["pixel_values_videos"])
+
+
+def test_the_request_overrides_the_engine() -> None:
+    family = "qwen2_vl"
+    pipe = pipes.make(family, mm_processor_kwargs={"max_pixels": 28 * 28 * 4})
+    small = pipes.ask(pipe, family, [LARGE]).spans[0].item.num_embeds
+    large = pipes.ask(pipe, family, [LARGE], mm_processor_kwargs={"max_pixels": 28 * 28 * 20}).spans[0].item.num_embeds
+    assert small <= 4 < large <= 20
+
+
+def test_size_as_transformers_has_it() -> None:
+    family = "qwen2_vl"
+    size = {"shortest_edge": 3136, "longest_edge": 28 * 28 * 5}
+    request = pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs={"size": size})
+    assert request.spans[0].item.num_embeds <= 5
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_unknown_options_are_named(family: str) -> None:
+    pipe = pipes.shared(family)
+    with pytest.raises(ParamsError, match="'do_resize'") as caught:
+        pipes.ask(pipe, family, [LARGE], mm_processor_kwargs={"do_resise": False})
+    assert caught.value.param == "mm_processor_kwargs"
+    for bad in ({"nonsense": 1}, {"return_tensors": "np"}, {"device": "cuda"}, {"images_kwargs": {"nonsense": 1}}):
+        with pytest.raises(ParamsError, match="no option"):
+            pipes.ask(pipe, family, [LARGE], mm_processor_kwargs=bad)
+    with pytest.raises(ParamsError, match="mapping"):
+        pipes.ask(pipe, family, [LARGE], mm_processor_kwargs={"images_kwargs": 3})
+
+
+def test_an_option_of_another_modality_is_no_error() -> None:
+    family = "qwen2_5_vl"
+    plain = pipes.ask(pipes.shared(family), family, [LARGE])
+    request = pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs={"fps": 2.0})
+    assert request.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_pixels": 0}, {"max_pixels": "9"}, {"size": "large"}, {"size": {"height": -3}}, {"do_resize": object()}],
+)
+def test_wrong_values_are_errors_of_ours(options: dict[str, Any]) -> None:
+    family = "qwen2_vl"
+    with pytest.raises((MediaError, ParamsError)) as caught:
+        pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs=options)
+    assert isinstance(caught.value, BeheldError)
+    assert caught.value.item == "image 1"

@@ -1,0 +1,122 @@
+"""Sealing: nothing is left open, every id is one of the model's, and words become ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import Sampling, SamplingParams, StructuredOutputs
+from beheld.inputs.seal import recommended
+from tests.inputs import pipes
+
+FAMILY = "qwen2"
+
+
+def seal(prompt: int = 10, seed: int = 7, family: str = FAMILY, **params: Any) -> Sampling:
+    return pipes.shared(family).seal(SamplingParams(**params), prompt, seed)
+
+
+def test_lengths() -> None:
+    assert seal(max_tokens=5).max_tokens == 5
+    assert seal(max_tokens=None).max_tokens == 1014
+    assert seal(max_tokens=5000).max_tokens == 1014
+    assert seal(1023, max_tokens=None).max_tokens == 1
+    assert seal(1020, max_tokens=50, min_tokens=20).min_tokens == 4
+
+
+def test_seeds() -> None:
+    assert seal().seed == 7
+    assert seal(seed=7).seed == 7
+    assert pipes.shared(FAMILY).seal(SamplingParams(seed=3), 1, 9).seed == 3
+    assert pipes.shared(FAMILY).seal(SamplingParams(seed=-1), 1, 9).seed == 2**64 - 1
+
+
+def test_stops() -> None:
+    info = pipes.info(FAMILY)
+    assert info.eos_ids
+    assert seal().stop_ids == info.eos_ids
+    assert seal(stop_token_ids=[3, 4]).stop_ids == info.eos_ids | {3, 4}
+    assert seal(stop_token_ids=[3, 4]).own_stop_ids == {3, 4}
+    assert seal(ignore_eos=True).stop_ids == frozenset()
+    assert seal(ignore_eos=True, stop_token_ids=[3]).stop_ids == {3}
+
+
+def test_values() -> None:
+    sealed = seal(temperature=0.5, top_k=-1, top_p=0.3, logit_bias={3: 1.5}, allowed_token_ids=[1, 2], logprobs=4)
+    assert (sealed.temperature, sealed.top_k, sealed.top_p) == (0.5, 0, 0.3)
+    assert sealed.logit_bias == ((3, 1.5),)
+    assert sealed.allowed_token_ids == (1, 2)
+    assert sealed.logprobs == 4
+    assert seal(temperature=0).greedy
+    assert seal(temperature=1e-9).temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    "params", [{"stop_token_ids": [512]}, {"allowed_token_ids": [0, 5000]}, {"logit_bias": {512: 1.0}}]
+)
+def test_ids_beyond_the_vocabulary_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ParamsError, match="512") as caught:
+        seal(**params)
+    assert caught.value.param == next(iter(params))
+
+
+def test_bad_words_stand_at_the_start_and_after_a_blank() -> None:
+    for family in ("qwen2", "llama"):
+        tokenizer = pipes.shared(family).tokenizer
+        found = seal(family=family, bad_words=["picture"]).bad_words_ids
+        bare = tuple(tokenizer("picture", add_special_tokens=False)["input_ids"])
+        assert bare in found
+        written = tuple(tokenizer("a picture", add_special_tokens=False)["input_ids"])
+        assert any(written[-len(ids) :] == ids for ids in found), family
+    with pytest.raises(ParamsError, match="empty word"):
+        seal(bad_words=["  "])
+
+
+def test_changed_fields_are_checked_again() -> None:
+    params = SamplingParams()
+    params.top_p = 7.0
+    with pytest.raises(ParamsError, match="top_p"):
+        pipes.shared(FAMILY).seal(params, 1, 0)
+
+
+def test_what_is_not_built_is_refused() -> None:
+    with pytest.raises(ParamsError, match="structured_outputs"):
+        seal(structured_outputs=StructuredOutputs(regex="a"))
+    pipe = pipes.make(FAMILY, max_logprobs=3)
+    with pytest.raises(ParamsError, match="max_logprobs=3"):
+        pipe.seal(SamplingParams(logprobs=4), 1, 0)
+    with pytest.raises(ConfigError, match="classes"):
+        pipes.make(FAMILY, {"logits_processors": (dict,)})
+    bare = pipes.make(FAMILY, skip_tokenizer_init=True)
+    for params in (SamplingParams(stop=["x"]), SamplingParams(bad_words=["x"])):
+        with pytest.raises(ParamsError, match="tokenizer"):
+            bare.seal(params, 1, 0)
+
+
+def test_processors_of_engine_and_request() -> None:
+    def one(ids: Any, logits: Any) -> Any:
+        return logits
+
+    def two(ids: Any, logits: Any) -> Any:
+        return logits
+
+    pipe = pipes.make(FAMILY, {"logits_processors": (one,)})
+    assert pipe.seal(SamplingParams(logits_processors=[two]), 1, 0).processors == (one, two)
+
+
+def test_recommended_parameters() -> None:
+    args = EngineArgs()
+    made = recommended({"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "x": 1}, args)
+    assert (made.temperature, made.top_k, made.max_tokens) == (0.6, 20, 99)
+    assert recommended({"do_sample": False, "temperature": 0.6, "top_p": 0.1}, args) == SamplingParams(temperature=0.0)
+    assert recommended({"temperature": 0.6}, EngineArgs(generation_config="vllm")) == SamplingParams()
+    over = EngineArgs(override_generation_config={"temperature": 0.2})
+    assert recommended({"temperature": 0.6}, over).temperature == 0.2
+    path = Path(pipes.info("qwen2_5_vl").path) / "generation_config.json"
+    stated = json.loads(path.read_text())
+    assert pipes.shared("qwen2_5_vl").default_params().repetition_penalty == stated["repetition_penalty"]

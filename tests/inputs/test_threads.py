@@ -1,0 +1,77 @@
+"""Several threads at once, imports that stay light, and worker threads for many items."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from beheld.core.errors import DecodeError
+from beheld.inputs.workers import Workers
+from tests import tiny
+from tests.inputs import pipes
+
+
+def test_many_threads_give_what_one_gives() -> None:
+    family = "qwen2_vl"
+    pipe, alone = pipes.make(family, {"processor_cache_bytes": 100_000}), pipes.shared(family)
+    pictures = [tiny.picture(56 + 14 * (n % 5), 70, n % 7) for n in range(24)]
+    special = "<|im_end|> and <|image_pad|>"
+
+    def one(index: int) -> tuple[object, ...]:
+        content = [{"type": "image", "image": pictures[index]}, special if index % 2 else "What?"]
+        request = pipe.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id=str(index))
+        return request.token_ids, request.spans[0].item.digest
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(one, range(24)))
+    for index, (ids, digest) in enumerate(found):
+        content = [{"type": "image", "image": pictures[index]}, special if index % 2 else "What?"]
+        request = alone.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0")
+        assert (ids, digest) == (request.token_ids, request.spans[0].item.digest)
+
+
+def test_worker_threads_keep_order_and_errors() -> None:
+    family = "llava"
+    pipe = pipes.make(family, media_workers=3)
+    pictures = [tiny.picture(56 + n, 56, n) for n in range(6)]
+    threaded = pipes.ask(pipe, family, pictures)
+    assert threaded.token_ids == pipes.ask(pipes.shared(family), family, pictures).token_ids
+    digests = [span.item.digest for span in pipes.ask(pipes.shared(family), family, pictures).spans]
+    assert [span.item.digest for span in threaded.spans] == digests
+    with pytest.raises(DecodeError) as caught:
+        pipes.ask(pipe, family, [pictures[0], b"bad", pictures[1], b"worse"])
+    assert caught.value.item == "image 2"
+    pipe.close()
+    workers = Workers(2)
+    assert workers.map(lambda n: n * n, range(5)) == [0, 1, 4, 9, 16]
+    workers.close()
+
+
+LIGHT = """
+import sys
+from pathlib import Path
+import beheld.inputs.pipeline
+assert "torch" not in sys.modules, "torch"
+assert "transformers" not in sys.modules, "transformers"
+from beheld.checkpoint.info import read_info
+from beheld.core.config import EngineArgs, EngineConfig
+from beheld.core.params import SamplingParams
+args = EngineArgs(model=sys.argv[1])
+info = read_info(Path(sys.argv[1]), args)
+config = EngineConfig("cpu", "float32", "float32", 512, 1, 512, 16, 512, 0, {})
+pipe = beheld.inputs.pipeline.InputPipeline(info, config, args)
+assert pipe.prepare("Hi", SamplingParams(), request_id="0").token_ids
+talk = [{"role": "user", "content": "Hi </s>"}]
+assert pipe.prepare_chat(talk, SamplingParams(), request_id="0").token_ids
+for name in ("torchvision", "torch._dynamo", "av"):
+    assert name not in sys.modules, name
+"""
+
+
+def test_text_alone_loads_no_torchvision() -> None:
+    script = [sys.executable, "-c", LIGHT, str(tiny.checkpoint("llama"))]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

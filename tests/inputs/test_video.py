@@ -1,0 +1,163 @@
+"""Videos: the right frames at the right times, few of the others decoded, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError
+from beheld.inputs import video
+from beheld.inputs.video import Sampling
+from tests import tiny
+from tests.inputs import pipes
+
+LIMITS = MediaLimits()
+
+
+def numbered(count: int) -> np.ndarray:
+    """Frames that show their number in binary, a black or white column of 16 pixels for each of 8 digits."""
+    digits = (np.arange(count)[:, None] >> np.arange(8)) & 1
+    columns = np.repeat(digits, 16, axis=1).astype(np.uint8) * 255
+    return np.broadcast_to(columns[:, None, :, None], (count, 64, 128, 3)).copy()
+
+
+def numbers(clip: video.Clip) -> list[int]:
+    """The numbers that the frames show."""
+    columns = clip.frames.mean(axis=(1, 3)).reshape(len(clip.frames), 8, 16).mean(axis=2)
+    return [int(((row > 128) << np.arange(8)).sum()) for row in columns]
+
+
+def test_indices_are_even_and_hold_both_ends() -> None:
+    assert Sampling(4).indices(10, 0) == [0, 3, 6, 9]
+    assert Sampling(1).indices(10, 0) == [0]
+    assert Sampling(32).indices(5, 0) == [0, 1, 2, 3, 4]
+    assert Sampling(None).indices(5, 0) == [0, 1, 2, 3, 4]
+    assert Sampling(None, 2.0).indices(80, 8.0)[:2] == [0, 4]
+    assert len(Sampling(None, 2.0).indices(80, 8.0)) == 20
+    assert len(Sampling(6, 2.0).indices(80, 8.0)) == 6
+    for total in range(1, 50):
+        for wanted in range(1, 50):
+            found = Sampling(wanted).indices(total, 0)
+            assert len(found) == min(total, wanted)
+            assert found == sorted(set(found))
+            assert found[0] == 0
+            assert found[-1] == total - 1 or wanted == 1
+
+
+@pytest.mark.parametrize("gop", [1, 5, 200])
+@pytest.mark.parametrize("wanted", [1, 3, 7, 120])
+def test_sampled_frames_are_the_right_ones(tmp_path: Path, gop: int, wanted: int) -> None:
+    path = pipes.write_video(tmp_path / "v.mp4", numbered(120), gop=gop)
+    clip = video.open_bytes(path.read_bytes(), Sampling(wanted), LIMITS)
+    assert clip.total == 120
+    assert list(clip.indices or ()) == Sampling(wanted).indices(120, 8)
+    assert numbers(clip) == list(clip.indices or ())
+    times = clip.timestamps_s()
+    assert times is not None
+    assert times[-1] == pytest.approx((clip.indices or (0,))[-1] / 8, abs=1e-3)
+    assert bool(clip.lost) == (wanted < 120)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec"), [("mkv", "mpeg4"), ("avi", "mjpeg"), ("webm", "libvpx"), ("mp4", "libx264")]
+)
+def test_other_containers(tmp_path: Path, suffix: str, codec: str) -> None:
+    try:
+        path = pipes.write_video(tmp_path / f"v.{suffix}", numbered(60), codec=codec)
+    except Exception:
+        pytest.skip(f"this build of FFmpeg cannot write {codec}")
+    clip = video.open_bytes(path.read_bytes(), Sampling(6), LIMITS)
+    assert numbers(clip) == list(clip.indices or ()) == Sampling(6).indices(60, 8)
+
+
+def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
+    whole = pipes.write_video(tmp_path / "v.mp4", numbered(40)).read_bytes()
+    for data in (b"", b"nothing", whole[:100], pipes.encoded(tiny.picture(8, 8, 1), "BMP")[:20]):
+        with pytest.raises(DecodeError):
+            video.open_bytes(data, Sampling(), LIMITS)
+    with pytest.raises(LimitError, match="pixels"):
+        video.open_bytes(whole, Sampling(), MediaLimits(max_pixels=100))
+    with pytest.raises(LimitError, match="40 frames would be taken"):
+        video.open_bytes(whole, Sampling(None), MediaLimits(max_frames=10))
+
+
+def test_arrays_are_checked() -> None:
+    good = tiny.frames(4)
+    bad: list[Any] = [
+        good[:0],
+        good.astype(np.float32),
+        good[:, :, :, :2],
+        good[0],
+        [],
+        [good[0], good[1][:10]],
+        np.zeros((2, 0, 4, 3), np.uint8),
+    ]
+    for frames in bad:
+        with pytest.raises(DecodeError):
+            video.from_frames(frames, None, LIMITS)
+    with pytest.raises(LimitError):
+        video.from_frames(good, None, MediaLimits(max_frames=3))
+    wrong: list[dict[str, Any]] = [
+        {"fps": 0},
+        {"fps": float("nan")},
+        {"frames_indices": [1, 2]},
+        {"total_num_frames": 3},
+        {"total_num_frames": "9"},
+        {"frames": 3},
+    ]
+    for metadata in wrong:
+        with pytest.raises(DecodeError):
+            video.from_frames(good, metadata, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_frames": 0}, {"num_frames": -2}, {"num_frames": "a"}, {"fps": 0}, {"fps": -1}]
+)
+def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ParamsError):
+        Sampling.of(options)
+    with pytest.raises(ParamsError, match="'fps'"):
+        Sampling.of({"fsp": 1})
+
+
+def test_an_empty_video_is_an_error_of_that_request_alone() -> None:
+    family = "qwen2_vl"
+    pipe = pipes.shared(family)
+    for empty in (tiny.frames(1)[:0], []):
+        with pytest.raises(MediaError, match="0 frames") as caught:
+            pipes.ask(pipe, family, videos=[empty] if isinstance(empty, np.ndarray) else [[]])
+        assert caught.value.item == "video 1"
+    assert pipes.ask(pipe, family, videos=tiny.frames(2)).spans
+
+
+def test_a_file_is_sampled_with_its_true_times(tmp_path: Path) -> None:
+    """32 of 64 frames at 8 a second are 4 a second: a grid step of two frames lasts half a second."""
+    family = "qwen2_5_vl"
+    path = pipes.write_video(tmp_path / "v.mp4", numbered(64))
+    request = pipes.ask(pipes.make(family), family, videos=path)
+    item, receipt = request.spans[0].item, request.receipts[0]
+    assert item.layout["second_per_grid_ts"] == pytest.approx((0.5,))
+    assert item.layout["video_grid_thw"][0] == 16
+    assert receipt.used["frames"] == 32
+    assert len(receipt.used["timestamps_s"]) == 32
+    assert receipt.lost[0] == "32 of 64 frames were not used"
+    few = pipes.ask(pipes.make(family, media_io_kwargs={"video": {"num_frames": 4}}), family, videos=path)
+    assert few.spans[0].item.layout["video_grid_thw"][0] == 2
+    every = pipes.ask(pipes.make(family, media_io_kwargs={"video": {"num_frames": -1}}), family, videos=path)
+    assert every.spans[0].item.layout["video_grid_thw"][0] == 32
+    assert every.receipts[0].lost == ()
+    paced = pipes.ask(pipes.shared(family), family, videos=path, mm_processor_kwargs={"fps": 1})
+    assert paced.spans[0].item.layout["video_grid_thw"][0] == 4
+    again = pipes.ask(pipes.shared(family), family, videos=path, mm_processor_kwargs={"fps": 1})
+    assert again.receipts[0].cached
+    assert "decode" not in again.receipts[0].milliseconds
+
+
+def test_fps_of_bare_frames_is_their_rate() -> None:
+    family = "qwen2_5_vl"
+    request = pipes.ask(pipes.shared(family), family, videos=tiny.frames(4), mm_processor_kwargs={"fps": 4.0})
+    assert request.spans[0].item.layout["second_per_grid_ts"] == (0.5,)
