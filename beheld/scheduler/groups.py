@@ -63,17 +63,18 @@ class GroupTables:
         return min(full) * self.block_size if full else None
 
     def fits_slice(self, length: int, total: int) -> bool:
-        """True if sliding groups, all to itself, can hold a slice of `length` with what it sees, of `total` positions.
+        """True if sliding groups, all to one sequence of `total` positions, can hold a slice and all that it sees."""
+        whole = -(-total // self.block_size)
+        return all(min(whole, self._blocks_seen(store, length)) <= store.pool.num_blocks - 1 for store in self._sliding)
 
-        n neighbouring positions lie in at most (n - 2) // block_size + 2 blocks, and never in more than all have.
+    def _blocks_seen(self, store: Store, length: int) -> int:
+        """Most blocks of a sliding group that a slice of `length` sees, itself included.
+
+        n neighbouring positions lie in at most (n - 2) // block_size + 2 blocks.
         """
-        for store in self._sliding:
-            assert store.window is not None
-            seen = store.window - 1 + length
-            most = 1 if seen == 1 else (seen - 2) // self.block_size + 2
-            if min(most, -(-total // self.block_size)) > store.pool.num_blocks - 1:
-                return False
-        return True
+        assert store.window is not None
+        seen = store.window - 1 + length
+        return 1 if seen == 1 else (seen - 2) // self.block_size + 2
 
     def slide(self, sequence: Sequence) -> None:
         """Give back the blocks that no position from `num_computed` on will see.
@@ -139,15 +140,16 @@ class GroupTables:
     def reach(self, sequence: Sequence, num_hit: int) -> int:
         """How far a waiting sequence could be computed now, after taking a hit of `num_hit` blocks.
 
-        0 if a group that keeps everything has no room for all that is known of it: a sequence that starts and then
-        waits for blocks would only keep them from those that run.
+        0 if a group has no room for what it must keep of all that is known (a sliding one: of as much as it sees): a
+        sequence that starts and then waits for blocks would only keep them from those that run.
         """
         whole = -(-min(len(sequence.token_ids), sequence.most_positions) // self.block_size)
         most = whole
         for store in self.stores:
             hit = self._hit_blocks(store, sequence, num_hit)
             free = store.pool.num_free - sum(store.pool.is_free(block) for block in hit if block != NULL_BLOCK)
-            if store.window is None and num_hit + free < whole:
+            kept = sum(block != NULL_BLOCK for block in hit)
+            if kept + free < (whole if store.window is None else min(whole, self._blocks_seen(store, 1))):
                 return 0
             most = min(most, num_hit + free)
         return most * self.block_size

@@ -93,8 +93,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step; None if nothing can be done now. May be called before the result of the last plan is known.
 
-        Those that run are served first, in their order; then waiting ones are admitted in theirs, unless blocks were
-        so short that someone was preempted.
+        Those that run are served first, in their order; then waiting ones are admitted in theirs.
         """
         draft = self._draft()
         while draft.num_preempted and not draft.slices and not self._flights:
@@ -119,8 +118,7 @@ class Scheduler:
     def _draft(self) -> Draft:
         draft = Draft(self._config.max_num_batched_tokens)
         self._serve_running(draft)
-        if draft.num_preempted == 0:
-            self._admit_waiting(draft)
+        self._admit_waiting(draft)
         for digest in draft.used:
             self._encoder.release(digest)
         self._num_preemptions += draft.num_preempted
