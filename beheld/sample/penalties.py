@@ -24,6 +24,7 @@ class Penalised:
 
     places: tuple[int, ...]
     slots: tuple[int, ...]
+    places_P: Tensor
     slots_P: Tensor
     repetition_P1: Tensor
     presence_P1: Tensor
@@ -79,6 +80,7 @@ class PenaltyTable:
         return Penalised(
             tuple(places),
             tuple(slots),
+            torch.tensor(places, dtype=torch.int64).to(device, non_blocking=True),
             torch.tensor(slots, dtype=torch.int64).to(device, non_blocking=True),
             repetition_P,
             presence_P,

@@ -112,10 +112,8 @@ class Sampler:
         """Take note of the tokens just sampled for `rows`, for those whose later choices depend on them."""
         batch = self._rows.compose(rows, [self._rows[row].length for row in rows])
         if batch.penalised is not None:
-            places = batch.penalised.places
-            everyone = len(places) == len(rows)
-            ids_P = ids_B if everyone else ids_B[self._places(places)]
-            self._rows.penalties.append(batch.penalised, [batch.states[b].length for b in places], ids_P)
+            lengths = [batch.states[b].length for b in batch.penalised.places]
+            self._rows.penalties.append(batch.penalised, lengths, ids_B[batch.penalised.places_P])
         for b in batch.worded:
             words = batch.states[b].words
             assert words is not None
@@ -184,7 +182,7 @@ class Sampler:
             for index, b in enumerate(penalised.places):
                 self._rows.penalties.apply_row_(logits_BV[b], penalised, index)
             return logits_BV
-        places_P = self._places(penalised.places)
+        places_P = penalised.places_P
         logits_BV[places_P] = self._rows.penalties.apply(logits_BV[places_P], penalised)
         return logits_BV
 
@@ -237,9 +235,6 @@ class Sampler:
         if drawing.filters is not None:
             weights_RV.masked_fill_(logits_RV < floors(logits_RV, drawing.filters), 0.0)
         return weights_RV.div_(self._noise.exponential(_to_device(keys_R2, self._device))).argmax(-1)
-
-    def _places(self, places: Sequence[int]) -> Tensor:
-        return _to_device(torch.tensor(places, dtype=torch.int64), self._device)
 
 
 def _to_device(small: Tensor, device: torch.device) -> Tensor:
