@@ -172,7 +172,8 @@ class SamplingParams:
     def clone(self) -> SamplingParams:
         """An independent copy (lists copied one level deep)."""
         copied: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return SamplingParams(**{k: list(v) if isinstance(v, list) else v for k, v in copied.items()})
+        copied = {k: list(v) if isinstance(v, list) else v for k, v in copied.items()}
+        return SamplingParams(**copied)
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:

@@ -1,7 +1,11 @@
-"""One persistent row per sequence: its tokens, its positions, its block tables."""
+"""One persistent row per sequence: its tokens, its positions, its block tables.
+
+Shapes: R rows, G KV groups, N blocks of a table, X position axes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,13 +35,24 @@ class Row:
 
 
 class Rows:
-    """All rows. Tokens sampled after admission stay on the device: `last_token_R` holds each row's newest."""
+    """All rows. Tokens sampled after admission stay on the device: `last_token_R` holds each row's newest.
+
+    Attributes:
+        last_token_R: int64, on the device.
+        tables_GRN: block tables on the host.
+        known_R, delta_R, media_stop_R: of each row, the number of tokens known on the host, Row.delta, and where its
+            last media span ends; on the host.
+    """
 
     def __init__(self, adapter: ModelAdapter, num_rows: int, num_groups: int, blocks_per_row: int) -> None:
         self._adapter = adapter
         self._rows: list[Row | None] = [None] * num_rows
         self.last_token_R = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
         self.tables_GRN = np.zeros((num_groups, num_rows, blocks_per_row), dtype=np.int32)
+        self.known_R = np.zeros(num_rows, dtype=np.int64)
+        self.delta_R = np.zeros(num_rows, dtype=np.int64)
+        self.media_stop_R = np.zeros(num_rows, dtype=np.int64)
+        self._changed: list[tuple[int, np.ndarray]] = []
 
     def __getitem__(self, row: int) -> Row:
         state = self._rows[row]
@@ -55,9 +70,13 @@ class Rows:
         if extra:
             tail = np.arange(admission.num_prompt, len(admission.token_ids)) + delta
             positions_XN = np.concatenate([positions_XN, np.broadcast_to(tail, (len(positions_XN), extra))], axis=1)
+        row = admission.row
         for group, blocks in enumerate(admission.blocks):
-            self.tables_GRN[group, admission.row, : len(blocks)] = blocks
-        self._rows[admission.row] = Row(
+            self._write(group, row, 0, blocks)
+        self.known_R[row] = len(admission.token_ids)
+        self.delta_R[row] = delta
+        self.media_stop_R[row] = admission.spans[-1].stop if admission.spans else 0
+        self._rows[row] = Row(
             token_ids=np.array(admission.token_ids, dtype=np.int64),
             num_prompt=admission.num_prompt,
             positions_XN=positions_XN,
@@ -74,4 +93,24 @@ class Rows:
         after = -(-piece.stop // block_size)
         for group, blocks in enumerate(piece.new_blocks):
             if blocks:
-                self.tables_GRN[group, piece.row, after - len(blocks) : after] = blocks
+                self._write(group, piece.row, after - len(blocks), blocks)
+
+    def _write(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
+        if not blocks:
+            return
+        self.tables_GRN[group, row, first : first + len(blocks)] = blocks
+        _, num_rows, width = self.tables_GRN.shape
+        self._changed.append(((group * num_rows + row) * width + first, np.asarray(blocks, dtype=np.int64)))
+
+    def take_changes(self) -> np.ndarray | None:
+        """What was written since the last call, as (flat index into tables_GRN, block id) of shape (2, changes)."""
+        if not self._changed:
+            return None
+        index = np.concatenate([first + np.arange(len(blocks)) for first, blocks in self._changed])
+        values = np.concatenate([blocks for _, blocks in self._changed])
+        self._changed.clear()
+        return np.stack([index, values])
+
+    def forget_changes(self) -> None:
+        """For devices that read the host's tables themselves."""
+        self._changed.clear()

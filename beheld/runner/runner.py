@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from beheld.models.adapter import ModelAdapter
 from beheld.runner import kv
 from beheld.runner.batch import Batch, build
 from beheld.runner.encoder import EncoderStore
+from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.rows import Rows
 from beheld.sample.sampler import SampleOutput, Sampler
 
@@ -29,6 +31,8 @@ class Handle:
     rows: list[int]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
     lost: tuple[bytes, ...] = ()
+    host_2B: torch.Tensor | None = None
+    ready: torch.cuda.Event | None = None
 
 
 class ModelRunner:
@@ -52,6 +56,13 @@ class ModelRunner:
         self.kv = kv.allocate(info, config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+        self._graphs: DecodeGraphs | None = None
+
+    def capture_graphs(self) -> None:
+        """Capture the decode step for every batch size of the ladder."""
+        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._info, self.config, self.rows)
+        graphs.capture(show_progress=self.config.show_progress)
+        self._graphs = graphs
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
@@ -68,11 +79,21 @@ class ModelRunner:
         lost = self.encoder.encode(plan.encode)
         for piece in plan.slices:
             self.rows.append_blocks(piece, self.config.block_size)
+        if self._graphs is None:
+            self.rows.forget_changes()
         if not plan.slices:
             return Handle(plan.id, None, [], {}, lost)
+        replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
+        if replayed is not None:
+            logits_BV, rows_B = replayed
+            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B)
         batch = build(plan.slices, self.rows, self._info.kv_groups, self.config.block_size)
         logits_SV = self._forward(batch)
-        return self._sample(plan, batch, logits_SV, lost)
+        handle = Handle(plan.id, None, [], self._prompt_logprobs(batch, logits_SV), lost)
+        if not batch.sampling:
+            return handle
+        rows_B = torch.tensor([piece.row for piece in batch.sampling]).to(logits_SV.device, non_blocking=True)
+        return self._sample(handle, batch.sampling, logits_SV[: len(batch.sampling)], rows_B)
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
         for layer in self.kv.values():
@@ -90,8 +111,8 @@ class ModelRunner:
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)):
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
 
-    def _sample(self, plan: StepPlan, batch: Batch, logits_SV: torch.Tensor, lost: tuple[bytes, ...]) -> Handle:
-        prompt_logprobs = {
+    def _prompt_logprobs(self, batch: Batch, logits_SV: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        return {
             piece.row: tuple(
                 self.sampler.prompt_logprobs(
                     logits_SV[part],
@@ -101,21 +122,34 @@ class ModelRunner:
             )
             for piece, part, target in batch.prompt_targets
         }
-        rows = [piece.row for piece in batch.sampling]
-        if not rows:
-            return Handle(plan.id, None, [], prompt_logprobs, lost)
-        lengths = [piece.stop for piece in batch.sampling]
-        out = self.sampler.sample(logits_SV[: len(rows)], rows, lengths)
+
+    def _sample(
+        self, handle: Handle, slices: Sequence[SeqSlice], logits_BV: torch.Tensor, rows_B: torch.Tensor
+    ) -> Handle:
+        """Choose the next token of each slice, and send it on its way to the host."""
+        rows = [piece.row for piece in slices]
+        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices])
         self.sampler.append(rows, out.ids_B)
-        self.rows.last_token_R[torch.tensor(rows, device=out.ids_B.device)] = out.ids_B
-        return Handle(plan.id, out, rows, prompt_logprobs, lost)
+        self.rows.last_token_R.index_copy_(0, rows_B, out.ids_B)
+        handle.sampled, handle.rows = out, rows
+        if logits_BV.device.type == "cuda":
+            # Copied now and waited for later: asking for them then would wait for the next step as well.
+            handle.host_2B = torch.empty(2, len(rows), dtype=torch.int64, pin_memory=True)
+            handle.host_2B.copy_(torch.stack([out.ids_B, out.nan_B.long()]), non_blocking=True)
+            handle.ready = torch.cuda.Event()
+            handle.ready.record()
+        return handle
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
         if handle.sampled is None:
             return StepResult(handle.plan_id, {}, prompt_logprobs=handle.prompt_logprobs, lost=handle.lost)
-        ids = handle.sampled.ids_B.tolist()
-        broken = handle.sampled.nan_B.tolist()
+        if handle.host_2B is not None:
+            assert handle.ready is not None
+            handle.ready.synchronize()
+            ids, broken = handle.host_2B.tolist()
+        else:
+            ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
         tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
         failed = {row: "nan" for row, nan in zip(handle.rows, broken, strict=True) if nan}
         return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed, handle.lost)

@@ -98,7 +98,8 @@ def test_mates_in_any_order(engines: OpenEngines, family: str) -> None:
 def test_preempted_sequences_resume(family: str, overlap: bool) -> None:
     with make(family, cases.tight(family) | {"async_scheduling": overlap}) as llm:
         check(llm, family, cases.crowd(family))
-        assert llm.stats().scheduler.num_preemptions > 0
+        # Where every layer slides, a sequence is admitted with all the blocks it will ever hold.
+        assert (llm.stats().scheduler.num_preemptions > 0) == (family != "mistral")
 
 
 @pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)

@@ -1,0 +1,152 @@
+"""CUDA graphs of the decode step, for a ladder of batch sizes.
+
+A graph replays what was captured on the same addresses. All that changes between steps lies in a few tensors that stay
+in place: which rows decode, their lengths, positions and slots (one small copy a step), the block tables of all rows
+(changes only), and the rows' newest tokens, which never leave the device.
+
+Shapes: B sequences of a batch (padded to a size of the ladder), R rows, G KV groups, N blocks of a table, X position
+axes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import AttentionBackend, AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.context import ForwardContext, forward_context
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.plan import SeqSlice
+from beheld.models.adapter import ModelAdapter
+from beheld.runner.rows import Rows
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# Rows of the small input: which row, its length, its position, then one slot per KV group.
+_FIELDS = 3
+# The engine has at most two steps in flight; a third buffer is never being read while it is written.
+_RING = 3
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes to capture: fine steps where a row more costs much, coarse ones where it does not."""
+    sizes = [1, 2, 4, 8, *range(16, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
+    return [size for size in sizes if size < most] + [most]
+
+
+class DecodeGraphs:
+    """Captures and replays decode steps."""
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        backend: AttentionBackend,
+        kv: dict[int, LayerKV],
+        info: ModelInfo,
+        config: EngineConfig,
+        rows: Rows,
+    ) -> None:
+        self._adapter, self._backend, self._kv = adapter, backend, kv
+        self._groups = info.kv_groups
+        self._axes = info.position_axes
+        self._block_size = config.block_size
+        self._rows = rows
+        self._sizes = ladder(config.max_num_seqs)
+        device, most = adapter.device, self._sizes[-1]
+        fields = _FIELDS + len(self._groups)
+        self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
+        self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=True) for _ in range(_RING)]
+        self._turn = 0
+        self._tables_GRN = torch.from_numpy(rows.tables_GRN).to(device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._fill(self._host[0].numpy(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        self._input_FB.copy_(self._host[0])
+
+    def capture(self, *, show_progress: bool) -> None:
+        """Capture every size, the largest first, so that the others fit into its memory."""
+        sizes: Sequence[int] = list(reversed(self._sizes))
+        if show_progress:
+            from tqdm import tqdm
+
+            sizes = tqdm(sizes, desc="Capturing CUDA graphs")
+        pool = torch.cuda.graph_pool_handle()
+        with torch.inference_mode():
+            for size in sizes:
+                self._step(size)
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph, pool=pool):
+                    logits_BV = self._step(size)
+                self._graphs[size] = (graph, logits_BV)
+
+    def _step(self, size: int) -> Tensor:
+        """The decode step itself, on the tensors that stay in place."""
+        rows_B, lengths_B, position_B = self._input_FB[:_FIELDS, :size]
+        ids_B = self._rows.last_token_R.index_select(0, rows_B)
+        groups = tuple(
+            GroupMetadata(
+                slots_T=self._input_FB[_FIELDS + index, :size],
+                tables_BN=self._tables_GRN[index].index_select(0, rows_B),
+                window=group.window,
+            )
+            for index, group in enumerate(self._groups)
+        )
+        metadata = AttnMetadata(
+            num_decodes=size,
+            starts=(0,) * size,
+            lengths=(1,) * size,
+            lengths_B=lengths_B.int(),
+            cu_q_B1=torch.arange(size + 1, dtype=torch.int32, device=ids_B.device),
+            groups=groups,
+            block_size=self._block_size,
+        )
+        self._backend.begin(metadata)
+        wanted_S = torch.arange(size, device=ids_B.device)
+        with forward_context(ForwardContext(self._backend, metadata, self._kv)):
+            embeds_BH = self._adapter.embed(ids_B)
+            return self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
+
+    def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor] | None:
+        """Logits (B, V) of a step in which every slice decodes, and its rows; None if this step is not such a one.
+
+        The logits stay valid until the next replay.
+        """
+        count = len(slices)
+        if count > self._sizes[-1] or any(s.stop - s.start != 1 for s in slices):
+            return None
+        rows = np.fromiter((s.row for s in slices), dtype=np.int64, count=count)
+        starts = np.fromiter((s.start for s in slices), dtype=np.int64, count=count)
+        if (starts < self._rows.known_R[rows]).any() or (starts < self._rows.media_stop_R[rows]).any():
+            return None
+        size = next(size for size in self._sizes if size >= count)
+        host = self._host[self._turn]
+        self._turn = (self._turn + 1) % _RING
+        self._fill(host.numpy(), rows, starts)
+        self._input_FB.copy_(host, non_blocking=True)
+        self.refresh_tables()
+        graph, logits_BV = self._graphs[size]
+        graph.replay()
+        return logits_BV[:count], self._input_FB[0, :count]
+
+    def refresh_tables(self) -> None:
+        """Bring the device's block tables up to date."""
+        changes = self._rows.take_changes()
+        if changes is not None:
+            index, values = torch.from_numpy(changes).to(self._tables_GRN.device, non_blocking=True)
+            self._tables_GRN.view(-1).index_copy_(0, index, values.int())
+
+    def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:
+        """Write one step's small input; padding has length 1 and slot 0, so it reads and writes nothing that counts."""
+        count, size = len(rows), self._block_size
+        fields[:, count:] = 0
+        fields[1, count:] = 1
+        fields[0, :count] = rows
+        fields[1, :count] = starts + 1
+        fields[2, :count] = starts + self._rows.delta_R[rows]
+        for index in range(len(self._groups)):
+            blocks = self._rows.tables_GRN[index, rows, starts // size]
+            fields[_FIELDS + index, :count] = blocks.astype(np.int64) * size + starts % size
