@@ -64,7 +64,7 @@ info = read_info(Path(sys.argv[1]), args)
 config = EngineConfig("cpu", "float32", "float32", 512, 1, 512, 16, 512, 0, {})
 pipe = beheld.inputs.pipeline.InputPipeline(info, config, args)
 assert pipe.prepare("Hi", SamplingParams(), request_id="0").token_ids
-talk = [{"role": "user", "content": "Hi </s>"}]
+talk = [{"role": "user", "content": "Hi <|im_end|>"}]
 assert pipe.prepare_chat(talk, SamplingParams(), request_id="0").token_ids
 for name in ("torchvision", "torch._dynamo", "av"):
     assert name not in sys.modules, name
@@ -72,6 +72,6 @@ for name in ("torchvision", "torch._dynamo", "av"):
 
 
 def test_text_alone_loads_no_torchvision() -> None:
-    script = [sys.executable, "-c", LIGHT, str(tiny.checkpoint("llama"))]
+    script = [sys.executable, "-c", LIGHT, str(tiny.checkpoint("qwen2"))]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
