@@ -89,8 +89,19 @@ class EngineCore:
             try:
                 result = self.executor.collect(step.handle)
             except Exception as error:
-                result = self._retry(step.plan, error)
+                result = self._unreadable(step.plan, error)
         return self.scheduler.update(step.plan, result)
+
+    def _unreadable(self, plan: StepPlan, error: Exception) -> StepResult:
+        """What to tell of a step that was launched and whose result cannot be read.
+
+        Without overlap it is retried. With overlap the next step may have reused its rows and blocks already, so all
+        its sequences fail.
+        """
+        if not self._overlap:
+            return self._retry(plan, error)
+        logger.error("The result of a step is lost (%s); its %d sequences fail.", _reason(error), len(plan.slices))
+        return StepResult(plan.id, {}, failed={piece.row: _reason(error) for piece in plan.slices})
 
     def _retry(self, plan: StepPlan, error: Exception) -> StepResult:
         """Run a failed plan again, one sequence at a time: only the culprit fails."""

@@ -49,3 +49,74 @@ def small_batch_linears(model: Any) -> int:
                 setattr(module, name, SmallBatchLinear(child))
                 replaced += 1
     return replaced
+
+
+# Linear layers of one input, in the order in which transformers' layers call them.
+_FUSABLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class FirstOfFused(nn.Module):
+    """Computes several linear layers of one input as one product: gives the first, keeps the others for their turn."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        super().__init__()
+        self.sizes = [linear.out_features for linear in linears]
+        self.in_features = linears[0].in_features
+        self.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+        biases = [linear.bias for linear in linears]
+        self.bias = None
+        if any(bias is not None for bias in biases):
+            filled = [
+                linear.weight.new_zeros(linear.out_features) if bias is None else bias
+                for linear, bias in zip(linears, biases, strict=True)
+            ]
+            self.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
+        self.rest: tuple[Tensor, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> the first layer's (..., O)."""
+        first, *rest = nn.functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+        self.rest = tuple(rest)
+        return first
+
+
+class RestOfFused(nn.Module):
+    """Stands where one of the other layers stood."""
+
+    def __init__(self, first: FirstOfFused, index: int) -> None:
+        super().__init__()
+        # Not a submodule: the weights have one owner.
+        self.__dict__["first"] = first
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the first layer computed for this one, of the same x."""
+        rest = self.first.rest
+        out = rest[self.index]
+        if self.index == len(self.first.sizes) - 2:
+            self.first.rest = ()
+        return out
+
+
+def fuse_linears(model: nn.Module) -> int:
+    """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many."""
+    fused = 0
+    for module in list(model.modules()):
+        for names in _FUSABLE:
+            linears = [getattr(module, name, None) for name in names]
+            if not all(type(linear) is nn.Linear for linear in linears):
+                continue
+            if len({linear.in_features for linear in linears}) != 1:
+                continue
+            first = FirstOfFused(linears)
+            setattr(module, names[0], first)
+            for index, name in enumerate(names[1:]):
+                setattr(module, name, RestOfFused(first, index))
+            fused += 1
+    return fused
+
+
+def compile_layers(layers: Any) -> None:
+    """Compile one decoder layer; the others, being of the same shape, reuse it."""
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True)

@@ -72,17 +72,24 @@ class EncoderStore:
             low, high = max(start, span.start), min(stop, span.stop)
             if low >= high:
                 continue
-            source = self._embeds.get(span.digest)
-            if source is None:
-                raise StepError(self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing"))
             target = first_token + low - start
             if span.embed_mask is None:
+                source = self._source(span)
                 embeds_TH[target : target + high - low] = source[low - span.start : high - span.start]
                 continue
             mask = np.array(span.embed_mask)
             before, inside = int(mask[: low - span.start].sum()), mask[low - span.start : high - span.start]
-            index = torch.from_numpy(np.flatnonzero(inside) + target).to(embeds_TH.device)
-            embeds_TH[index] = source[before : before + int(inside.sum())]
+            count = int(inside.sum())
+            if count:
+                index = torch.from_numpy(np.flatnonzero(inside) + target).to(embeds_TH.device)
+                embeds_TH[index] = self._source(span)[before : before + count]
+
+    def _source(self, span: SpanView) -> Tensor:
+        """The embeddings of a span; asked for only where one is taken, since none are encoded for other places."""
+        source = self._embeds.get(span.digest)
+        if source is None:
+            raise StepError(self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing"))
+        return source
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._embeds

@@ -63,3 +63,5 @@ CPU_KV_CACHE_GIB = _variable(
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 lets media be fetched from private and loopback addresses"
 )
+FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 leaves q/k/v and gate/up as separate matrices on a GPU")
+COMPILE = _variable(("BEHELD_COMPILE",), _switch, False, "1 compiles the decoder layers with torch.compile on a GPU")

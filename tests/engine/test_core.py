@@ -120,3 +120,26 @@ def test_a_row_that_breaks_ends_alone() -> None:
     events = run(core, requests)
     assert "NaN" in str(events["bad"][-1].error)
     assert tokens(events["good"]) == expected_tokens(requests[1], 256)[0]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_result_that_cannot_be_read(overlap: bool) -> None:
+    core, runner = make(overlap=overlap)
+    collect = runner.collect
+    broken = [True]
+
+    def collect_once_broken(plan: StepPlan) -> StepResult:
+        result = collect(plan)
+        if broken and plan.id == 1:
+            broken.clear()
+            raise RuntimeError("the device does not answer")
+        return result
+
+    runner.collect = collect_once_broken  # type: ignore[method-assign]
+    events = run(core, [fake_request("a", [3, 4], max_tokens=4)])["a"]
+    assert core.stats().scheduler.num_running == 0
+    if overlap:
+        assert events[-1].finish is FinishReason.ERROR
+        assert "does not answer" in str(events[-1].error)
+    else:
+        assert core.stats().retried == 1

@@ -1,0 +1,53 @@
+"""Surgery keeps results: whole models before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from beheld.models import fuse
+from tests import tiny
+
+
+def load(family: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = AutoModelForImageTextToText if family in tiny.IMAGE_FAMILIES else AutoModelForCausalLM
+    return kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen2_5_vl"])
+@pytest.mark.parametrize("surgery", [fuse.fuse_linears, fuse.small_batch_linears])
+@torch.inference_mode()
+def test_logits_are_those_of_the_model_as_it_came(family: str, surgery: Any) -> None:
+    model = load(family)
+    ids = torch.randint(5, 400, (2, 9), generator=torch.Generator().manual_seed(1))
+    before = model(input_ids=ids).logits
+    parameters = sum(p.numel() for p in model.parameters())
+    decoder = model.get_decoder()
+    assert surgery(decoder) >= 2 * len(decoder.layers)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    torch.testing.assert_close(model(input_ids=ids).logits, before, atol=2e-5, rtol=1e-4)
+    single = ids[:1, :1]
+    torch.testing.assert_close(
+        model(input_ids=single).logits, load(family)(input_ids=single).logits, atol=2e-5, rtol=1e-4
+    )
+
+
+def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj = torch.nn.Linear(8, 12)
+            self.k_proj = torch.nn.Linear(8, 4, bias=False)
+            self.v_proj = torch.nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+
+    layer, x = Layer(), torch.randn(3, 8)
+    before = layer(x)
+    assert fuse.fuse_linears(layer) == 1
+    torch.testing.assert_close(layer(x), before)

@@ -1,0 +1,89 @@
+"""Embeddings by digest: merged where a span takes them, a failing tower fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from beheld.core.errors import StepError
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.runner.encoder import EncoderStore
+
+
+class FakeAdapter:
+    """A tower whose embedding i of an item is the item's number plus i."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        self.calls.append(len(items))
+        if any(item.features.get("broken") for item in items):
+            raise RuntimeError("no memory")
+        return [item.features["value"] + torch.arange(float(item.num_embeds)).unsqueeze(1) for item in items]
+
+
+def item(digest: bytes, value: float, count: int, **extra: Any) -> EncodeItem:
+    return EncodeItem(digest, "image", {"value": value, **extra}, count)
+
+
+def span(digest: bytes, start: int, mask: tuple[bool, ...] | None, count: int) -> SpanView:
+    stop = start + (count if mask is None else len(mask))
+    return SpanView("image", digest, start, stop, mask, count, {})
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 12), (2, 7), (4, 5), (5, 9), (8, 12), (3, 6)])
+@pytest.mark.parametrize("mask", [None, (True, False, True, True), (False, True, True, False)])
+def test_merge_writes_exactly_the_places_of_the_slice(start: int, stop: int, mask: tuple[bool, ...] | None) -> None:
+    count = 4 if mask is None else sum(mask)
+    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    store.encode([item(b"a", 100.0, count)])
+    whole = torch.zeros(12, 1)
+    places = [4 + i for i, takes in enumerate(mask or (True,) * 4) if takes]
+    whole[places] = (100.0 + torch.arange(count)).unsqueeze(1)
+    embeds = torch.zeros(3 + stop - start, 1)
+    store.merge(embeds, 3, start, stop, [span(b"a", 4, mask, count)])
+    assert torch.equal(embeds[3:], whole[start:stop])
+    assert (embeds[:3] == 0).all()
+
+
+def test_an_item_whose_tower_fails_takes_no_other_with_it() -> None:
+    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    lost = store.encode([item(b"a", 1.0, 2), item(b"b", 2.0, 2, broken=True), item(b"c", 3.0, 2)])
+    assert lost == (b"b",)
+    assert b"a" in store
+    assert b"c" in store
+    with pytest.raises(StepError, match="no memory"):
+        store.merge(torch.zeros(4, 1), 0, 0, 4, [span(b"b", 1, None, 2)])
+
+
+def test_places_that_take_no_embedding_need_none() -> None:
+    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    masked = span(b"a", 0, (True, True, False), 2)
+    store.merge(torch.zeros(1, 1), 0, 2, 3, [masked])
+    with pytest.raises(StepError, match="missing"):
+        store.merge(torch.zeros(2, 1), 0, 1, 3, [masked])
+
+
+def test_what_is_there_is_not_encoded_again_until_it_is_forgotten() -> None:
+    adapter = FakeAdapter()
+    store = EncoderStore(adapter)  # type: ignore[arg-type]
+    store.encode([item(b"a", 1.0, 2)])
+    store.encode([item(b"a", 1.0, 2)])
+    assert adapter.calls == [1]
+    store.forget([b"a"])
+    store.encode([item(b"a", 1.0, 2)])
+    assert adapter.calls == [1, 1]
+
+
+def test_a_wrong_number_of_embeddings_is_a_loss() -> None:
+    class Short(FakeAdapter):
+        def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+            return [torch.zeros(1, 1) for _ in items]
+
+    store = EncoderStore(Short())  # type: ignore[arg-type]
+    assert store.encode([item(b"a", 1.0, 2)]) == (b"a",)
