@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.attention.backend import GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, scores
+from beheld.attention.triton_math import accumulate, capped, products, unit
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
 # first item. Eight numbers make one memory sector.
@@ -167,90 +167,95 @@ def _decode(
     if slot >= BLOCK_SIZE:
         tl.store(keys_ptr + (slot * KV_HEADS + head) * SIZE + c_C, k_C, mask=own_C)
         tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, v_C, mask=own_D)
-    s_R = tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1) * scale
-    if SOFTCAP:
-        s_R = softcap * (1.0 - 2.0 / (tl.exp2(s_R * (2 * 1.4426950408889634 / softcap)) + 1.0))
-    m_R = tl.where(last > 0, s_R * 1.4426950408889634, float("-inf"))
+    factor = unit(scale, SOFTCAP)
+    s_R = capped(tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
+    m_R = tl.where(last > 0, s_R, float("-inf"))
     l_R = tl.zeros([ROWS], tl.float32) + last
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32) + v_C.to(tl.float32)[None, :]
     q_RC = q_RC.to(keys_ptr.dtype.element_ty)
+    # A tile's blocks are looked up one tile ahead: keys are then fetched without waiting for the table.
     table_ptr = tables_ptr + row.to(tl.int64) * table_row
+    block_N = tl.load(table_ptr + (first + tile_N) // BLOCK_SIZE, mask=first + tile_N < stop, other=0)
     for position in range(first, stop, TILE):
         position_N = position + tile_N
         live_N = position_N < stop
-        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
-        line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+        line_N = (block_N.to(tl.int64) * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+        next_N = position_N + TILE
+        block_N = tl.load(table_ptr + next_N // BLOCK_SIZE, mask=next_N < stop, other=0)
         k_NC = tl.load(
             keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
         )
-        s_RN = tl.where(live_N[None, :], scores(q_RC, k_NC, scale, softcap, SOFTCAP), float("-inf"))
+        s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
+        s_RN = tl.where(live_N[None, :], s_RN, float("-inf"))
         v_NC = tl.load(
             values_ptr + line_N[:, None] * V_SIZE + d_C[None, :],
             mask=live_N[:, None] & (d_C < V_SIZE)[None, :],
             other=0.0,
         )
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, False)
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
     out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
     if parts == 1:
         tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
     else:
         line_R = (item * KV_HEADS + head) * GROUP + heads_R
         tl.store(acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :], acc_RC, mask=inside_RD)
-        tl.store(sums_ptr + line_R * 2, m_R, mask=heads_R < GROUP)
+        tl.store(sums_ptr + line_R * 2, m_R * factor, mask=heads_R < GROUP)
         tl.store(sums_ptr + line_R * 2 + 1, l_R, mask=heads_R < GROUP)
         # Every thread's results must be written before one thread says so.
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            joined = _join(acc_ptr, sums_ptr, first_item, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH)
-            tl.store(out_RC, joined, mask=inside_RD)
+            _join(out_ptr, acc_ptr, sums_ptr, row, head, first_item, parts, KV_HEADS, GROUP, V_SIZE, V_WIDTH)
             tl.store(counter_ptr, 0)
 
 
 @triton.jit
 def _join(
+    out_ptr,
     acc_ptr,
     sums_ptr,
+    row,
+    head,
     first_item,
     parts,
-    head,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     V_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
-    heads_R = tl.arange(0, ROWS)
+    """The parts' sums as one, many parts at a time: each round waits once for memory, however much it loads."""
+    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
+    PARTS: tl.constexpr = max(1, min(64, 8192 // (HEADS * V_WIDTH)))
+    heads_R = tl.arange(0, HEADS)
     d_C = tl.arange(0, V_WIDTH)
-    inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
-    few_P = tl.arange(0, 16)
-    m_R = tl.full([ROWS], float("-inf"), tl.float32)
-    for part in range(0, parts, 16):
+    few_P = tl.arange(0, PARTS)
+    inside_R = heads_R < GROUP
+    m_R = tl.full([HEADS], float("-inf"), tl.float32)
+    l_R = tl.zeros([HEADS], tl.float32)
+    acc_RC = tl.zeros([HEADS, V_WIDTH], tl.float32)
+    for part in range(0, parts, PARTS):
+        there_PR = (part + few_P < parts)[:, None] & inside_R[None, :]
         line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
-        there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
         m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
-        m_R = tl.maximum(m_R, tl.max(m_PR, 0))
-    # Rows that pad the group hold no sums; 0 / 1 keeps them harmless.
-    m_R = tl.where(heads_R < GROUP, m_R, 0.0)
-    l_R = tl.where(heads_R < GROUP, 0.0, 1.0)
-    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
-    for part in range(0, parts, 4):
-        for step in tl.static_range(4):
-            there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
-            line_R = ((first_item + part + step) * KV_HEADS + head) * GROUP + heads_R
-            m_part_R = tl.load(sums_ptr + line_R * 2, mask=there_R, other=float("-inf"), cache_modifier=".cg")
-            l_part_R = tl.load(sums_ptr + line_R * 2 + 1, mask=there_R, other=0.0, cache_modifier=".cg")
-            acc_part_RC = tl.load(
-                acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :],
-                mask=inside_RD & there_R[:, None],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            weight_R = tl.exp2(m_part_R - m_R)
-            l_R += l_part_R * weight_R
-            acc_RC += acc_part_RC * weight_R[:, None]
-    return acc_RC / l_R[:, None]
+        l_PR = tl.load(sums_ptr + line_PR * 2 + 1, mask=there_PR, other=0.0, cache_modifier=".cg")
+        acc_PRC = tl.load(
+            acc_ptr + line_PR[:, :, None] * V_SIZE + d_C[None, None, :],
+            mask=there_PR[:, :, None] & (d_C < V_SIZE)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        # Rows that pad the group have no sums: 0 in place of their minus infinity, and 1 for their 0 below.
+        new_R = tl.maximum(m_R, tl.where(inside_R, tl.max(m_PR, 0), 0.0))
+        weight_PR = tl.exp2(m_PR - new_R[None, :])
+        shrink_R = tl.exp2(m_R - new_R)
+        l_R = l_R * shrink_R + tl.sum(l_PR * weight_PR, 0)
+        acc_RC = acc_RC * shrink_R[:, None] + tl.sum(acc_PRC * weight_PR[:, :, None], 0)
+        m_R = new_R
+    tl.store(
+        out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :],
+        acc_RC / tl.where(inside_R, l_R, 1.0)[:, None],
+        mask=inside_R[:, None] & (d_C < V_SIZE)[None, :],
+    )
 
 
 def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads: int, num_programs: int) -> DecodePlan:

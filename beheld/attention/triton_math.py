@@ -9,28 +9,44 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def scores(q_RC, k_NC, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scores (R, N) in float32, times log2(e): exponentials are then powers of two, which the hardware computes."""
-    s_RN = tl.dot(q_RC, tl.trans(k_NC), input_precision="ieee") * scale
+def capped(s, scale, softcap, SOFTCAP: tl.constexpr):
+    """Products of queries and keys as `accumulate` wants them: with the soft cap, if there is one.
+
+    tanh(x) = 1 - 2 / (e^2x + 1), right at both ends also where the exponential overflows.
+    """
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (e^2x + 1), right at both ends also where the exponential overflows.
-        s_RN = softcap * (1.0 - 2.0 / (tl.exp2(s_RN * (2 * 1.4426950408889634 / softcap)) + 1.0))
-    return s_RN * 1.4426950408889634
+        s = softcap * (1.0 - 2.0 / (tl.exp2(s * (2 * _LOG2_E * scale / softcap)) + 1.0))
+    return s
 
 
 @triton.jit
-def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, GUARD: tl.constexpr):
+def unit(scale, SOFTCAP: tl.constexpr):
+    """What to multiply `capped` with to get scores as powers of two, the exponential that the hardware computes."""
+    return _LOG2_E if SOFTCAP else scale * _LOG2_E
+
+
+@triton.jit
+def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr):
     """Take a tile into the running maximum, sum and weighted values; returns the three.
 
+    factor: see `unit`; it comes in here, positive, so that scaling and subtracting the maximum are one operation.
     GUARD: a row may have seen no key yet; its maximum is minus infinity, and inf - inf must not become NaN.
     """
     new_R = tl.maximum(m_R, tl.max(s_RN, 1))
     base_R = tl.where(new_R == float("-inf"), 0.0, new_R) if GUARD else new_R
-    p_RN = tl.exp2(s_RN - base_R[:, None])
-    shrink_R = tl.exp2(m_R - base_R)
+    p_RN = tl.exp2(s_RN * factor - (base_R * factor)[:, None])
+    shrink_R = tl.exp2((m_R - base_R) * factor)
     l_R = l_R * shrink_R + tl.sum(p_RN, 1)
     acc_RC = acc_RC * shrink_R[:, None]
     acc_RC = tl.dot(p_RN.to(v_NC.dtype), v_NC, acc_RC, input_precision="ieee")
     return new_R, l_R, acc_RC
+
+
+@triton.jit
+def products(q_RC, k_NC):
+    """Queries times keys, (R, N) in float32; exact products where the inputs are float32."""
+    return tl.dot(q_RC, tl.trans(k_NC), input_precision="ieee")

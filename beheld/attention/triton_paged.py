@@ -63,9 +63,12 @@ class TritonBackend:
             plan = self._decode_plan(metadata, group, kv.keys.shape[2])
             decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap)
         if len(metadata.starts) > decodes:
-            store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
-            tiles_L2, shape = self._prefill_tiles(metadata, group, q_THC.shape[1] // kv.keys.shape[2], q_THC)
-            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, metadata, tiles_L2, shape, scale, softcap)
+            if decodes:
+                store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
+            else:
+                store(k_TKC, v_TKC, kv, group.slots_T)
+            tiles_L8, shape = self._prefill_tiles(metadata, group, q_THC.shape[1] // kv.keys.shape[2], q_THC)
+            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, tiles_L8, shape, scale, softcap)
         return out_THC
 
     def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
@@ -85,7 +88,7 @@ class TritonBackend:
         made: tuple[Tensor, TileShape] | None = group.extra.get("prefill")
         if made is None:
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), self._device(q_THC.device).shared_bytes)
-            made = (make_tiles(metadata, group.window, heads_per_kv, shape.rows), shape)
+            made = (make_tiles(metadata, heads_per_kv, shape.rows), shape)
             group.extra["prefill"] = made
         return made
 

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, scores
+from beheld.attention.triton_math import accumulate, capped, products, unit
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,6 @@ def _prefill(
     values_ptr,
     out_ptr,
     tiles_ptr,
-    cu_q_ptr,
-    lengths_ptr,
     tables_ptr,
     scale,
     softcap,
@@ -71,15 +69,16 @@ def _prefill(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
+    SPLIT: tl.constexpr = True,
 ):
     """One program: one tile of rows, one key-value head. WINDOW is 0 where there is none."""
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    sequence = tl.load(tiles_ptr + tile * 2)
-    first_row = tl.load(tiles_ptr + tile * 2 + 1)
-    token = tl.load(cu_q_ptr + sequence)
-    count = tl.load(cu_q_ptr + sequence + 1) - token
-    start = tl.load(lengths_ptr + sequence) - count
+    sequence = tl.load(tiles_ptr + tile * 8 + 0)
+    first_row = tl.load(tiles_ptr + tile * 8 + 1)
+    token = tl.load(tiles_ptr + tile * 8 + 2)
+    count = tl.load(tiles_ptr + tile * 8 + 3)
+    start = tl.load(tiles_ptr + tile * 8 + 4)
     row_R = first_row + tl.arange(0, ROWS)
     query_R = row_R // GROUP
     head_R = head * GROUP + row_R % GROUP
@@ -102,27 +101,31 @@ def _prefill(
     high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
 
     # The prefix, through the block table; all of it lies before every query.
+    factor = unit(scale, SOFTCAP)
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(start + low - WINDOW + 1, 0)
     q_cache_RC = q_RC.to(keys_ptr.dtype.element_ty)
     table_ptr = tables_ptr + sequence.to(tl.int64) * table_row
+    block_N = tl.load(table_ptr + (begin + tile_N) // BLOCK_SIZE, mask=begin + tile_N < start, other=0)
     for position in range(begin, start, TILE):
         position_N = position + tile_N
         live_N = position_N < start
-        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
-        line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+        line_N = (block_N.to(tl.int64) * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+        # A tile's blocks are looked up one tile ahead: keys are then fetched without waiting for the table.
+        next_N = position_N + TILE
+        block_N = tl.load(table_ptr + next_N // BLOCK_SIZE, mask=next_N < start, other=0)
         k_NC = tl.load(
             keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & inside_C[None, :], other=0.0
         )
         seen_RN = live_N[None, :]
         if WINDOW > 0:
             seen_RN = seen_RN & (position_N[None, :] > start + query_R[:, None] - WINDOW)
-        s_RN = tl.where(seen_RN, scores(q_cache_RC, k_NC, scale, softcap, SOFTCAP), float("-inf"))
+        s_RN = tl.where(seen_RN, capped(products(q_cache_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
         v_NC = tl.load(
             values_ptr + line_N[:, None] * V_SIZE + d_C[None, :], mask=live_N[:, None] & inside_D[None, :], other=0.0
         )
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, WINDOW > 0)
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
     # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle.
     k_base = k_ptr + token.to(tl.int64) * k_token + head * k_head
@@ -130,14 +133,14 @@ def _prefill(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(low - WINDOW + 1, 0)
-    else:
+    elif SPLIT:
         whole = (low + 1) // TILE * TILE
         for own in range(0, whole, TILE):
             own_N = (own + tile_N).to(tl.int64)
             k_NC = tl.load(k_base + own_N[:, None] * k_token + c_C[None, :], mask=inside_C[None, :], other=0.0)
-            s_RN = scores(q_RC, k_NC, scale, softcap, SOFTCAP)
+            s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
             v_NC = tl.load(v_base + own_N[:, None] * v_token + d_C[None, :], mask=inside_D[None, :], other=0.0)
-            m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, False)
+            m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
         begin = whole
     for own in range(begin, high, TILE):
         own_N = own + tile_N
@@ -147,9 +150,9 @@ def _prefill(
         seen_RN = own_N[None, :] <= query_R[:, None]
         if WINDOW > 0:
             seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
-        s_RN = tl.where(seen_RN, scores(q_RC, k_NC, scale, softcap, SOFTCAP), float("-inf"))
+        s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
         v_NC = tl.load(v_base + own_N1 * v_token + d_C[None, :], mask=live_N1 & inside_D[None, :], other=0.0)
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, True)
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
     tl.store(
         out_ptr + (token_R[:, None] * (KV_HEADS * GROUP) + head_R[:, None]) * V_SIZE + d_C[None, :],
@@ -158,23 +161,26 @@ def _prefill(
     )
 
 
-def make_tiles(metadata: AttnMetadata, window: int | None, heads_per_kv: int, rows: int) -> Tensor:
-    """The tiles (L, 2) of all prefilling sequences, as (sequence, first row), int32 on the device.
+def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int) -> Tensor:
+    """The tiles (L, 8) of all prefilling sequences, int32 on the device.
 
-    Those with most keys come first: a long one started last would keep the whole device waiting.
+    Fields: sequence, first row, first token, tokens of the sequence in this step, their first position. Long sequences
+    come first, and of each the last rows, which see most keys: a long tile started last would keep the device waiting.
+    A sequence's tiles stay together, so that its keys stay in the device's cache.
     """
     first = metadata.num_decodes
     starts = np.array(metadata.starts[first:], dtype=np.int64)
     counts = np.array(metadata.lengths[first:], dtype=np.int64) - starts
-    tiles = -(-counts * heads_per_kv // rows)
-    sequence_L = np.repeat(np.arange(len(counts)), tiles)
-    first_row_L = (np.arange(len(sequence_L)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * rows
-    keys_L = starts[sequence_L] + np.minimum((first_row_L + rows - 1) // heads_per_kv + 1, counts[sequence_L])
-    if window is not None:
-        keys_L = np.minimum(keys_L, window + rows // heads_per_kv)
-    order = np.argsort(-keys_L, kind="stable")
-    table = np.stack([sequence_L + first, first_row_L], axis=1)[order].astype(np.int32)
-    return torch.from_numpy(table).to(metadata.lengths_B.device, non_blocking=True)
+    tokens = first + np.cumsum(counts) - counts
+    order = np.argsort(-(starts + counts), kind="stable")
+    tiles = -(-counts[order] * heads_per_kv // rows)
+    sequence_L = np.repeat(order, tiles)
+    later_L = np.repeat(np.cumsum(tiles), tiles) - 1 - np.arange(len(sequence_L))
+    table_L8 = np.zeros((len(sequence_L), 8), dtype=np.int32)
+    fields = (sequence_L + first, later_L * rows, tokens[sequence_L], counts[sequence_L], starts[sequence_L])
+    for column, field in enumerate(fields):
+        table_L8[:, column] = field
+    return torch.from_numpy(table_L8).to(metadata.lengths_B.device, non_blocking=True)
 
 
 def prefill(
@@ -184,8 +190,7 @@ def prefill(
     out_THC: Tensor,
     kv: LayerKV,
     group: GroupMetadata,
-    metadata: AttnMetadata,
-    tiles_L2: Tensor,
+    tiles_L8: Tensor,
     shape: TileShape,
     scale: float,
     softcap: float | None,
@@ -194,16 +199,14 @@ def prefill(
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
-    _prefill[(tiles_L2.shape[0] * kv_heads,)](
+    _prefill[(tiles_L8.shape[0] * kv_heads,)](
         q_THC,
         k_TKC,
         v_TKC,
         kv.keys,
         kv.values,
         out_THC,
-        tiles_L2,
-        metadata.cu_q_B1,
-        metadata.lengths_B,
+        tiles_L8,
         group.tables_BN,
         scale,
         softcap or 0.0,

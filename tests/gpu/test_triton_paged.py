@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -149,7 +150,10 @@ def test_never_waits_for_the_device() -> None:
     run(case)
     decodes = make(MIXED[:5], (16, 2, 128, 16), torch.bfloat16)
     run(decodes)
-    torch.cuda.set_sync_debug_mode("error")
+    # PyTorch's "error" mode, without its warning that it is a prototype.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         run(case)
         run(decodes)
