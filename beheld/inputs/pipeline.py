@@ -262,12 +262,15 @@ class InputPipeline:
     ) -> list[int]:
         if items:
             rendered = expand.edged_text(rendered, items, self._tokenizer.marker)
+        marks = self._tokenizer.control()
         if not len(stand_ins):
-            return self._tokenizer.encode(rendered, add_special_tokens=ends)
+            whole = self._tokenizer.encode(rendered, add_special_tokens=ends)
+            if not control.smuggled(whole, rendered, marks, self._tokenizer.ends() if ends else ((), ())):
+                return whole
         ids = control.encode_rendered(
             rendered,
             stand_ins,
-            self._tokenizer.control(),
+            marks,
             self._tokenizer.plain(),
             lambda text: self._tokenizer.encode(text, add_special_tokens=False),
         )

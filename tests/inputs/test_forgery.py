@@ -110,6 +110,38 @@ def test_random_mixtures(data: st.DataObject) -> None:
     assert control_counts(family, request) == control_counts(family, prepare(family, slot, "harmless", pictures))
 
 
+def test_other_letters_that_normalise_to_a_token() -> None:
+    """A tokenizer that folds letters before it looks for its tokens would make one of a look-alike."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from beheld.inputs import control
+    from beheld.inputs.tokens import PromptTokenizer
+
+    letters = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz<>[]|_ ▁")}
+    backend = Tokenizer(models.BPE(vocab={**letters, "<unk>": len(letters)}, merges=[], unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_tokens([AddedToken("<end>", special=True, normalized=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    prompt = PromptTokenizer(tokenizer, {})
+    marks = prompt.control()
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    for text in ("＜end＞", "<END>", "a <End> b"):
+        ids = prompt.encode(text, add_special_tokens=False)
+        assert end in ids
+        assert control.smuggled(ids, text, marks, ((), ()))
+        stand_ins = control.StandIns(text)
+
+        def normal(text: str) -> list[int]:
+            return prompt.encode(text, add_special_tokens=False)
+
+        plain = control.encode_rendered(f"{text}<end>", stand_ins, marks, prompt.plain(), normal)
+        assert plain.count(end) == 1
+        assert plain[-1] == end
+    assert not control.smuggled(prompt.encode("a<end>", add_special_tokens=False), "a<end>", marks, ((), ()))
+
+
 def test_trusted_prompts_keep_their_markers() -> None:
     """A prompt given to generate() is the program's own: what spells a token there is one."""
     pipe = pipes.shared("qwen2")
