@@ -147,6 +147,8 @@ class ItemMaker:
         if processed is None:
             if opened is None:
                 opened, content = self._open(task, source, clock)
+            with clock.stage("load"):
+                self._processor.loaded()
             with clock.stage("process"):
                 own = self._processor.options(ref.modality, options)
                 processed = self._processor.process(Job(ref.modality, opened, item_digest, own, task.setting))
@@ -191,7 +193,12 @@ class ItemMaker:
             return _Source(kind, digest.of_bytes(data, how), data, sampling)
 
     def _sampling(self, task: Task) -> video.Sampling:
-        chosen = dict(self._io_options.get("video", {}))
+        chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
+        said = dict(self._io_options.get("video", {}))
+        if "fps" in said or task.options.get("fps") is not None:
+            # A rate of its own replaces the default number of frames.
+            chosen.clear()
+        chosen |= said
         for name in ("num_frames", "fps"):
             if task.options.get(name) is not None:
                 chosen[name] = task.options[name]

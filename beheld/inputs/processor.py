@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, ProcessError
 from beheld.core.media import MediaItem
@@ -95,6 +96,14 @@ class ItemProcessor:
             ParamsError: one of them is unknown.
         """
         return options_of.of_modality(self.loaded(), modality, given)
+
+    def max_frames(self) -> int | None:
+        """The most frames of a video that the checkpoint was made for, if it says so; does not load the processor."""
+        folder = Path(self._info.path)
+        own = read_json(folder / "video_preprocessor_config.json")
+        nested = read_json(folder / "processor_config.json").get("video_processor")
+        value = (nested if isinstance(nested, Mapping) else own).get("max_frames")
+        return value if isinstance(value, int) and value > 0 else None
 
     def rate(self) -> int:
         """The sampling rate that the audio processor wants."""

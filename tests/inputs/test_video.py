@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,25 @@ def test_a_file_is_sampled_with_its_true_times(tmp_path: Path) -> None:
     again = pipes.ask(pipes.shared(family), family, videos=path, mm_processor_kwargs={"fps": 1})
     assert again.receipts[0].cached
     assert "decode" not in again.receipts[0].milliseconds
+
+
+def test_the_checkpoint_bounds_the_default_number_of_frames(tmp_path: Path) -> None:
+    from beheld.checkpoint.info import read_info
+    from beheld.core.config import EngineArgs
+    from beheld.inputs.pipeline import InputPipeline
+
+    folder = tmp_path / "few"
+    shutil.copytree(tiny.checkpoint("qwen2_5_vl"), folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    settings = folder / "video_preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_frames": 8}))
+    path = pipes.write_video(tmp_path / "v.mp4", numbered(64))
+    args = EngineArgs(model=str(folder))
+    model = read_info(folder, args)
+    for options, grid in (({}, 4), ({"num_frames": 12}, 6), ({"fps": 2}, 8)):
+        pipe = InputPipeline(
+            model, pipes.config(model), EngineArgs(model=str(folder), media_io_kwargs={"video": options})
+        )
+        assert pipes.ask(pipe, "qwen2_5_vl", videos=path).spans[0].item.layout["video_grid_thw"][0] == grid
 
 
 def test_fps_of_bare_frames_is_their_rate() -> None:
