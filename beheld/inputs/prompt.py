@@ -171,7 +171,7 @@ def _at(error: BeheldError, item: str) -> BeheldError:
 
 
 def _single(value: Any) -> bool:
-    return isinstance(value, str | bytes | bytearray | Path | MediaRef) or is_picture(value)
+    return isinstance(value, str | bytes | bytearray | Path) or is_picture(value)
 
 
 def _images(value: Any) -> list[Any]:
