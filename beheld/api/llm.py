@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from beheld.api.run import Job, OfflineRun
+from beheld.api.feed import Job
+from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, mix
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, EngineDeadError, ParamsError

@@ -7,23 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from beheld.api.feed import Fed, Feed, Job
 from beheld.core.config import EngineConfig
 from beheld.core.errors import EngineError, UserError
 from beheld.core.outputs import RequestOutput, TokenEvent
-from beheld.core.params import SamplingParams
-from beheld.core.request import Request
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One prompt to be answered: `requests()` prepares it and gives one request per answer wanted."""
-
-    id: str
-    params: SamplingParams
-    requests: Callable[[], list[Request]]
-    tokenizer: Any
 
 
 @dataclass(eq=False)
@@ -130,20 +119,18 @@ class OfflineRun:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
         self._busy = True
         in_flight: InFlight | None = None
-        source = enumerate(jobs)
-        more = True
+        feed = Feed(jobs, self.config.media_workers, 2 * self.config.max_num_seqs)
         try:
-            while more or in_flight is not None or self.core.has_work:
-                while more and self.core.num_waiting < self.config.max_num_seqs:
-                    entry = next(source, None)
-                    if entry is None:
-                        more = False
+            while feed.more or in_flight is not None or self.core.has_work:
+                while self.core.num_waiting < self.config.max_num_seqs:
+                    fed = feed.take(wait=in_flight is None and not self.core.has_work)
+                    if fed is None:
                         break
-                    failed = self._add(*entry, on_error)
+                    failed = self._add(fed, on_error)
                     bars.added()
                     if failed is not None:
                         bars.finished(failed)
-                        yield entry[0], failed, None
+                        yield fed.index, failed, None
                 in_flight, events = self.core.step(in_flight)
                 for event in events:
                     live = self._live.get(event.request_id)
@@ -156,16 +143,17 @@ class OfflineRun:
                             raise output.error
                     yield live.index, output, live
         finally:
+            feed.close()
             self._drop(in_flight)
             self._busy = False
 
-    def _add(self, index: int, job: Job, on_error: str) -> RequestOutput | None:
-        """Prepare and queue a job; its output at once if that fails."""
-        started = time.monotonic()
+    def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:
+        """Queue a job; its output at once if it could not be prepared or queued."""
+        job = fed.job
         added: list[str] = []
         try:
-            requests = job.requests()
-            live = _Live(index, Collector(job.id, job.params, requests, job.tokenizer), started, time.monotonic())
+            requests = fed.requests()
+            live = _Live(fed.index, Collector(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared)
             for request in requests:
                 self.core.add(request)
                 added.append(request.id)

@@ -177,6 +177,7 @@ class EngineConfig:
         processor_cache_bytes: bound of the cache of processed media; 0 switches it off.
         limit_per_prompt: modality -> most items in one request.
         overlap: plan and launch step N+1 before step N's tokens were read.
+        media_workers: threads that prepare requests ahead of the engine; 0 means the caller's own.
     """
 
     device: str
@@ -205,6 +206,7 @@ class EngineConfig:
     hf_overrides: Any = None
     logits_processors: tuple[Any, ...] = ()
     show_progress: bool = True
+    media_workers: int = 0
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ def check(args: EngineArgs) -> None:
             logger.info("%s has no meaning here and changes nothing.", name)
     if not 0.0 < args.gpu_memory_utilization <= 1.0:
         raise ConfigError("gpu_memory_utilization must be above 0 and at most 1.", param="gpu_memory_utilization")
+    if args.media_workers is not None and args.media_workers < 0:
+        raise ConfigError("media_workers must be a whole number from 0.", param="media_workers")
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override"):
         value = getattr(args, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -138,7 +140,15 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         trust_remote_code=args.trust_remote_code,
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
+        media_workers=_workers(args, device),
     )
+
+
+def _workers(args: EngineArgs, device: str) -> int:
+    """On a CPU the model needs every core; beside a GPU most cores are idle."""
+    if args.media_workers is not None:
+        return args.media_workers
+    return 0 if device == "cpu" else max(1, min(12, len(os.sched_getaffinity(0)) - 2))
 
 
 def _device(wanted: str) -> str:
