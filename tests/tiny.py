@@ -10,6 +10,7 @@ an engine which forgets one of them gives other tokens, and logits are spread so
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -518,8 +519,12 @@ def _write_model(
     seed: int,
     keep: tuple[str, ...] = ("</s>",),
     shards: str = "1GB",
+    adjust: Callable[[Any], None] | None = None,
 ) -> None:
-    """Random weights for `config` under the real checkpoint's names; of the special tokens only `keep` may win."""
+    """Random weights for `config` under the real checkpoint's names; of the special tokens only `keep` may win.
+
+    `adjust` may change the filled model before it is written.
+    """
     import torch
     import transformers
 
@@ -530,14 +535,17 @@ def _write_model(
         torch.manual_seed(seed)
         model = kind._from_config(loaded, dtype=torch.float32)
         _fill(model)
-    marks = [token for token in ids if token[0] == "<" and token[-1] == ">" and token[1:3] != "0x" and len(token) > 2]
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    marks = [entry["content"] for entry in settings["added_tokens_decoder"].values()]
     quiet = [ids[token] for token in marks if token not in keep] + list(range(len(ids), VOCAB))
     with torch.no_grad():
         # Special and padding ids hardly ever win: a placeholder in an answer means nothing to any engine.
         model.get_output_embeddings().weight[quiet] *= 0.05
+        if adjust is not None:
+            adjust(model)
     model.to(getattr(torch, config["torch_dtype"]))
     model.save_pretrained(path, max_shard_size=shards)
-    if model.config.model_type.startswith("llava"):
+    if model.config.model_type.startswith("llava") and config["vision_config"]["model_type"] != "pixtral":
         _rename(path, "vision_tower.", "vision_tower.vision_model.")
     # What the library writes differs in style from what the real repositories hold.
     text.write_json(path / "config.json", config)
@@ -563,12 +571,13 @@ def _fill(model: Any) -> None:
     import torch
 
     first, last = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    gemma = model.config.model_type.startswith("gemma")
+    family = model.config.model_type.startswith("gemma")
     # Tied embeddings are kept small beside what the layers add: else every answer repeats its last token.
-    spread = 0.15 if gemma else 0.3 if first is last else 0.5
+    spread = 0.15 if family else 0.3 if first is last else 0.5
     with torch.no_grad():
         for path, module in model.named_modules():
             norm = "Norm" in type(module).__name__
+            gemma = family and "Gemma" in type(module).__name__
             for name, weight in module.named_parameters(recurse=False):
                 noise = torch.randn_like(weight)
                 if norm and name == "weight":
@@ -587,7 +596,7 @@ def _fill(model: Any) -> None:
 @cache
 def checkpoint(name: str) -> Path:
     """The folder of the tiny checkpoint `name` (a key of TINY), made if it is not there yet; safe between processes."""
-    target = _cache_folder() / name
+    target = _cache_folder(name) / name
     with FileLock(str(target) + ".lock"):
         if not target.is_dir():
             draft = target.with_name(f"{name}.{os.getpid()}")
@@ -598,14 +607,24 @@ def checkpoint(name: str) -> Path:
     return target
 
 
-def _cache_folder() -> Path:
+def _cache_folder(name: str) -> Path:
     import torch
     import transformers
 
     key = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
-    for source in (Path(__file__), Path(text.__file__)):
+    for source in dict.fromkeys((Path(__file__), Path(text.__file__), Path(inspect.getfile(TINY[name])))):
         key.update(source.read_bytes())
     root = os.environ.get("BEHELD_TEST_CACHE") or os.path.join(tempfile.gettempdir(), f"beheld-tiny-{os.getuid()}")
     folder = Path(root) / key.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+# The other families, made of the pieces above; they stand at the end because they import this module.
+from tests import tiny_more  # noqa: E402
+
+TINY |= tiny_more.TINY
+IMAGE_FAMILIES += tiny_more.IMAGE_FAMILIES
+EITHER_FAMILIES = ("smolvlm",)
+"""Families whose processor takes pictures or videos in one prompt, not both."""
+VIDEO_FAMILIES += tiny_more.VIDEO_FAMILIES

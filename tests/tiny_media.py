@@ -24,6 +24,10 @@ FORMS = {
 }
 """Family -> its user turn, with {} where the content stands, ready for the answer."""
 
+QWEN_MARKERS = ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>")
+MARKERS = {"qwen2_vl": QWEN_MARKERS, "qwen2_5_vl": QWEN_MARKERS}
+"""Family -> what stands in its prompts for a picture and for a video, where that differs from LLaVA's."""
+
 SIZES = ((84, 56), (56, 112), (140, 84), (70, 70), (112, 112), (33, 97), (128, 64), (224, 145))
 """Widths and heights that `pictures` goes through; the last is above every tiny processor's limit."""
 
@@ -68,12 +72,8 @@ def frames(n: int, seed: int = 0, width: int = 84, height: int = 56) -> np.ndarr
 
 def markers(name: str, num_images: int = 0, num_videos: int = 0) -> str:
     """What stands in a prompt of family `name` for that many pictures, then videos."""
-    if name in ("qwen2_vl", "qwen2_5_vl"):
-        return (
-            "<|vision_start|><|image_pad|><|vision_end|>" * num_images
-            + "<|vision_start|><|video_pad|><|vision_end|>" * num_videos
-        )
-    return "<image>\n" * num_images + "<video>\n" * num_videos
+    image, video = MARKERS.get(name, ("<image>\n", "<video>\n"))
+    return image * num_images + video * num_videos
 
 
 def prompt(name: str, num_images: int = 0, num_videos: int = 0, text: str = "What is in this picture?") -> str:

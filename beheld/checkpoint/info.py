@@ -15,6 +15,8 @@ _TOKEN_FIELDS = {
     "video": ("video_token_id", "video_token_index"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
+# Families whose videos are frames in the places of pictures, without a token of their own.
+_VIDEOS_AS_PICTURES = frozenset(("internvl", "smolvlm"))
 _LAYER_KINDS = {"full_attention": "full", "sliding_attention": "sliding", "attention": "full"}
 
 
@@ -133,6 +135,8 @@ def _placeholders(config: Any) -> dict[str, int]:
             if isinstance(value, int):
                 found[modality] = value
                 break
+    if config.model_type in _VIDEOS_AS_PICTURES and "image" in found:
+        found["video"] = found["image"]
     return found
 
 

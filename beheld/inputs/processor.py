@@ -169,11 +169,12 @@ class ItemProcessor:
         import torch
 
         layout: dict[str, tuple[Any, ...]] = {}
+        dropped = frozenset(self.loaded().unused_input_names)
         features: dict[str, Any] = {}
         for name, value in outputs.items():
             if name in self._family.layout:
                 layout[name] = _numbers(value)
-            if name in self._family.host_only:
+            if name in self._family.host_only or name in dropped:
                 continue
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
             features[name] = (tensor.to(torch.float32) if tensor.is_floating_point() else tensor).contiguous()

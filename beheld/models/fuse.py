@@ -37,7 +37,8 @@ class SmallBatchLinear(nn.Module):
             y_OM = torch.mm(self.weight, x_MI.t())
         else:
             y_OM = torch.addmm(self.bias.unsqueeze(1), self.weight, x_MI.t())
-        return y_OM.t().reshape(*x.shape[:-1], self.out_features)
+        # Some models call .view on what a layer gives.
+        return y_OM.t().contiguous().view(*x.shape[:-1], self.out_features)
 
 
 def small_batch_linears(model: Any) -> int:

@@ -76,6 +76,9 @@ class HFAdapter:
     def _tower(self, modality: str, options: dict[str, Any]) -> Tensor:
         """All embeddings of one call, one after the other: (sum of E, H)."""
         method = getattr(self.model, f"get_{modality}_features", None)
+        if method is None and modality == "video":
+            # Families whose videos are frames in the places of pictures.
+            method = getattr(self.model, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         moved = {k: self._move(v) for k, v in options.items()}

@@ -127,8 +127,9 @@ def cases(family: str) -> tuple[Case, ...]:
             Case("video", (VIDEO,)),
             Case("odd_video", (ODD_VIDEO,)),
             Case("timed_video", (TIMED_VIDEO,)),
-            Case("video_and_picture", (VIDEO_AND_PICTURE,)),
         ]
+        if family not in tiny.EITHER_FAMILIES:
+            found.append(Case("video_and_picture", (VIDEO_AND_PICTURE,)))
     return (*found, Case("sixteen_mixed", mixed(family)))
 
 

@@ -58,10 +58,13 @@ class Family:
 
 
 _FILES = {
+    "aya_vision": "aya_vision",
+    "internvl": "internvl",
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
     "qwen2_vl": "qwen2_vl",
+    "smolvlm": "smolvlm",
     "qwen2_5_vl": "qwen2_vl",
 }
 
