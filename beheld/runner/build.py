@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from beheld.attention.backend import AttentionBackend
 from beheld.attention.select import select
-from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
@@ -21,6 +22,7 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 _ONE_THREAD_BYTES = 128 << 20
+_GRAPH_BYTES = 1 << 30
 
 
 def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> ModelRunner:
@@ -33,17 +35,39 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         ModelError, CapacityError: with what to do.
     """
     adapter = registry.build(hf_config, info, config)
+    backend = select(config.device, config.attention_backend)
+    reserved = 0
     if config.device == "cpu":
         _choose_threads(adapter)
+    else:
+        reserved = _activation_bytes(adapter, backend, info, config)
     if shrink:
-        config = _shrunk(info, config)
-    runner = ModelRunner(
-        adapter, select(config.device, config.attention_backend), info, config, capacity.measure(info, config)
-    )
+        config = _shrunk(info, config, reserved)
+    runner = ModelRunner(adapter, backend, info, config, capacity.measure(info, config, reserved))
     runner.self_test()
     if config.device == "cuda" and not config.enforce_eager:
         runner.capture_graphs()
     return runner
+
+
+def _activation_bytes(adapter: ModelAdapter, backend: AttentionBackend, info: ModelInfo, config: EngineConfig) -> int:
+    """Memory that a step takes beside weights and cache: the peak of a full step, measured, and room for the rest.
+
+    The rest: float32 copies of a full batch's logits while sampling, towers of one call, captured graphs.
+    """
+    probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    probe.dry_run(min(config.max_num_batched_tokens, config.max_model_len - 1))
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del probe
+    torch.cuda.empty_cache()
+    sampling = 3 * 4 * config.max_num_seqs * info.vocab_size
+    towers = peak if info.modalities else 0
+    logger.info("A full step takes %.2f GiB of activations.", peak / 2**30)
+    return int(1.1 * (peak + sampling + towers)) + _GRAPH_BYTES
 
 
 def _choose_threads(adapter: ModelAdapter) -> None:
@@ -57,8 +81,8 @@ def _choose_threads(adapter: ModelAdapter) -> None:
         logger.debug("The model is small: computing on one thread.")
 
 
-def _shrunk(info: ModelInfo, config: EngineConfig) -> EngineConfig:
-    fitting = capacity.longest_that_fits(info, config)
+def _shrunk(info: ModelInfo, config: EngineConfig, reserved: int) -> EngineConfig:
+    fitting = capacity.longest_that_fits(info, config, reserved)
     if fitting == config.max_model_len:
         return config
     if fitting < config.block_size:

@@ -18,8 +18,8 @@ _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 8 << 30
 
 
-def measure(info: ModelInfo, config: EngineConfig) -> Capacity:
-    """How many blocks each group gets.
+def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> Capacity:
+    """How many blocks each group gets, when `reserved_bytes` of what is free are needed for activations.
 
     All groups get enough for the same number of positions, but a sliding group never more than its windows can use.
 
@@ -33,7 +33,7 @@ def measure(info: ModelInfo, config: EngineConfig) -> Capacity:
         blocks = [min(config.num_blocks_override + 1, m) if g.window else config.num_blocks_override + 1
                   for g, m in zip(info.kv_groups, most, strict=True)]  # fmt: skip
     else:
-        available = config.kv_cache_bytes or _available_bytes(config)
+        available = config.kv_cache_bytes or max(0, _available_bytes(config) - reserved_bytes)
         per_block = [group.bytes_per_token(element_bytes) * size for group in info.kv_groups]
         blocks = _share(available, per_block, most)
         needed = [_blocks_of_one(group, config) + 1 for group in info.kv_groups]
@@ -49,10 +49,10 @@ def measure(info: ModelInfo, config: EngineConfig) -> Capacity:
     return Capacity(tuple(blocks), kv_bytes, config.max_encoder_tokens)
 
 
-def longest_that_fits(info: ModelInfo, config: EngineConfig) -> int:
+def longest_that_fits(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> int:
     """The greatest max_model_len, a multiple of the block size, of which one sequence fits; at most config's own."""
     element_bytes = getattr(torch, config.kv_dtype).itemsize
-    available = config.kv_cache_bytes or _available_bytes(config)
+    available = config.kv_cache_bytes or max(0, _available_bytes(config) - reserved_bytes)
     low, high = 0, config.max_model_len
     while low < high:
         middle = (low + high + 1) // 2

@@ -155,24 +155,30 @@ class ModelRunner:
         return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed, handle.lost)
 
     @torch.inference_mode()
-    def self_test(self) -> None:
-        """One dry pass over the null block: every text layer must call the attention hook exactly once.
-
-        Raises:
-            ModelError: some layer does not; the message names it.
-        """
-        row = Admission(0, (0, 0), 2, (), Sampling(), None, 0, tuple((0,) for _ in self._info.kv_groups))
-        self.rows.admit(row)
-        batch = build([SeqSlice(0, 0, 2, (), True)], self.rows, self._info.kv_groups, self.config.block_size)
+    def dry_run(self, num_tokens: int) -> tuple[torch.Tensor, dict[int, int]]:
+        """One pass of `num_tokens` positions over the null block; its logits, and how often each layer was called."""
+        tables = tuple((0,) * -(-num_tokens // self.config.block_size) for _ in self._info.kv_groups)
+        self.rows.admit(Admission(0, (0,) * num_tokens, num_tokens, (), Sampling(), None, 0, tables))
+        batch = build([SeqSlice(0, 0, num_tokens, (), True)], self.rows, self._info.kv_groups, self.config.block_size)
         self._backend.begin(batch.metadata)
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)) as context:
             embeds_TH = self._adapter.embed(batch.ids_T)
             logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
         self.rows.release(0)
+        self.rows.forget_changes()
         for layer in self.kv.values():
             layer.keys[0].zero_()
             layer.values[0].zero_()
-        wrong = {layer: context.called.get(layer, 0) for layer in self.kv if context.called.get(layer, 0) != 1}
+        return logits_SV, context.called
+
+    def self_test(self) -> None:
+        """Every text layer must call the attention hook exactly once, and the logits be as wide as the vocabulary.
+
+        Raises:
+            ModelError: it is not so; the message names the layers.
+        """
+        logits_SV, called = self.dry_run(2)
+        wrong = {layer: called.get(layer, 0) for layer in self.kv if called.get(layer, 0) != 1}
         if wrong:
             raise ModelError(
                 f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."
