@@ -82,6 +82,9 @@ class HFAdapter:
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         moved = {k: self._move(v) for k, v in options.items()}
+        if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
+            # Older versions of some families name the frames as they name pictures.
+            moved["pixel_values"] = moved.pop("pixel_values_videos")
         result = method(**moved, return_dict=True)
         pooled = result.pooler_output
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
