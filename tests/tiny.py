@@ -621,10 +621,13 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_more  # noqa: E402
+from tests import tiny_grid, tiny_more  # noqa: E402
 
-TINY |= tiny_more.TINY
-IMAGE_FAMILIES += tiny_more.IMAGE_FAMILIES
-EITHER_FAMILIES = ("smolvlm",)
+for _further in (tiny_more, tiny_grid):
+    TINY |= _further.TINY
+    IMAGE_FAMILIES += _further.IMAGE_FAMILIES
+    VIDEO_FAMILIES += _further.VIDEO_FAMILIES
+EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose processor takes pictures or videos in one prompt, not both."""
-VIDEO_FAMILIES += tiny_more.VIDEO_FAMILIES
+TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v")
+"""Families whose processor must be told when each frame was."""

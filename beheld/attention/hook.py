@@ -24,6 +24,7 @@ _HARMLESS = frozenset(
         "is_causal",
         "logits_to_keep",
         "output_attentions",
+        "output_router_logits",
         "past_key_values",
         "position_ids",
         "use_cache",

@@ -25,10 +25,10 @@ class ModelAdapter(Protocol):
     dtype: torch.dtype
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Token embeddings (T, H)."""
+        """Token embeddings (T, H), followed in some families by further columns that only `forward` understands."""
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Run the towers; one tensor (E, H) per item, in order."""
+        """Run the towers; one tensor (E, H) per item, in order; it may have further columns, as `embed`."""
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
         """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position."""

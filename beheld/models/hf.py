@@ -14,7 +14,7 @@ from beheld.attention import hook
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
-from beheld.models.families import combine_rule
+from beheld.models.families import anyres, combine_rule, wide_of
 
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
@@ -38,6 +38,7 @@ class HFAdapter:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
             raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows.")
+        self._wide = wide_of(info.model_type, model)
         self._route_attention()
 
     def _route_attention(self) -> None:
@@ -56,9 +57,14 @@ class HFAdapter:
             raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Token embeddings (T, H)."""
-        out: Tensor = self._embedding(ids_T)
-        return out
+        """Token embeddings (T, H), followed in some families by what later layers take."""
+        embeds_TH: Tensor = self._embedding(ids_T)
+        if self._wide is None:
+            return embeds_TH
+        extra_TW = self._wide.of_tokens(ids_T, embeds_TH)
+        if extra_TW is None:
+            extra_TW = embeds_TH.new_zeros((embeds_TH.shape[0], self._wide.width))
+        return torch.cat([embeds_TH, extra_TW], dim=-1)
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; items that can share a call do."""
@@ -82,14 +88,19 @@ class HFAdapter:
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         moved = {k: self._move(v) for k, v in options.items()}
-        if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
+        renamed = "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters
+        if renamed:
             # Older versions of some families name the frames as they name pictures.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
         result = method(**moved, return_dict=True)
         pooled = result.pooler_output
+        if renamed and self.info.model_type == "llava_onevision":
+            pooled = anyres.with_newlines(pooled, self._core.image_newline)
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
         flat = [part.reshape(-1, part.shape[-1]) for part in parts]
-        return (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
+        embeds_EH = (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
+        extra_EW = self._wide.of_media(result) if self._wide is not None else None
+        return embeds_EH if extra_EW is None else torch.cat([embeds_EH, extra_EW.to(self.dtype)], dim=-1)
 
     def _move(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -123,6 +134,9 @@ class HFAdapter:
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""
         positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
+        if self._wide is not None:
+            hidden = self.info.hidden_size
+            return self._wide.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
         output = self.model(
             inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, logits_to_keep=wanted_S, use_cache=False
         )

@@ -63,6 +63,7 @@ class EncoderStore:
     def merge(self, embeds_TH: Tensor, first_token: int, start: int, stop: int, spans: Sequence[SpanView]) -> None:
         """Overwrite, in place, the rows of positions `start` to `stop` that take an embedding.
 
+        A row may be wider than an embedding: what is left of it is what the token itself brings.
         `first_token` is where position `start` stands in the step:
 
             step    ... | first_token ......................... |
@@ -75,14 +76,16 @@ class EncoderStore:
             target = first_token + low - start
             if span.embed_mask is None:
                 source = self._source(span)
-                embeds_TH[target : target + high - low] = source[low - span.start : high - span.start]
+                place = slice(target, target + high - low)
+                embeds_TH[place, : source.shape[1]] = source[low - span.start : high - span.start]
                 continue
             mask = np.array(span.embed_mask)
             before, inside = int(mask[: low - span.start].sum()), mask[low - span.start : high - span.start]
             count = int(inside.sum())
             if count:
                 index = torch.from_numpy(np.flatnonzero(inside) + target).to(embeds_TH.device)
-                embeds_TH[index] = self._source(span)[before : before + count]
+                source = self._source(span)
+                embeds_TH[index, : source.shape[1]] = source[before : before + count]
 
     def _source(self, span: SpanView) -> Tensor:
         """The embeddings of a span; asked for only where one is taken, since none are encoded for other places."""

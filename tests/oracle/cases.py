@@ -99,6 +99,13 @@ TIMED_VIDEO = Ask("{v}Where to?", videos=(Clip(8, 2, fps=2.0),))
 VIDEO_AND_PICTURE = Ask("{v}{i}Is it in the video?", ((84, 56, 13),), (Clip(4, 3),))
 
 
+def timed(family: str, *asks: Ask) -> tuple[Ask, ...]:
+    """The requests, with a frame rate for every video if the family must be told one."""
+    if family not in tiny.TIMED_FAMILIES:
+        return asks
+    return tuple(replace(a, videos=tuple(replace(c, fps=c.fps or 2.0) for c in a.videos)) for a in asks)
+
+
 def mixed(family: str) -> tuple[Ask, ...]:
     """Sixteen requests of every sort that the family takes, of different lengths."""
     text = tuple(Ask(f"Question {n}. {LONG_TEXT[: 17 * n]}", max_tokens=5 + 3 * (n % 4)) for n in range(1, 8))
@@ -107,7 +114,7 @@ def mixed(family: str) -> tuple[Ask, ...]:
         return (*text, SHORT, *more, LONG, FOREIGN)
     sizes = ((56, 112), (140, 84), (112, 56), (97, 33))
     image = tuple(Ask(f"{{i}}Question {n}?", ((*sizes[n], 20 + n),), max_tokens=6 + 4 * (n % 3)) for n in range(4))
-    moving = (VIDEO, ODD_VIDEO) if family in tiny.VIDEO_FAMILIES else (BETWEEN, LARGE)
+    moving = timed(family, VIDEO, ODD_VIDEO) if family in tiny.VIDEO_FAMILIES else (BETWEEN, LARGE)
     return (ONE, text[0], *image, text[1], FOUR, *moving, TWICE, *text[2:6], SHORT)
 
 
@@ -124,12 +131,12 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
     if family in tiny.VIDEO_FAMILIES:
         found += [
-            Case("video", (VIDEO,)),
-            Case("odd_video", (ODD_VIDEO,)),
+            Case("video", timed(family, VIDEO)),
+            Case("odd_video", timed(family, ODD_VIDEO)),
             Case("timed_video", (TIMED_VIDEO,)),
         ]
         if family not in tiny.EITHER_FAMILIES:
-            found.append(Case("video_and_picture", (VIDEO_AND_PICTURE,)))
+            found.append(Case("video_and_picture", timed(family, VIDEO_AND_PICTURE)))
     return (*found, Case("sixteen_mixed", mixed(family)))
 
 

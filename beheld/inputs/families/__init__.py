@@ -59,6 +59,9 @@ class Family:
 
 _FILES = {
     "aya_vision": "aya_vision",
+    "glm46v": "glm4v",
+    "glm4v": "glm4v",
+    "glm4v_moe": "glm4v",
     "internvl": "internvl",
     "llava": "llava",
     "llava_next": "llava",

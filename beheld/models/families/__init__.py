@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from beheld.core.plan import EncodeItem
 
@@ -13,6 +15,37 @@ TowerCall = tuple[str, list[int], dict[str, Any]]
 CombineRule = Callable[[Sequence[EncodeItem]], list[TowerCall]]
 
 _COMBINE = {"llava_next": "anyres", "llava_onevision": "anyres", "llava_next_video": "anyres"}
+
+
+_WIDE = {"qwen3_vl": "deepstack", "qwen3_vl_moe": "deepstack"}
+
+
+class Wide(Protocol):
+    """What a family's layers take beside embeddings: `width` further columns of the same rows.
+
+    T tokens, E embeddings of one tower call, S positions whose logits are wanted, H hidden size, W `width`.
+    """
+
+    width: int
+
+    def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
+        """The further columns (T, W) of text tokens; None if they are zero."""
+
+    def of_media(self, result: Any) -> Tensor | None:
+        """The further columns (E, at most W) of what a tower returned; None to leave those of the tokens."""
+
+    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """As ModelAdapter.forward; `positions` in the model's own form."""
+
+
+def wide_of(model_type: str, model: Any) -> Wide | None:
+    """The family's further columns, if it has any."""
+    name = _WIDE.get(model_type)
+    if name is None:
+        return None
+    module = importlib.import_module(f"beheld.models.families.{name}")
+    wide: Wide = module.FAMILY(model)
+    return wide
 
 
 def combine_rule(model_type: str) -> CombineRule:

@@ -45,3 +45,8 @@ def _tiles(features: Sequence[Any], alone: bool) -> dict[str, Any]:
         # Any count above one tells the model that these pictures were not cut.
         options["batch_num_images"] = torch.tensor([max(2, len(features))])
     return options
+
+
+def with_newlines(videos_VEH: torch.Tensor, newline_H: torch.Tensor) -> torch.Tensor:
+    """OneVision's videos end with a newline embedding, which older versions of transformers add outside the tower."""
+    return torch.cat([videos_VEH, newline_H.expand(videos_VEH.shape[0], 1, -1).to(videos_VEH)], dim=1)

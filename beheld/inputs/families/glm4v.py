@@ -1,0 +1,13 @@
+"""GLM-4.1V to GLM-4.6V: a video is its frames as pictures, each with its time behind it."""
+
+from __future__ import annotations
+
+from beheld.inputs.families import Family
+
+FAMILY = Family(
+    markers={
+        "image": "<|begin_of_image|><|image|><|end_of_image|>",
+        "video": "<|begin_of_video|><|video|><|end_of_video|>",
+    },
+    embedded_as={"video": "image"},
+)

@@ -1,0 +1,44 @@
+"""Qwen3-VL: what some layers of the tower give is added to the hidden states behind the first layers of the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Deepstack:
+    """Carries the features of L tower layers as L * H further columns of a row; zero for text."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._hidden = model.config.get_text_config(decoder=True).hidden_size
+        self._layers = len(model.config.vision_config.deepstack_visual_indexes)
+        self.width = self._layers * self._hidden
+
+    def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
+        """Nothing is added for text."""
+        return None
+
+    def of_media(self, result: Any) -> Tensor | None:
+        """The tower's further features, side by side: (E, L * H)."""
+        layers = [torch.cat(tuple(parts)) if isinstance(parts, list | tuple) else parts
+                  for parts in result.deepstack_features]  # fmt: skip
+        return torch.cat(layers, dim=-1)
+
+    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """Every token takes part: adding zeros changes nothing, and no index depends on the data."""
+        rows = embeds_TH.shape[0]
+        hidden = self._model.model.language_model(
+            inputs_embeds=embeds_TH.unsqueeze(0),
+            position_ids=positions,
+            visual_pos_masks=torch.ones((1, rows), dtype=torch.bool, device=embeds_TH.device),
+            deepstack_visual_embeds=list(extra_TW.split(self._hidden, dim=-1)),
+            use_cache=False,
+        ).last_hidden_state
+        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
+        return logits
+
+
+FAMILY = Deepstack
