@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ConfigError
 
 # Fields that are not a flag of their own: given as arguments, or Python objects.
 _SKIPPED = frozenset({"model", "logits_processors"})
@@ -26,7 +25,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         if kind.startswith("bool"):
             group.add_argument(*spellings, action=argparse.BooleanOptionalAction, default=None, dest=field.name)
         else:
-            reader = _reader(field.name, kind)
+            reader = _reader(kind)
             group.add_argument(*spellings, default=None, dest=field.name, type=reader, metavar="VALUE")
 
 
@@ -36,9 +35,9 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
 
 
-def _reader(name: str, kind: str) -> Any:
+def _reader(kind: str) -> Any:
     if "dict" in kind:
-        return lambda text: _json(name, text)
+        return _json
     if "list" in kind:
         return lambda text: [part for part in text.split(",") if part]
     if kind.startswith("int"):
@@ -48,8 +47,8 @@ def _reader(name: str, kind: str) -> Any:
     return str
 
 
-def _json(name: str, text: str) -> Any:
+def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{name} must be JSON, got {text!r}.", "For example '{\"image\": 2}'.", param=name) from error
+        raise argparse.ArgumentTypeError(f"must be JSON, for example '{{\"image\": 2}}', got {text!r}") from error

@@ -1,0 +1,131 @@
+"""The command line: only the answer on standard output, errors in one line that says what to do."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beheld.cli.main import main
+from tests import tiny
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("media") / "p.png"
+    tiny.pictures(1, 0)[0].save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model() -> list[str]:
+    return ["--model", str(tiny.checkpoint("qwen2_vl")), "--dtype", "float32", "--max-model-len", "512"]
+
+
+def run(capsys: Capture, *words: Any) -> tuple[int, str, str]:
+    status = main([str(word) for word in words])
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_only_the_answer_is_on_standard_output(capsys: Capture, picture: Path, model: list[str]) -> None:
+    status, plain, _ = run(capsys, "ask", picture, "What is this?", "--max-tokens", 6, *model)
+    assert status == 0
+    status, text, _ = run(capsys, "ask", picture, "What is this?", "--max-tokens", 6, "--json", *model)
+    said = json.loads(text)
+    assert plain == said["answer"] + "\n"
+    assert said["usage"]["completion_tokens"] == 6
+    assert said["media"][0]["given"]["format"] == "PNG"
+    status, streamed, notes = run(capsys, "ask", picture, "What is this?", "--max-tokens", 6, "--stream", *model)
+    assert streamed == plain
+    assert "cut at --max-tokens" in notes
+
+
+def test_receipts_go_to_standard_error(capsys: Capture, picture: Path, model: list[str]) -> None:
+    _, _, notes = run(capsys, "ask", picture, picture, "Compare.", "--max-tokens", 2, "--receipts", *model)
+    receipts = [json.loads(line) for line in notes.splitlines() if line.startswith("{")]
+    assert [receipt["index"] for receipt in receipts] == [0, 1]
+    assert receipts[0]["digest"] == receipts[1]["digest"]
+
+
+def test_standard_input(capsys: Capture, picture: Path, model: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(picture.read_bytes())
+
+    _, expected, _ = run(capsys, "ask", picture, "What?", "--max-tokens", 4, *model)
+    monkeypatch.setattr("sys.stdin", Stdin)
+    status, answer, _ = run(capsys, "ask", "-", "What?", "--max-tokens", 4, *model)
+    assert (status, answer) == (0, expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.png", "What?"], "no file 'missing.png'"),
+        (["-", "-", "What?"], "only once"),
+        (["What?", "--model", "/nowhere/at/all"], "no folder"),
+        (["What?", "--max-tokens", "0"], "max_tokens"),
+        (["What?", "--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not available"),
+    ],
+)
+def test_errors_are_one_line_that_says_what_to_do(capsys: Capture, words: list[str], message: str) -> None:
+    status, out, err = run(capsys, "ask", *words)
+    assert status == 1
+    assert out == ""
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("beheld: ")
+    assert message in last
+
+
+def test_what_is_not_a_picture(capsys: Capture, model: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "notes.png"
+    path.write_text("not a picture")
+    status, out, err = run(capsys, "ask", path, "What?", *model)
+    assert (status, out) == (1, "")
+    assert "image 1" in err.strip().splitlines()[-1]
+
+
+def test_plan_needs_no_weights(capsys: Capture, picture: Path, tmp_path: Path) -> None:
+    for file in tiny.checkpoint("qwen2_vl").iterdir():
+        if "safetensors" not in file.name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    status, text, _ = run(capsys, "plan", tmp_path, picture, picture, "--json")
+    made = json.loads(text)
+    assert status == 0
+    assert made["media_tokens"] == sum(item["tokens"] for item in made["media"]) > 0
+    assert made["model"]["weights_bytes"] > 0
+    status, text, _ = run(capsys, "plan", tmp_path, picture)
+    assert "KV cache" in text
+    assert f"{made['media'][0]['tokens']} tokens" in text
+
+
+def test_doctor(capsys: Capture) -> None:
+    status, text, _ = run(capsys, "doctor", "--json")
+    report = json.loads(text)
+    assert status == 0
+    assert report["ok"]
+    assert report["libraries"]["torch"] != "not installed"
+    assert report["decisions"]["device"] in ("cpu", "cuda")
+    status, text, _ = run(capsys, "doctor")
+    assert "everything needed is there" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required"),
+        (["What?", "--no-such-flag"], "--no-such-flag"),
+        (["What?", "--limit-mm-per-prompt", "two"], "must be JSON"),
+        (["What?", "--max-num-seqs", "many"], "invalid int"),
+    ],
+)
+def test_wrong_usage(capsys: Capture, words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["ask", *words])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
