@@ -31,6 +31,10 @@ from beheld.attention.triton_math import accumulate, capped, products, unit
 _FIELDS = 8
 # A part shorter than this costs more in joining than it saves in reading.
 _MIN_CHUNK = 128
+# One program joins all parts of a row, and that takes longer the more they are.
+_MAX_PARTS = 32
+# Numbers that a program joins at a time: what its registers hold.
+_JOINED = 8192
 _NO_WINDOW = 1 << 30
 
 
@@ -63,6 +67,7 @@ def _plan(
     ITEMS: tl.constexpr,
     COUNTERS: tl.constexpr,
     MIN_CHUNK: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """One program cuts the cached positions of all rows into about `target_items` items."""
@@ -75,7 +80,8 @@ def _plan(
     share = tl.cdiv(tl.sum(seen_B, 0), target_items)
     chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, MIN_CHUNK)
     # A row's parts are made equally long, to whole tiles.
-    chunk_B = tl.cdiv(tl.cdiv(seen_B, tl.maximum(tl.cdiv(seen_B, chunk), 1)), TILE) * TILE
+    parts_B = tl.minimum(tl.maximum(tl.cdiv(seen_B, chunk), 1), MAX_PARTS)
+    chunk_B = tl.cdiv(tl.cdiv(seen_B, parts_B), TILE) * TILE
     chunk_B = tl.maximum(chunk_B, TILE)
     parts_B = tl.where(inside_B, tl.maximum(tl.cdiv(seen_B, chunk_B), 1), 0)
     item_B = tl.cumsum(parts_B, 0) - parts_B
@@ -131,10 +137,13 @@ def _decode(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    LATE: tl.constexpr = True,
 ):
     """One program: one item, one key-value head with all its query heads."""
-    item = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    item = tl.program_id(1)
     row = tl.load(items_ptr + item * 8 + 0)
     first = tl.load(items_ptr + item * 8 + 1)
     stop = tl.load(items_ptr + item * 8 + 2)
@@ -170,18 +179,18 @@ def _decode(
     factor = unit(scale, SOFTCAP)
     s_R = capped(tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
     m_R = tl.where(last > 0, s_R, float("-inf"))
-    l_R = tl.zeros([ROWS], tl.float32) + last
+    if LATE:
+        l_R = tl.zeros([ROWS, TILE], tl.float32) + (tile_N == 0).to(tl.float32)[None, :] * last
+    else:
+        l_R = tl.zeros([ROWS], tl.float32) + last
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32) + v_C.to(tl.float32)[None, :]
     q_RC = q_RC.to(keys_ptr.dtype.element_ty)
-    # A tile's blocks are looked up one tile ahead: keys are then fetched without waiting for the table.
     table_ptr = tables_ptr + row.to(tl.int64) * table_row
-    block_N = tl.load(table_ptr + (first + tile_N) // BLOCK_SIZE, mask=first + tile_N < stop, other=0)
     for position in range(first, stop, TILE):
         position_N = position + tile_N
         live_N = position_N < stop
-        line_N = (block_N.to(tl.int64) * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
-        next_N = position_N + TILE
-        block_N = tl.load(table_ptr + next_N // BLOCK_SIZE, mask=next_N < stop, other=0)
+        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
+        line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
         k_NC = tl.load(
             keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
         )
@@ -192,7 +201,9 @@ def _decode(
             mask=live_N[:, None] & (d_C < V_SIZE)[None, :],
             other=0.0,
         )
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False, LATE)
+    if LATE:
+        l_R = tl.sum(l_R, 1)
     out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
     if parts == 1:
         tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
@@ -205,7 +216,9 @@ def _decode(
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            _join(out_ptr, acc_ptr, sums_ptr, row, head, first_item, parts, KV_HEADS, GROUP, V_SIZE, V_WIDTH)
+            _join(
+                out_ptr, acc_ptr, sums_ptr, row, head, first_item, parts, KV_HEADS, GROUP, V_SIZE, V_WIDTH, HEADS, PARTS
+            )
             tl.store(counter_ptr, 0)
 
 
@@ -222,39 +235,44 @@ def _join(
     GROUP: tl.constexpr,
     V_SIZE: tl.constexpr,
     V_WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """The parts' sums as one, many parts at a time: each round waits once for memory, however much it loads."""
-    HEADS: tl.constexpr = triton.next_power_of_2(GROUP)
-    PARTS: tl.constexpr = max(1, min(64, 8192 // (HEADS * V_WIDTH)))
+    """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
     heads_R = tl.arange(0, HEADS)
     d_C = tl.arange(0, V_WIDTH)
-    few_P = tl.arange(0, PARTS)
     inside_R = heads_R < GROUP
+    inside_RD = inside_R[:, None] & (d_C < V_SIZE)[None, :]
+    few_P = tl.arange(0, 32)
     m_R = tl.full([HEADS], float("-inf"), tl.float32)
-    l_R = tl.zeros([HEADS], tl.float32)
+    for part in range(0, parts, 32):
+        line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
+        there_PR = (part + few_P < parts)[:, None] & inside_R[None, :]
+        m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
+        m_R = tl.maximum(m_R, tl.max(m_PR, 0))
+    # Rows that pad the group have no sums; 0 / 1 keeps them harmless.
+    m_R = tl.where(inside_R, m_R, 0.0)
+    l_R = tl.where(inside_R, 0.0, 1.0)
     acc_RC = tl.zeros([HEADS, V_WIDTH], tl.float32)
     for part in range(0, parts, PARTS):
-        there_PR = (part + few_P < parts)[:, None] & inside_R[None, :]
-        line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
-        m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
-        l_PR = tl.load(sums_ptr + line_PR * 2 + 1, mask=there_PR, other=0.0, cache_modifier=".cg")
-        acc_PRC = tl.load(
-            acc_ptr + line_PR[:, :, None] * V_SIZE + d_C[None, None, :],
-            mask=there_PR[:, :, None] & (d_C < V_SIZE)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        # Rows that pad the group have no sums: 0 in place of their minus infinity, and 1 for their 0 below.
-        new_R = tl.maximum(m_R, tl.where(inside_R, tl.max(m_PR, 0), 0.0))
-        weight_PR = tl.exp2(m_PR - new_R[None, :])
-        shrink_R = tl.exp2(m_R - new_R)
-        l_R = l_R * shrink_R + tl.sum(l_PR * weight_PR, 0)
-        acc_RC = acc_RC * shrink_R[:, None] + tl.sum(acc_PRC * weight_PR[:, :, None], 0)
-        m_R = new_R
+        for step in tl.static_range(PARTS):
+            there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
+            line_R = ((first_item + part + step) * KV_HEADS + head) * GROUP + heads_R
+            m_part_R = tl.load(sums_ptr + line_R * 2, mask=there_R, other=float("-inf"), cache_modifier=".cg")
+            l_part_R = tl.load(sums_ptr + line_R * 2 + 1, mask=there_R, other=0.0, cache_modifier=".cg")
+            acc_part_RC = tl.load(
+                acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :],
+                mask=inside_RD & there_R[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight_R = tl.exp2(m_part_R - m_R)
+            l_R += l_part_R * weight_R
+            acc_RC += acc_part_RC * weight_R[:, None]
     tl.store(
         out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :],
-        acc_RC / tl.where(inside_R, l_R, 1.0)[:, None],
-        mask=inside_R[:, None] & (d_C < V_SIZE)[None, :],
+        acc_RC / l_R[:, None],
+        mask=inside_RD,
     )
 
 
@@ -281,6 +299,7 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         triton.next_power_of_2(num_items),
         triton.next_power_of_2(num_counters),
         _MIN_CHUNK,
+        _MAX_PARTS,
         64,
         num_warps=4,
     )
@@ -309,8 +328,9 @@ def decode(
             torch.empty((num_items, heads, 2), dtype=torch.float32, device=q_THC.device),
         )
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
+    joined_heads = triton.next_power_of_2(heads // kv_heads)
     tile, warps, stages = shape_of(width, kv.keys.element_size())
-    _decode[(num_items, kv_heads)](
+    _decode[(kv_heads, num_items)](
         q_THC,
         k_TKC,
         v_TKC,
@@ -337,10 +357,12 @@ def decode(
         v_size,
         block_size,
         softcap is not None,
-        max(16, triton.next_power_of_2(heads // kv_heads)),
+        max(16, joined_heads),
         tile,
         width,
         v_width,
+        joined_heads,
+        max(1, min(16, _JOINED // (joined_heads * v_width))),
         num_warps=warps,
         num_stages=stages,
     )

@@ -30,7 +30,7 @@ def unit(scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr):
+def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
     """Take a tile into the running maximum, sum and weighted values; returns the three.
 
     factor: see `unit`; it comes in here, positive, so that scaling and subtracting the maximum are one operation.
@@ -40,7 +40,7 @@ def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr):
     base_R = tl.where(new_R == float("-inf"), 0.0, new_R) if GUARD else new_R
     p_RN = tl.exp2(s_RN * factor - (base_R * factor)[:, None])
     shrink_R = tl.exp2((m_R - base_R) * factor)
-    l_R = l_R * shrink_R + tl.sum(p_RN, 1)
+    l_R = l_R * shrink_R[:, None] + p_RN if LATE else l_R * shrink_R + tl.sum(p_RN, 1)
     acc_RC = acc_RC * shrink_R[:, None]
     acc_RC = tl.dot(p_RN.to(v_NC.dtype), v_NC, acc_RC, input_precision="ieee")
     return new_R, l_R, acc_RC

@@ -29,6 +29,7 @@ class _Device:
 
     multiprocessors: int
     shared_bytes: int
+    fetch: str
 
 
 class TritonBackend:
@@ -87,7 +88,8 @@ class TritonBackend:
     ) -> tuple[Tensor, TileShape]:
         made: tuple[Tensor, TileShape] | None = group.extra.get("prefill")
         if made is None:
-            shape = shape_of(q_THC.shape[2], q_THC.element_size(), self._device(q_THC.device).shared_bytes)
+            known = self._device(q_THC.device)
+            shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, known.fetch)
             made = (make_tiles(metadata, heads_per_kv, shape.rows), shape)
             group.extra["prefill"] = made
         return made
@@ -97,10 +99,14 @@ class TritonBackend:
         if known is None:
             if device.type == "cuda":
                 found = torch.cuda.get_device_properties(device)
-                known = _Device(found.multi_processor_count, found.shared_memory_per_block_optin)
+                known = _Device(
+                    found.multi_processor_count,
+                    found.shared_memory_per_block_optin,
+                    "engine" if found.major >= 9 else "threads",
+                )
             else:
                 # Triton's interpreter: few programs, so that small tests split and do not split.
-                known = _Device(4, 1 << 16)
+                known = _Device(4, 1 << 16, "threads")
             self._devices[device] = known
         return known
 

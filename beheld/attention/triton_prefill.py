@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.triton_math import accumulate, capped, products, unit
@@ -31,12 +32,17 @@ from beheld.attention.triton_math import accumulate, capped, products, unit
 
 @dataclass(frozen=True)
 class TileShape:
-    """Rows and keys of a tile, warps of a program, stages of its pipeline."""
+    """Rows and keys of a tile, warps of a program, stages of its pipeline, and who fetches tiles of keys and values.
+
+    Attributes:
+        fetch: "threads" or "engine", the copy engine of Hopper and later.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    fetch: str = "threads"
 
 
 @triton.jit(do_not_specialize=["table_row"])
@@ -49,6 +55,8 @@ def _prefill(
     out_ptr,
     tiles_ptr,
     tables_ptr,
+    k_tiles,
+    v_tiles,
     scale,
     softcap,
     q_token,
@@ -69,7 +77,6 @@ def _prefill(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr = True,
 ):
     """One program: one tile of rows, one key-value head. WINDOW is 0 where there is none."""
     tile = tl.program_id(0) // KV_HEADS
@@ -127,31 +134,35 @@ def _prefill(
         )
         m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
-    # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle.
+    # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle. The copy engine
+    # fetches the former only: at the edge it would run on into the next sequence, and a NaN of another request times a
+    # weight of zero is still NaN.
     k_base = k_ptr + token.to(tl.int64) * k_token + head * k_head
     v_base = v_ptr + token.to(tl.int64) * v_token + head * v_head
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(low - WINDOW + 1, 0)
-    elif SPLIT:
+    else:
         whole = (low + 1) // TILE * TILE
         for own in range(0, whole, TILE):
-            own_N = (own + tile_N).to(tl.int64)
-            k_NC = tl.load(k_base + own_N[:, None] * k_token + c_C[None, :], mask=inside_C[None, :], other=0.0)
-            s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
-            v_NC = tl.load(v_base + own_N[:, None] * v_token + d_C[None, :], mask=inside_D[None, :], other=0.0)
+            if k_tiles is None:
+                k_NC = _own(k_base, k_token, own, count, SIZE, TILE, WIDTH)
+                s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
+                v_NC = _own(v_base, v_token, own, count, V_SIZE, TILE, V_WIDTH)
+            else:
+                k_NC = k_tiles.load([token + own, head, 0]).reshape(TILE, WIDTH)
+                s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
+                v_NC = v_tiles.load([token + own, head, 0]).reshape(TILE, V_WIDTH)
             m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
         begin = whole
     for own in range(begin, high, TILE):
         own_N = own + tile_N
-        live_N1 = (own_N < count)[:, None]
-        own_N1 = own_N.to(tl.int64)[:, None]
-        k_NC = tl.load(k_base + own_N1 * k_token + c_C[None, :], mask=live_N1 & inside_C[None, :], other=0.0)
+        k_NC = _own(k_base, k_token, own, count, SIZE, TILE, WIDTH)
         seen_RN = own_N[None, :] <= query_R[:, None]
         if WINDOW > 0:
             seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
         s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
-        v_NC = tl.load(v_base + own_N1 * v_token + d_C[None, :], mask=live_N1 & inside_D[None, :], other=0.0)
+        v_NC = _own(v_base, v_token, own, count, V_SIZE, TILE, V_WIDTH)
         m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
     tl.store(
@@ -159,6 +170,15 @@ def _prefill(
         acc_RC / l_R[:, None],
         mask=there_R[:, None] & inside_D[None, :],
     )
+
+
+@triton.jit
+def _own(base, stride, own, count, SIZE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys or values (N, C) of the sequence's tokens `own` and following of this step; zero past its end."""
+    own_N = own + tl.arange(0, TILE)
+    c_C = tl.arange(0, WIDTH)
+    there_NC = (own_N < count)[:, None] & (c_C < SIZE)[None, :]
+    return tl.load(base + own_N.to(tl.int64)[:, None] * stride + c_C[None, :], mask=there_NC, other=0.0)
 
 
 def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int) -> Tensor:
@@ -208,6 +228,7 @@ def prefill(
         out_THC,
         tiles_L8,
         group.tables_BN,
+        *_tiles_of(k_TKC, v_TKC, shape),
         scale,
         softcap or 0.0,
         q_THC.stride(0),
@@ -233,12 +254,36 @@ def prefill(
     )
 
 
-def shape_of(size: int, element_bytes: int, shared_bytes: int) -> TileShape:
+def _tiles_of(
+    k_TKC: Tensor, v_TKC: Tensor, shape: TileShape
+) -> tuple[TensorDescriptor, TensorDescriptor] | tuple[None, None]:
+    """What the copy engine must know to fetch (keys of a tile, one head, C) of both; Nones if it is not to."""
+    if shape.fetch == "threads" or not (_engine_can(k_TKC) and _engine_can(v_TKC)):
+        return None, None
+    k_tiles, v_tiles = (
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [shape.keys, 1, x.shape[2]]) for x in (k_TKC, v_TKC)
+    )
+    return k_tiles, v_tiles
+
+
+def _engine_can(x_TKC: Tensor) -> bool:
+    """The copy engine wants addresses and strides in multiples of 16 bytes, Triton sizes that are powers of two."""
+    size, strides = x_TKC.shape[2], x_TKC.stride()[:2]
+    return (
+        size & (size - 1) == 0
+        and x_TKC.data_ptr() % 16 == 0
+        and all(s * x_TKC.element_size() % 16 == 0 for s in strides)
+    )
+
+
+def shape_of(size: int, element_bytes: int, shared_bytes: int, fetch: str) -> TileShape:
     """A tile shape for heads of `size` elements on a GPU that gives a program `shared_bytes` of shared memory."""
     row_bytes = max(16, triton.next_power_of_2(size)) * element_bytes
     large = shared_bytes >= 200_000
     if element_bytes == 4:
         return TileShape(32, 16, 4, 2) if row_bytes <= 256 else TileShape(16, 16, 4, 2)
+    if fetch == "engine" and large and row_bytes <= 256:
+        return TileShape(64, 64, 4, 3, fetch)
     if row_bytes <= 128:
         return TileShape(128, 128, 8, 3) if large else TileShape(64, 64, 4, 2)
     if row_bytes <= 256:

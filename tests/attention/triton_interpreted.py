@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -66,3 +68,17 @@ def test_padding_rows_touch_nothing() -> None:
     torch.testing.assert_close(out, case.v_TKC.repeat_interleave(2, dim=1))
     assert torch.equal(case.kv.keys.isnan(), keys.isnan())
     assert torch.equal(case.kv.keys.nan_to_num(), keys.nan_to_num())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_one_request_s_nan_stays_its_own() -> None:
+    case = make_case([(9, 10), (0, 21), (4, 11)])
+    want = run(case)
+    for sequence in range(3):
+        own = slice(*case.metadata.cu_q_B1[sequence : sequence + 2].tolist())
+        ill = dataclasses.replace(case, k_TKC=case.k_TKC.clone(), v_TKC=case.v_TKC.clone())
+        ill.k_TKC[own], ill.v_TKC[own] = float("nan"), float("nan")
+        out = run(ill)
+        assert out[own].isnan().any()
+        out[own] = want[own]
+        assert torch.equal(out, want)

@@ -130,6 +130,22 @@ def test_strided_inputs() -> None:
     check(case, run(case))
 
 
+@pytest.mark.parametrize("window", [None, 40])
+def test_one_request_s_nan_stays_its_own(window: int | None) -> None:
+    pieces = [(9, 10), (50, 51), (0, 130), (0, 70), (64, 100)]
+    case = make(pieces, (16, 2, 128, 16), torch.bfloat16, window)
+    want = run(case)
+    for sequence in range(len(pieces)):
+        own = slice(*case.metadata.cu_q_B1[sequence : sequence + 2].tolist())
+        ill = dataclasses.replace(case, k_TKC=case.k_TKC.clone(), v_TKC=case.v_TKC.clone())
+        ill.k_TKC[own], ill.v_TKC[own] = float("nan"), float("nan")
+        out = run(ill)
+        assert out[own].isnan().any()
+        out[own] = want[own]
+        assert torch.equal(out, want)
+        run(case)
+
+
 def test_agrees_with_torch_backend() -> None:
     case, same = (make(MIXED, (8, 2, 64, 16), torch.float32) for _ in range(2))
     backend = TorchBackend()
