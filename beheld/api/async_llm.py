@@ -24,6 +24,8 @@ from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.text.collect import Collector
 
+__all__ = ["AsyncLLM", "EngineStats", "Pieces"]
+
 T = TypeVar("T")
 Messages = Sequence[Mapping[str, Any]]
 
@@ -85,6 +87,7 @@ class AsyncLLM:
         self.config = config
         self._engine = engine
         self._inputs = InputPipeline(info, config, args)
+        self._defaults = self._inputs.default_params()
         # Prompts with media wait for servers and decoders; they must not keep plain text waiting.
         self._text_pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
@@ -209,9 +212,17 @@ class AsyncLLM:
         """The checkpoint's tokenizer."""
         return self._inputs.tokenizer
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template that conversations are rendered with; None if there is none."""
+        given: Any = self._args.chat_template or getattr(self._inputs.tokenizer, "chat_template", None)
+        if isinstance(given, dict):
+            given = given.get("tool_use") or given.get("default")
+        return given if isinstance(given, str) else None
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters the model's own generation_config.json recommends."""
-        return self._inputs.default_params()
+        return self._defaults.clone()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""

@@ -10,6 +10,7 @@ from beheld import __version__
 from beheld.core.errors import BeheldError
 
 _COMMANDS = {
+    "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
     "ask": "ask a model about pictures and videos",
     "plan": "say how many tokens media take and how much memory a model needs, without its weights",
     "doctor": "say what this machine can run, and why",
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
     if name == "ask":
         from beheld.cli.ask import add_arguments
+    elif name == "serve":
+        from beheld.cli.serve import add_arguments
     elif name == "plan":
         from beheld.cli.plan import add_arguments
     else:

@@ -1,0 +1,298 @@
+"""The application: its routes, and what stands before all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from beheld import __version__
+from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import EngineDeadError
+from beheld.server import chat, completions, page
+from beheld.server.chat import Head
+from beheld.server.desk import Desk
+from beheld.server.errors import HttpError, http_error
+from beheld.server.keys import KeyGuard
+from beheld.server.metrics import Metrics
+from beheld.server.openapi import document
+from beheld.server.options import ServerOptions
+from beheld.server.read import ClientDisconnect, read
+from beheld.server.sampling import check_answers
+from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
+from beheld.server.wire import FrameGuard
+from beheld.text.tools import form_of
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Service:
+    """Everything the routes share."""
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+        self.llm = llm
+        self.options = options
+        self.desk = Desk(options)
+        self.metrics = Metrics()
+        self.created = int(time.time())
+        self._tool_form = options.tool_parser or form_of(llm.chat_template)
+
+    def app(self) -> Starlette:
+        """The application."""
+        routes = [
+            Route("/v1/chat/completions", self._told(self.chat), methods=["POST"]),
+            Route("/v1/completions", self._told(self.complete), methods=["POST"]),
+            Route("/v1/models", self._told(self.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._told(self.model), methods=["GET"]),
+            Route("/tokenize", self._told(self.tokenize), methods=["POST"]),
+            Route("/detokenize", self._told(self.detokenize), methods=["POST"]),
+            Route("/health", self._told(self.health), methods=["GET"]),
+            Route("/version", self._told(self.version), methods=["GET"]),
+            Route("/metrics", self._told(self.show_metrics), methods=["GET"]),
+            Route("/openapi.json", self._told(self.openapi), methods=["GET"]),
+        ]
+        if self.options.show_page:
+            routes.append(Route("/", self._told(self.page), methods=["GET"]))
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(FrameGuard), Middleware(KeyGuard, keys=self.options.api_keys)],
+            exception_handlers={HTTPException: _refused, Exception: _broken},
+        )
+        app.router.redirect_slashes = False
+        return app
+
+    def _told(self, handler: Handler) -> Handler:
+        """The handler, with errors answered, counted and logged in one line each."""
+        route = handler.__name__
+
+        async def handle(request: Request) -> Response:
+            begin = time.monotonic()
+            name = f"req-{uuid.uuid4().hex}"
+            request.state.name = name
+            request.state.end = lambda status: self._ended(route, name, status, begin)
+            try:
+                response = await handler(request)
+            except (ClientDisconnect, Gone):
+                request.state.end(499)
+                return Response(status_code=499)
+            except Exception as error:
+                response = http_error(error).response()
+            response.headers["X-Request-Id"] = name
+            if not isinstance(response, EventStream):
+                request.state.end(response.status_code)
+            return response
+
+        return handle
+
+    def _ended(self, route: str, name: str, status: int, begin: float) -> None:
+        seconds = time.monotonic() - begin
+        self.metrics.answered(route, status, seconds)
+        if route not in ("health", "show_metrics"):
+            logger.info("%s %s %d %.0f ms", name, route, status, 1e3 * seconds)
+
+    # ------------------------------------------------------------------ answers
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = await self._read(request, ChatRequest)
+        self._check_model(body.model)
+        check_answers(body.n, self.options)
+        head = self._head("chatcmpl")
+        salt = self._salt(request, body.cache_salt)
+
+        def chunks() -> AsyncGenerator[Chunk, None]:
+            return chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return await self._answer(
+            request, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
+        )
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        body = await self._read(request, CompletionRequest)
+        self._check_model(body.model)
+        head = self._head("cmpl")
+        salt = self._salt(request, body.cache_salt)
+        answers = len(completions.prompts_of(body, self.options)) * (body.n or 1)
+
+        def chunks() -> AsyncGenerator[Chunk, None]:
+            return completions.chunks(self.llm, body, self.options, head, salt)
+
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return await self._answer(request, chunks, answers, "text_completion", stream=body.stream is True, usage=usage)
+
+    async def _answer(
+        self,
+        request: Request,
+        make: Callable[[], AsyncGenerator[Chunk, None]],
+        answers: int,
+        kind: str,
+        *,
+        stream: bool,
+        usage: bool,
+    ) -> Response:
+        """The chunks as a stream or as one body; what fails before the first chunk fails with its status."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.desk.admitted(max(1, answers)))
+        try:
+            chunks = make()
+            if not stream:
+                with stack:
+                    return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
+            begun = await until_gone(primed(chunks), request.receive)
+        except BaseException:
+            stack.close()
+            raise
+
+        def finished(error: Exception | None) -> None:
+            stack.close()
+            status = 200 if error is None else 499 if isinstance(error, Gone | OSError) else http_error(error).status
+            request.state.end(status)
+
+        return EventStream(_shown(begun, usage=usage), finished)
+
+    # ------------------------------------------------------------------ the rest
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self.options.names]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        info, config = self.llm.info, self.llm.config
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "beheld",
+            "max_model_len": config.max_model_len,
+            "modalities": [m for m in info.modalities if config.limit_per_prompt.get(m, 0)],
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        body = await self._read(request, TokenizeRequest)
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise HttpError(400, "Give either prompt or messages.", param="prompt")
+        with self.desk.admitted():
+            if body.prompt is not None:
+                ids = await self.llm.token_ids(body.prompt)
+            else:
+                going_on = body.continue_final_message is True
+                add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
+                messages = [chat.message_of(message, self.options) for message in body.messages or ()]
+                ids = await self.llm.chat_token_ids(
+                    messages, add_generation_prompt=add, continue_final_message=going_on
+                )
+        return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        body = await self._read(request, DetokenizeRequest)
+        self._check_model(body.model)
+        if len(body.tokens) > self.llm.config.max_model_len:
+            raise HttpError(400, "There are more tokens than the model takes.", param="tokens")
+        with self.desk.admitted():
+            return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: a round trip to the engine."""
+        if self.desk.draining:
+            raise HttpError(503, "The server is shutting down.", code="draining")
+        try:
+            async with asyncio.timeout(self.options.health_s):
+                await self.llm.ping()
+        except TimeoutError as error:
+            raise HttpError(503, "The engine does not answer.", code="engine_hangs") from error
+        return JSONResponse({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return JSONResponse({"version": __version__})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        stats = None
+        with contextlib.suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(1.0):
+                stats = await self.llm.ping()
+        return Response(self.metrics.text(stats, self.desk.busy), media_type=self.metrics.content_type)
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(document())
+
+    async def page(self, request: Request) -> Response:
+        """GET /: the page to try the model."""
+        return HTMLResponse(page.html(), headers=page.HEADERS)
+
+    # ------------------------------------------------------------------ how
+
+    async def _read(self, request: Request, kind: type[B]) -> B:
+        return await read(request, kind, self.options.max_body_bytes, self.options.body_s)
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in (*self.options.names, *self.options.aliases):
+            raise HttpError(
+                404,
+                f"There is no model {name[:128]!r} here.",
+                f"There is {self.options.names[0]!r}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _head(self, kind: str) -> Head:
+        return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self.options.names[0], self.metrics.generated)
+
+    def _salt(self, request: Request, own: str | None) -> str | None:
+        """Clients with different keys, and with different salts of their own, share no cached prefix."""
+        client = getattr(request.state, "client", None) if len(self.options.api_keys) > 1 else None
+        return None if client is None and own is None else f"{client or ''}/{own or ''}"
+
+
+async def _folded(chunks: AsyncGenerator[Chunk, None], kind: str) -> dict[str, Any]:
+    async with contextlib.aclosing(chunks):
+        return await fold(chunks, kind)
+
+
+async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a stream: the usage only where it was asked for."""
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if "usage" not in chunk:
+                yield {**chunk, "usage": None} if usage else chunk
+            elif usage:
+                yield chunk
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "There is no such route.", 405: "This route does not know that method."}
+    status = error.status_code
+    return HttpError(status, words.get(status, "The request was refused."), headers=error.headers).response()
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return http_error(error).response()

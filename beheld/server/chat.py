@@ -1,0 +1,196 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.api.async_llm import AsyncLLM, Pieces
+from beheld.core.outputs import CompletionOutput, RequestOutput
+from beheld.core.params import SamplingParams
+from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
+from beheld.server.sampling import sampling
+from beheld.server.schema import ChatRequest, Message
+from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
+from beheld.server.tools import ToolUse, tool_use
+from beheld.server.voice import Voice
+from beheld.text.reasoning import ReasoningSplit, begins_inside
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all chunks of an answer begin with, and who is told of its end: (last output, tokens of the answers)."""
+
+    id: str
+    created: int
+    model: str
+    ended: Callable[[RequestOutput, int], None]
+
+
+def chunks(
+    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: Head, salt: str | None, form: str | None
+) -> AsyncGenerator[Chunk, None]:
+    """The answer to a chat request, in chunks; the last one holds the usage.
+
+    Args:
+        llm: answers.
+        body: the request.
+        options: of the server.
+        head: what chunks begin with.
+        salt: separates the prefix cache of this client from others'.
+        form: in which the model writes tool calls.
+
+    Raises:
+        HttpError, ParamsError: fields do not fit together, or one is out of range.
+    """
+    tools = tool_use(body, form, options.max_tools)
+    if tools.grammar is not None and (body.structured_outputs or body.response_format):
+        raise HttpError(400, "tool_choice and a grammar exclude each other.", param="tool_choice")
+    if body.logprobs is not True and body.top_logprobs is not None:
+        raise HttpError(400, "top_logprobs need logprobs.", "Set logprobs to true.", param="top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise HttpError(
+            400, "max_tokens and max_completion_tokens say the same.", "Give one.", param="max_completion_tokens"
+        )
+    longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    defaults = llm.get_default_sampling_params()
+    if defaults.max_tokens == SamplingParams().max_tokens:
+        # Nobody recommended a length: a chat goes on until the model ends it.
+        defaults.max_tokens = None
+    params = sampling(
+        body,
+        defaults,
+        options,
+        max_tokens=longest,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structured_outputs=tools.grammar,
+    )
+    outputs = llm.chat(
+        [message_of(message, options) for message in body.messages],
+        params,
+        head.id,
+        priority=body.priority or 0,
+        pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
+        cache_salt=salt,
+        tools=tools.shown,
+        **_template(body, options),
+    )
+    return _chunks(outputs, body, head, options, tools)
+
+
+def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
+    """The options of the template and the processor, as far as the client is trusted with them."""
+    if body.chat_template is not None and not options.trust_templates:
+        raise HttpError(
+            400,
+            "Templates in requests are not accepted by this server.",
+            "The operator may start it with --trust-request-chat-template.",
+            param="chat_template",
+        )
+    check_processor_options(body.mm_processor_kwargs, options)
+    going_on = body.continue_final_message is True
+    add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
+    return {
+        "chat_template": body.chat_template,
+        "template_kwargs": body.chat_template_kwargs,
+        "mm_processor_kwargs": body.mm_processor_kwargs,
+        "add_generation_prompt": add,
+        "continue_final_message": going_on,
+    }
+
+
+def check_processor_options(given: dict[str, Any] | None, options: ServerOptions) -> None:
+    """Raise HttpError if processor options were given by a client that is not trusted with them."""
+    if given and not options.trust_processor_options:
+        raise HttpError(
+            400,
+            "Processor options in requests are not accepted by this server.",
+            "The operator may start it with --trust-request-mm-kwargs.",
+            param="mm_processor_kwargs",
+        )
+
+
+def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
+    """The message as the input pipeline takes it."""
+    made = message.model_dump(exclude_none=True)
+    if not isinstance(message.content, list):
+        return made
+    for part, plain in zip(message.content, made["content"], strict=True):
+        extra = part.model_extra
+        if extra and not options.trust_processor_options:
+            name = next(iter(extra))
+            raise HttpError(400, f"The field {name[:64]!r} is not known here.", param="messages", code="unknown_field")
+        source = plain.get(plain["type"])
+        if isinstance(source, str) and plain["type"].endswith("_url"):
+            plain[plain["type"]] = {"url": source}
+    return made
+
+
+async def _chunks(
+    outputs: AsyncGenerator[RequestOutput, None], body: ChatRequest, head: Head, options: ServerOptions, tools: ToolUse
+) -> AsyncGenerator[Chunk, None]:
+    voices: dict[int, Voice] = {}
+    counts: dict[int, int] = {}
+    base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+    try:
+        async for output in outputs:
+            if not voices:
+                voices = {index: _voice(output, options, tools) for index in range(body.n or 1)}
+                counts = dict.fromkeys(voices, 0)
+                opening = {"role": "assistant", "content": ""}
+                first = {**base, "choices": [_choice(index, opening) for index in voices]}
+                yield {**first, "media": media_of(output)} if output.media else first
+                if output.prompt_logprobs is not None:
+                    yield {**base, "choices": [], "prompt_logprobs": _prompt_logprobs(output)}
+            for answer in output.outputs:
+                counts[answer.index] += len(answer.token_ids)
+                for choice in _choices(answer, voices[answer.index], body):
+                    yield {**base, "choices": [choice]}
+            if output.finished:
+                head.ended(output, sum(counts.values()))
+                yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()))}
+    finally:
+        await outputs.aclose()
+
+
+def _voice(output: RequestOutput, options: ServerOptions, tools: ToolUse) -> Voice:
+    reasoning = None
+    if options.reasoning_parser is not None:
+        reasoning = ReasoningSplit(inside=begins_inside(output.prompt))
+    return Voice(reasoning, tools.form, tools.named)
+
+
+def _choices(answer: CompletionOutput, voice: Voice, body: ChatRequest) -> list[dict[str, Any]]:
+    """The choices of the chunks that say what is new of one answer."""
+    deltas = list(voice.push(answer.text))
+    if answer.finish_reason is not None:
+        deltas += voice.finish()
+    logprobs = None
+    if answer.logprobs:
+        logprobs = {"content": logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0)}
+    made = [_choice(answer.index, delta) for delta in deltas]
+    if logprobs is not None:
+        if not made:
+            made = [_choice(answer.index, {})]
+        made[0]["logprobs"] = logprobs
+    if answer.finish_reason is not None:
+        reason = "tool_calls" if voice.called and answer.finish_reason == "stop" else answer.finish_reason
+        made.append({**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason})
+    return made
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:
+    return [
+        None
+        if entry is None
+        else {
+            str(k): {"logprob": v.logprob, "rank": v.rank, "decoded_token": v.decoded_token} for k, v in entry.items()
+        }
+        for entry in output.prompt_logprobs or ()
+    ]

@@ -1,0 +1,102 @@
+"""Errors as clients see them: OpenAI's shape, with the field concerned and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from beheld.core.errors import BeheldError, CapacityError, EngineDeadError, FetchError, LimitError, UserError
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    503: "service_unavailable_error",
+}
+
+
+class HttpError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        reason: what is wrong, one sentence.
+        remedy: what to do about it; may be empty.
+        param: the field concerned, if one can be named.
+        code: a word that programs may test for.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        remedy: str = "",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.remedy = remedy
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of it."""
+        message = f"{self.reason} {self.remedy}".strip()
+        return {
+            "error": {
+                "message": message,
+                "type": _TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code or str(self.status),
+                "remedy": self.remedy or None,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def http_error(error: Exception) -> HttpError:
+    """Any exception as an answer. What is our own fault is logged and told without detail."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return HttpError(503, error.reason, error.remedy, code="engine_dead", headers={"Retry-After": "10"})
+    if isinstance(error, UserError | CapacityError):
+        where = f"{error.item}: " if error.item else ""
+        return HttpError(
+            _status(error), f"{where}{error.reason}", error.remedy, param=error.param, code=_code(error, error.stage)
+        )
+    if isinstance(error, BeheldError):
+        return HttpError(500, "This request failed while it was computed; others went on.", code=_code(error, "step"))
+    logger.error("A request failed for a reason of our own.", exc_info=error)
+    return HttpError(500, "The server made a mistake.", "The operator finds the reason in the log.", code="internal")
+
+
+def _code(error: BeheldError, stage: str) -> str:
+    return "nan" if error.reason == "nan" else f"{stage}_error"
+
+
+def _status(error: BeheldError) -> int:
+    if isinstance(error, FetchError):
+        return 422 if error.stage == FetchError.stage else 400
+    if isinstance(error, LimitError) and error.param is None:
+        return 413
+    return 400

@@ -1,0 +1,78 @@
+"""What the server counts for Prometheus; every label has a bounded set of values."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from beheld.api.async_llm import EngineStats
+from beheld.core.outputs import RequestOutput
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Metrics:
+    """Counters of one server, in a registry of their own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter("beheld_requests", "Answered requests.", ("route", "status"), registry=registry)
+        self._latency = Histogram(
+            "beheld_request_seconds",
+            "From a request to the end of its answer.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._first = Histogram(
+            "beheld_first_token_seconds", "From a request to its first token.", buckets=_SECONDS, registry=registry
+        )
+        self._prepare = Histogram(
+            "beheld_prepare_seconds", "Rendering, media and tokenizing.", buckets=_SECONDS, registry=registry
+        )
+        self._stages = Histogram(
+            "beheld_media_stage_seconds", "Stages of media.", ("modality", "stage"), buckets=_SECONDS, registry=registry
+        )
+        self._media = Counter("beheld_media_items", "Media items.", ("modality", "cached"), registry=registry)
+        self._prompt = Counter("beheld_prompt_tokens", "Prompt tokens.", registry=registry)
+        self._cached = Counter("beheld_cached_tokens", "Prompt tokens from the prefix cache.", registry=registry)
+        self._answer = Counter("beheld_answer_tokens", "Tokens of answers.", registry=registry)
+        self._running = Gauge("beheld_sequences", "Sequences by state.", ("state",), registry=registry)
+        self._blocks = Gauge("beheld_kv_blocks", "KV blocks by state.", ("state",), registry=registry)
+        self._engine = Gauge("beheld_engine", "Counts of the engine since its start.", ("count",), registry=registry)
+        self._busy = Gauge("beheld_answers_in_work", "Answers that the server has in work.", registry=registry)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """An answer has ended."""
+        self._requests.labels(route, str(status)).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def generated(self, last: RequestOutput, answer_tokens: int) -> None:
+        """A request of the engine has ended; `last` is its last output."""
+        self._prompt.inc(last.usage.prompt_tokens)
+        self._answer.inc(answer_tokens)
+        self._cached.inc(last.num_cached_tokens)
+        self._first.observe(last.milliseconds.get("first_token", 0.0) / 1e3)
+        self._prepare.observe(last.milliseconds.get("prepare", 0.0) / 1e3)
+        for receipt in last.media:
+            self._media.labels(receipt.modality, str(receipt.cached).lower()).inc()
+            for stage, milliseconds in receipt.milliseconds.items():
+                self._stages.labels(receipt.modality, stage).observe(milliseconds / 1e3)
+
+    def text(self, stats: EngineStats | None, busy: int) -> bytes:
+        """The exposition, with the engine's state of this moment if it tells."""
+        self._busy.set(busy)
+        if stats is not None:
+            counts = stats.scheduler
+            self._running.labels("running").set(counts.num_running)
+            self._running.labels("waiting").set(counts.num_waiting)
+            self._blocks.labels("free").set(sum(counts.num_free_blocks))
+            self._blocks.labels("cached").set(sum(counts.num_cached_blocks))
+            self._blocks.labels("all").set(sum(counts.num_blocks))
+            for name in ("num_preemptions", "prefix_queries", "prefix_hits", "num_encoded", "num_reused"):
+                self._engine.labels(name).set(getattr(counts, name))
+            self._engine.labels("steps").set(stats.steps)
+            self._engine.labels("retried_steps").set(stats.retried)
+        return generate_latest(self._registry)

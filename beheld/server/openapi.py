@@ -1,0 +1,78 @@
+"""The OpenAPI document, made from the schema of the requests."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from beheld import __version__
+from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+_POSTS: dict[str, tuple[str, type[BaseModel]]] = {
+    "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
+    "/v1/completions": ("Continue a prompt.", CompletionRequest),
+    "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
+    "/detokenize": ("The text of token ids.", DetokenizeRequest),
+}
+_GETS = {
+    "/v1/models": "The models of this server.",
+    "/health": "Whether the engine answers.",
+    "/version": "The version of the server.",
+    "/metrics": "Counters for Prometheus.",
+    "/openapi.json": "This document.",
+}
+_REFUSALS = ("400", "401", "404", "408", "413", "415", "422", "500", "503")
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The document as plain JSON types."""
+    models = [(kind, "validation") for _, kind in _POSTS.values()]
+    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    paths: dict[str, Any] = {
+        path: {"post": _operation(words, {"$ref": f"#/components/schemas/{kind.__name__}"})}
+        for path, (words, kind) in _POSTS.items()
+    }
+    paths |= {path: {"get": _operation(words, None)} for path, words in _GETS.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "beheld", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+                "remedy": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def _operation(words: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses: dict[str, Any] = {"200": {"description": "Done."}}
+    responses |= {status: {"description": "Refused.", "content": refusal} for status in _REFUSALS}
+    made: dict[str, Any] = {"summary": words, "responses": responses}
+    if body is not None:
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return made

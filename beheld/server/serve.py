@@ -1,0 +1,116 @@
+"""Running the application: sockets, signals, and the drain before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import ConfigError
+from beheld.server.app import Service
+from beheld.server.desk import Desk
+from beheld.server.options import ServerOptions
+from beheld.server.wire import DeadlineProtocol
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A listening socket at the address of the options; taken before a model is loaded, so that errors come early.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((options.host, options.port))
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"Cannot listen at {options.host} port {options.port}: {error.strerror or error}.",
+            "Choose another --port or --host.",
+            param="port",
+        ) from error
+    made.set_inheritable(False)
+    return made
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which on a first signal stops taking requests and ends when the running ones have."""
+
+    def __init__(self, config: uvicorn.Config, desk: Desk, drain_s: float) -> None:
+        super().__init__(config)
+        self._desk = desk
+        self._drain_s = drain_s
+        self._drain: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: end at once."""
+        if self._desk.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._desk.draining = True
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        logger.info(
+            "Shutting down when %d answers in work have ended, at most in %g s.", self._desk.busy, self._drain_s
+        )
+        self._drain = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        try:
+            async with asyncio.timeout(self._drain_s):
+                await self._desk.idle()
+        except TimeoutError:
+            logger.warning("%d answers are cut off.", self._desk.busy)
+        self.should_exit = True
+
+
+def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
+    """The server and its application, not yet running."""
+    service = Service(llm, options)
+    app = service.app()
+    protocol = type("Protocol", (DeadlineProtocol,), {"header_s": options.header_s, "send_s": options.send_s})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(options.keep_alive_s),
+        timeout_graceful_shutdown=1,
+        limit_concurrency=4 * options.max_requests + 256,
+        h11_max_incomplete_event_size=32 << 10,
+    )
+    return Server(config, service.desk, options.drain_s), app
+
+
+def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
+    """Serve until a signal; returns when everything was drained."""
+    server, _ = make(llm, options)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    logger.info("Serving %s at http://%s:%d (page at /, API at /v1)", options.names[0], shown, port)
+    server.run(sockets=[listener])

@@ -1,0 +1,196 @@
+"""One generator of OpenAI's chunks for every answer, sent one by one or folded into one body."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from beheld.core.outputs import RequestOutput
+from beheld.server.errors import http_error
+
+Chunk = dict[str, Any]
+Finished = Callable[[Exception | None], None]
+
+
+def usage_of(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    prompt = output.usage.prompt_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+    }
+
+
+def media_of(output: RequestOutput) -> list[dict[str, Any]]:
+    """The receipts as JSON."""
+    return [receipt.to_json() for receipt in output.media]
+
+
+async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
+    """All chunks of a request as the one body that says the same. `kind` is its object name."""
+    body: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    async for chunk in chunks:
+        for name, value in chunk.items():
+            if name != "choices" and value is not None:
+                body[name] = value
+        for choice in chunk["choices"]:
+            known = choices.setdefault(choice["index"], {"index": choice["index"]})
+            _merge(known, {k: v for k, v in choice.items() if k != "index"})
+    made = [_whole(choices[index]) for index in sorted(choices)]
+    usage = body.pop("usage", None)
+    media = body.pop("media", None)
+    body |= {"object": kind, "choices": made, "usage": usage}
+    return body if media is None else {**body, "media": media}
+
+
+def _merge(known: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """Texts and lists grow, objects are merged, anything else is replaced; None says nothing."""
+    for name, value in fresh.items():
+        before = known.get(name)
+        if value is None:
+            known.setdefault(name, None)
+        elif name == "tool_calls":
+            _merge_calls(known.setdefault(name, []), value)
+        elif isinstance(before, list) or (isinstance(before, str) and name != "role"):
+            known[name] = before + value
+        elif isinstance(before, dict):
+            _merge(before, value)
+        else:
+            known[name] = dict(value) if isinstance(value, dict) else value
+
+
+def _merge_calls(known: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> None:
+    for call in fresh:
+        if call["index"] == len(known):
+            known.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+        else:
+            known[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+
+
+def _whole(choice: dict[str, Any]) -> dict[str, Any]:
+    """A folded choice: its delta is its message."""
+    if "delta" in choice:
+        message = choice.pop("delta")
+        if not message.get("content") and ("tool_calls" in message or "reasoning_content" in message):
+            message["content"] = None
+        return {"index": choice.pop("index"), "message": message, **choice}
+    return choice
+
+
+class EventStream(Response):
+    """Chunks as server-sent events, until the end or until the client goes away.
+
+    An error after the first chunk is sent as an event, since the status was sent long before.
+
+    Args:
+        chunks: closed at the end, whatever it is.
+        finished: told of the end once, with the error if there was one.
+        headers: of the answer.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, chunks: AsyncGenerator[Chunk, None], finished: Finished, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._finished = finished
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all; a client that goes away ends it."""
+        try:
+            await until_gone(self._send(send), receive)
+        except (Gone, OSError) as error:
+            self._finished(error)
+        finally:
+            await self._chunks.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        failure: Exception | None = None
+        try:
+            async for chunk in self._chunks:
+                await send({"type": "http.response.body", "body": event_of(chunk), "more_body": True})
+        except OSError:
+            raise
+        except Exception as error:
+            failure = error
+            body = http_error(error).body()
+            await send({"type": "http.response.body", "body": event_of(body), "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        self._finished(failure)
+
+
+def event_of(chunk: Chunk) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+async def until_gone(work: Any, receive: Receive) -> Any:
+    """The result of a coroutine, which is cancelled when the client goes away.
+
+    Raises:
+        Gone: it did.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Gone
+    finally:
+        for other in (task, watch):
+            if not other.done():
+                other.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await other
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def primed(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """The same chunks, the first of which has been awaited: what fails before it still has a status to fail with."""
+    first = await anext(chunks, None)
+
+    async def rest() -> AsyncGenerator[Chunk, None]:
+        async with contextlib.aclosing(chunks):
+            if first is not None:
+                yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return rest()
+
+
+def logprobs_of(token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]], num_top: int) -> list[dict[str, Any]]:
+    """OpenAI's entries for chat: each token with its best `num_top` candidates, among which it may be itself."""
+    entries = []
+    for token_id, candidates in zip(token_ids, logprobs, strict=True):
+        ranked = sorted(candidates.values(), key=lambda found: found.rank or 0)
+        top = [_entry(found) for found in ranked if (found.rank or 0) <= num_top]
+        entries.append({**_entry(candidates[token_id]), "top_logprobs": top})
+    return entries
+
+
+def _entry(found: Any) -> dict[str, Any]:
+    text = found.decoded_token or ""
+    return {"token": text, "logprob": max(found.logprob, -9999.0), "bytes": list(text.encode())}

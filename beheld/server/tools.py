@@ -1,0 +1,86 @@
+"""What a request says of tools, and what follows for the prompt, the grammar and the reading of the answer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.core.params import StructuredOutputs
+from beheld.server.errors import HttpError
+from beheld.server.schema import ChatRequest, ToolChoice
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How tools are used in one request.
+
+    Attributes:
+        shown: what the template is told of.
+        form: in which calls are read out of the text; None if they are not.
+        named: the one function that must be called; the whole answer is its arguments.
+        grammar: what the answer must follow.
+    """
+
+    shown: tuple[dict[str, Any], ...] | None = None
+    form: str | None = None
+    named: str | None = None
+    grammar: StructuredOutputs | None = None
+
+
+def tool_use(body: ChatRequest, form: str | None, max_tools: int) -> ToolUse:
+    """Read the fields that concern tools.
+
+    Raises:
+        HttpError: they do not fit together, or there are too many tools.
+    """
+    choice = body.tool_choice
+    if not body.tools:
+        if choice not in (None, "none"):
+            raise HttpError(400, "tool_choice needs tools.", param="tool_choice")
+        return ToolUse()
+    names = [tool.function.name for tool in body.tools]
+    if len(names) > max_tools:
+        raise HttpError(400, f"There are {len(names)} tools; at most {max_tools} can be given.", param="tools")
+    if len(set(names)) != len(names):
+        raise HttpError(400, "Two tools have the same name.", param="tools")
+    shown = tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
+    if choice == "none":
+        return ToolUse()
+    if isinstance(choice, ToolChoice):
+        wanted = choice.function.name
+        if wanted not in names:
+            raise HttpError(400, f"tool_choice names {wanted!r}, which is not among tools.", param="tool_choice")
+        return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)))
+    if choice == "required":
+        entries = [_call_schema(body, name) for name in names]
+        single = body.parallel_tool_calls is False
+        bounds = {"minItems": 1, "maxItems": 1} if single else {"minItems": 1, "maxItems": 16}
+        return ToolUse(shown, "json", None, _json({"type": "array", "items": {"anyOf": entries}, **bounds}))
+    if form is None:
+        raise HttpError(
+            400,
+            "This model's chat template tells of no form for tool calls.",
+            "Start the server with --tool-call-parser, or use tool_choice 'required' or a function's name.",
+            param="tools",
+        )
+    return ToolUse(shown, form)
+
+
+def _json(schema: dict[str, Any]) -> StructuredOutputs:
+    return StructuredOutputs(json=json.dumps(schema))
+
+
+def _parameters(body: ChatRequest, name: str) -> dict[str, Any]:
+    found = next(tool.function for tool in body.tools or () if tool.function.name == name)
+    return found.parameters or {"type": "object", "properties": {}}
+
+
+def _call_schema(body: ChatRequest, name: str) -> dict[str, Any]:
+    properties = {"name": {"const": name}, "arguments": _parameters(body, name)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

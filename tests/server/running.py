@@ -1,0 +1,122 @@
+"""A real server on a real port in a thread of the test process, and raw bytes to and from it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from beheld.api.async_llm import AsyncLLM
+from beheld.server.options import ServerOptions
+from beheld.server.serve import listen, make
+from tests import tiny
+
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "seed": 0,
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 600,
+    "max_model_len": 2048,
+    "limit_mm_per_prompt": {"image": 4, "video": 1},
+    "disable_log_stats": True,
+}
+SMALL = ServerOptions(
+    port=0, names=("tiny",), max_body_bytes=8 << 20, max_answers=8, header_s=1.0, body_s=1.5, send_s=1.5, drain_s=5.0
+)
+
+
+class Running:
+    """A server that is running."""
+
+    def __init__(self, family: str = "qwen2_vl", engine: dict[str, Any] | None = None, **options: Any) -> None:
+        self.options = replace(SMALL, **options)
+        self.listener = listen(self.options)
+        self.port: int = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.llm = AsyncLLM(str(tiny.checkpoint(family)), **(ENGINE if engine is None else engine))
+        self.server, self.app = make(self.llm, self.options)
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self.server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.server.started
+
+    def close(self) -> None:
+        """End the server and its engine."""
+        self.server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.llm.close()
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """POST JSON."""
+        return httpx.post(self.url + path, json=body, timeout=30, trust_env=False, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """GET."""
+        return httpx.get(self.url + path, timeout=30, trust_env=False, **options)
+
+    def raw(self, data: bytes, wait_s: float = 5.0) -> bytes:
+        """Send bytes, and read until the server closes or stays silent for `wait_s`."""
+        with self.connect(wait_s) as link:
+            link.sendall(data)
+            return received(link)
+
+    def connect(self, wait_s: float = 5.0) -> socket.socket:
+        """An open connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=wait_s)
+
+    def idle(self, within_s: float = 5.0) -> None:
+        """Assert that soon nothing runs, everything was given back, and the engine answers."""
+        deadline = time.monotonic() + within_s
+        key = {"Authorization": f"Bearer {self.options.api_keys[0]}"} if self.options.api_keys else {}
+        while True:
+            text = self.get("/metrics", headers=key).text
+            found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+            free, total = found['beheld_kv_blocks{state="free"}'], found['beheld_kv_blocks{state="all"}']
+            busy = [found[f'beheld_sequences{{state="{state}"}}'] for state in ("running", "waiting")]
+            busy.append(found["beheld_answers_in_work"])
+            if free == total and set(busy) == {"0.0"}:
+                break
+            assert time.monotonic() < deadline, f"not idle: {free} of {total} blocks free, {busy}"
+            time.sleep(0.02)
+        assert self.get("/health").json() == {"status": "ok"}
+
+
+def received(link: socket.socket) -> bytes:
+    """All bytes until the end, or until the socket's timeout."""
+    data = b""
+    try:
+        while piece := link.recv(1 << 16):
+            data += piece
+    except (TimeoutError, ConnectionError):
+        pass
+    return data
+
+
+def request_bytes(path: str, body: Any, *headers: str) -> bytes:
+    """A POST as it stands on the wire; the connection is closed after it."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Connection: close"]
+    return "\r\n".join([*head, f"Content-Length: {len(data)}", *headers, "", ""]).encode() + data
+
+
+def data_url(width: int = 84, height: int = 56, seed: int = 1) -> str:
+    """A picture as a data URL."""
+    file = io.BytesIO()
+    tiny.picture(width, height, seed).save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def talk(text: str = "What is it?", *urls: str) -> list[dict[str, Any]]:
+    """One user's message with pictures."""
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

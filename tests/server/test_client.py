@@ -1,0 +1,215 @@
+"""The official client gets what it expects, whole and streamed, alone and in company."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.running import Running, data_url, talk
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    """The synchronous client."""
+    with openai.OpenAI(base_url=running.url + "/v1", api_key="EMPTY", max_retries=0) as found:
+        yield found
+
+
+def streamed(chunks: Any) -> tuple[dict[int, str], dict[int, str], Any]:
+    """(text by index, finish reason by index, usage) of a stream."""
+    text: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    usage = None
+    for chunk in chunks:
+        for choice in chunk.choices:
+            text[choice.index] = text.get(choice.index, "") + (choice.delta.content or "")
+            if choice.finish_reason:
+                assert choice.index not in reasons
+                reasons[choice.index] = choice.finish_reason
+        usage = chunk.usage or usage
+    return text, reasons, usage
+
+
+GREEDY: dict[str, Any] = {
+    "model": "tiny",
+    "temperature": 0,
+    "max_completion_tokens": 20,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def test_chat_with_pictures_streams_what_it_says_whole(client: openai.OpenAI) -> None:
+    messages: Any = talk("Compare.", data_url(seed=1), data_url(56, 84, seed=2))
+    whole = client.chat.completions.create(messages=messages, **GREEDY)
+    text, reasons, usage = streamed(
+        client.chat.completions.create(messages=messages, stream=True, stream_options={"include_usage": True}, **GREEDY)
+    )
+    assert text == {0: whole.choices[0].message.content}
+    assert reasons == {0: "length"}
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens == 20
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+    assert usage.prompt_tokens_details.cached_tokens > 0
+    media = whole.model_extra["media"]  # type: ignore[index]
+    assert [item["given"]["width"] for item in media] == [84, 56]
+    assert sum(item["tokens"] for item in media) < whole.usage.prompt_tokens
+
+
+def test_text_stays_in_place_between_pictures(client: openai.OpenAI) -> None:
+    url = {"type": "image_url", "image_url": {"url": data_url(), "detail": "auto"}}
+    orders: list[list[Any]] = [
+        [url, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        [{"type": "text", "text": "a"}, url, {"type": "text", "text": "b"}],
+    ]
+    found = [
+        client.chat.completions.create(messages=[{"role": "user", "content": parts}], logprobs=True, **GREEDY)
+        for parts in orders
+    ]
+    first, second = ([entry.logprob for entry in f.choices[0].logprobs.content or []] for f in found)  # type: ignore[union-attr]
+    assert first != second
+
+
+def test_n_answers_with_a_seed_come_again(client: openai.OpenAI) -> None:
+    options: Any = {
+        "messages": talk("Say."),
+        "model": "tiny",
+        "n": 3,
+        "seed": 7,
+        "max_completion_tokens": 12,
+        "temperature": 2.0,
+        "top_p": 1.0,
+        "extra_body": {"top_k": 0},
+    }
+    whole = client.chat.completions.create(**options)
+    again = client.chat.completions.create(**options)
+    text, _, _ = streamed(client.chat.completions.create(stream=True, **options))
+    said = [choice.message.content for choice in whole.choices]
+    assert said == [choice.message.content for choice in again.choices]
+    assert [text[k] for k in range(3)] == said
+    assert len(set(said)) > 1
+
+
+def test_logprobs_have_their_top(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=talk(), logprobs=True, top_logprobs=3, **GREEDY)  # type: ignore[arg-type]
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) == 20
+    for entry in logprobs.content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+    streamed_entries = [
+        entry
+        for chunk in client.chat.completions.create(messages=talk(), logprobs=True, stream=True, **GREEDY)  # type: ignore[arg-type]
+        for choice in chunk.choices
+        if choice.logprobs
+        for entry in choice.logprobs.content or []
+    ]
+    assert [e.logprob for e in streamed_entries] == pytest.approx([e.logprob for e in logprobs.content], abs=1e-4)
+    assert all(entry.top_logprobs == [] for entry in streamed_entries)
+
+
+def test_stop_strings_end_and_do_not_show(client: openai.OpenAI, running: Running) -> None:
+    text = client.completions.create(prompt="once", **_completion(GREEDY)).choices[0].text
+    stop = text[len(text) // 2 :][:2]
+    options = _completion(GREEDY) | {"max_tokens": 400}
+    found = client.completions.create(prompt="once", stop=[stop], **options).choices[0]
+    assert found.text == text[: text.index(stop)]
+    assert found.finish_reason == "stop"
+    running.idle()
+
+
+def test_logit_bias_and_penalties_reach_the_sampler(client: openai.OpenAI, running: Running) -> None:
+    ids = running.post("/tokenize", {"prompt": "x"}).json()["tokens"]
+    options = _completion(GREEDY) | {"max_tokens": 5}
+    found = client.completions.create(prompt="once", logit_bias={str(ids[0]): 100}, **options).choices[0].text
+    assert found == running.post("/detokenize", {"tokens": ids * 5}).json()["prompt"]
+    free = client.completions.create(prompt="once", logit_bias={str(ids[0]): 100}, frequency_penalty=2, **options)
+    assert free.choices[0].text == found, "a bias of 100 outweighs the penalty"
+    varied = client.completions.create(prompt="once", presence_penalty=2, **_completion(GREEDY)).choices[0].text
+    assert varied != client.completions.create(prompt="once", **_completion(GREEDY)).choices[0].text
+
+
+def test_completions_of_several_prompts_keep_their_places(client: openai.OpenAI) -> None:
+    prompts = ["one", "two and two", "three"]
+    options = _completion(GREEDY)
+    alone = [client.completions.create(prompt=prompt, **options).choices[0].text for prompt in prompts]
+    together = client.completions.create(prompt=prompts, **options)
+    assert [choice.text for choice in together.choices] == alone
+    text = ["", "", ""]
+    for chunk in client.completions.create(prompt=prompts, stream=True, **options):
+        for choice in chunk.choices:
+            text[choice.index] += choice.text
+    assert text == alone
+    echoed = client.completions.create(prompt="one", echo=True, logprobs=None, **options).choices[0].text
+    assert echoed == "one" + alone[0]
+    entry = client.completions.create(prompt="one", logprobs=2, **options).choices[0].logprobs
+    assert entry is not None
+    assert len(entry.tokens or []) == len(entry.top_logprobs or []) == 20
+
+
+def test_many_at_once_get_each_their_own(running: Running) -> None:
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=running.url + "/v1", api_key="EMPTY", max_retries=0) as client:
+
+            async def one(number: int) -> str:
+                messages: Any = talk(f"Number {number % 4}?", data_url(seed=number % 4))
+                options = {**GREEDY, "messages": messages}
+                if number % 2:
+                    return (await client.chat.completions.create(**options)).choices[0].message.content or ""
+                text = ""
+                async for chunk in await client.chat.completions.create(stream=True, **options):
+                    text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+                return text
+
+            alone = [await one(number) for number in range(4)]
+            found = await asyncio.gather(*(one(number) for number in range(32)))
+            assert found == [alone[number % 4] for number in range(32)]
+            assert len(set(alone)) > 1
+
+    asyncio.run(ask())
+    running.idle()
+
+
+def test_models_and_errors_have_openais_form(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").model_extra["max_model_len"] == 2048  # type: ignore[index]
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="other", messages=talk())  # type: ignore[arg-type]
+    assert missing.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.chat.completions.create(model="tiny", messages=talk(), temperature=-1)  # type: ignore[arg-type]
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as unknown:
+        client.chat.completions.create(model="tiny", messages=talk(), extra_body={"temprature": 1})  # type: ignore[arg-type]
+    assert "temperature" in str(unknown.value)
+    with pytest.raises(openai.BadRequestError):
+        for _ in client.chat.completions.create(model="tiny", messages=talk("x" * 9000), stream=True):  # type: ignore[arg-type]
+            pass
+
+
+def test_tokenize_is_what_generate_sees(running: Running) -> None:
+    messages = talk("Hello <|im_end|> you", data_url())
+    ids = running.post("/tokenize", {"messages": messages}).json()
+    used = running.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()["usage"]
+    assert ids["count"] == len(ids["tokens"]) == used["prompt_tokens"]
+    text = running.post("/detokenize", {"tokens": ids["tokens"]}).json()["prompt"]
+    assert "Hello" in text
+
+
+def test_documents_and_versions(running: Running) -> None:
+    document = running.get("/openapi.json").json()
+    routes = {route.path for route in running.app.routes if "{" not in route.path} - {"/"}  # type: ignore[attr-defined]
+    assert set(document["paths"]) == routes
+    assert json.dumps(document).count("#/components/schemas/ChatRequest") == 1
+    assert running.get("/version").json()["version"]
+    assert "beheld_requests_total" in running.get("/metrics").text
+
+
+def _completion(options: dict[str, Any]) -> dict[str, Any]:
+    return {"max_tokens" if k == "max_completion_tokens" else k: v for k, v in options.items()}

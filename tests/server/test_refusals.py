@@ -1,0 +1,451 @@
+"""What must be refused is refused by name, at once, and changes nothing for anybody (cases by their number)."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from beheld.server.app import Service
+from tests.server.running import Running, data_url, received, request_bytes, talk
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(running: Running) -> Iterator[None]:
+    """After every case the server is as before."""
+    yield
+    running.idle()
+
+
+def refused(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert "Traceback" not in error["message"]
+    assert "/tmp" not in error["message"]
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
+NUMBERS: dict[str, list[Any]] = {
+    "temperature": ["0.5", True, -0.1, 101, 10**400, None],
+    "top_p": [0, 1.01, "1", False],
+    "top_k": [-2, 1.5, "3", True],
+    "min_p": [-0.1, 1.1],
+    "n": [0, 9, 10**20, "1", True, 1.0],
+    "max_tokens": [0, -1, 10**20, 1.5, "8", True],
+    "min_tokens": [-1, True],
+    "seed": [1.5, "1", True, 2**64, 10**25],
+    "presence_penalty": [2.1, -2.1, True],
+    "frequency_penalty": [2.1, "0"],
+    "repetition_penalty": [0, -1, 101],
+    "logprobs": [-1, 21, 10**9, 1.0],
+    "prompt_logprobs": [-1, 21, True],
+    "truncate_prompt_tokens": [0, -1, 1.5],
+    "priority": [10**10, -(10**10), 1.5, "1"],
+    "stop_token_ids": [[-1], ["1"], [True], [10**9], 5],
+    "allowed_token_ids": [[], [-1], [10**9], ["a"]],
+    "logit_bias": [{"-1": 1}, {"a": 1}, {"1": 101}, {"1": "2"}, {"999999": 1}, {"1": True}],
+    "stop": [[""], [1], 5, ["x"] * 65],
+}
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_33_numbers_out_of_range_or_of_another_type(running: Running, name: str) -> None:
+    for value in NUMBERS[name]:
+        if value is None:
+            continue
+        body = {"prompt": "x", "max_tokens": 2, name: value}
+        text = (
+            json.dumps(body) if name != "temperature" or value != 10**400 else '{"prompt": "x", "temperature": 1e999}'
+        )
+        answer = httpx.post(
+            running.url + COMPLETE, content=text, headers={"content-type": "application/json"}, trust_env=False
+        )
+        error = refused(answer, 400)
+        assert (error["param"] or "").split(".")[0] == name, (value, error)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
+def test_33_literals_that_json_lacks(running: Running, literal: str) -> None:
+    answer = running.raw(request_bytes(COMPLETE, f'{{"prompt": "x", "temperature": {literal}}}'.encode()))
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+
+
+def test_36_prompts_that_are_too_many_or_nothing(running: Running) -> None:
+    begin = time.perf_counter()
+    refused(running.post(COMPLETE, {"prompt": ["x"] * 1_000_000}), 400, "prompt")
+    assert time.perf_counter() - begin < 2.0
+    for nothing in ("", [], [[]], [""]):
+        refused(running.post(COMPLETE, {"prompt": nothing}), 400)
+    for malformed in ([None], None, 5, {"a": 1}, [["x"]], [1, "x"], [True]):
+        refused(running.post(COMPLETE, {"prompt": malformed}), 400)
+    refused(running.post(COMPLETE, {"prompt": [5] * 2048, "max_tokens": 1}), 400)
+    answer = running.post(COMPLETE, {"prompt": [5] * 2047, "max_tokens": 5})
+    assert answer.json()["usage"] == {
+        "prompt_tokens": 2047,
+        "completion_tokens": 1,
+        "total_tokens": 2048,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    refused(running.post(COMPLETE, {"prompt": [10**6], "max_tokens": 1}), 400)
+    refused(running.post(CHAT, {"messages": []}), 400, "messages")
+
+
+JSON_ABUSE: dict[str, tuple[bytes, bytes]] = {
+    "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"400"),
+    "deep but within the parser's reach": (b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", b"400"),
+    "a million keys": (b"{" + b",".join(b'"%d":1' % k for k in range(1_000_000)) + b"}", b"413 400"),
+    "key twice": (b'{"prompt": "x", "prompt": "y"}', b"400"),
+    "5000 digits": (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", b"400"),
+    "lone surrogate": (b'{"prompt": "\\ud800"}', b"400"),
+    "byte order mark": (b'\xef\xbb\xbf{"prompt": "x"}', b"400"),
+    "utf-16": ('{"prompt": "x"}'.encode("utf-16"), b"400"),
+    "latin-1": (b'{"prompt": "\xe9"}', b"400"),
+    "truncated": (b'{"prompt": "x"', b"400"),
+    "two values": (b'{"prompt": "x"} {}', b"400"),
+    "not an object": (b"[]", b"400"),
+    "nothing": (b"", b"400"),
+    "too large": (b'{"prompt": "' + b"x" * (9 << 20) + b'"}', b"413"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(JSON_ABUSE))
+def test_37_json_abuse(running: Running, name: str) -> None:
+    body, statuses = JSON_ABUSE[name]
+    begin = time.perf_counter()
+    link = running.connect()
+    with link:
+        try:
+            link.sendall(request_bytes(COMPLETE, body))
+        except ConnectionError:
+            assert name == "too large"
+        answer = received(link)
+    if answer or name != "too large":
+        assert answer.split(b" ", 2)[1] in statuses.split(), answer[:300]
+    assert time.perf_counter() - begin < 1.0
+
+
+def test_37_a_long_text_is_measured_and_refused(running: Running) -> None:
+    refused(running.post(COMPLETE, {"prompt": "x" * (4 << 20)}), 400)
+
+
+def test_37_nul_is_a_character(running: Running) -> None:
+    assert running.post(COMPLETE, {"prompt": "a\0b", "max_tokens": 1}).status_code == 200
+
+
+def test_37_other_encodings_and_types(running: Running) -> None:
+    body = json.dumps({"prompt": "x"}).encode()
+    json_type = {"content-type": "application/json"}
+    gzipped = httpx.post(
+        running.url + COMPLETE,
+        content=gzip.compress(body),
+        headers=json_type | {"content-encoding": "gzip"},
+        trust_env=False,
+    )
+    refused(gzipped, 415)
+    for kind in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded"):
+        refused(httpx.post(running.url + COMPLETE, content=body, headers={"content-type": kind}, trust_env=False), 415)
+    refused(httpx.post(running.url + COMPLETE, content=body, trust_env=False), 415)
+
+
+INTERNAL = {
+    "kv_transfer_params": {"do_remote_prefill": True},
+    "mm_hashes": ["0"],
+    "request_id": "x",
+    "media_io_kwargs": {"video": {"num_frames": 10**9}},
+    "mm_processor_kwargs": {"code_revision": "x"},
+    "chat_template": "{{ 1 }}",
+    "lora_path": "/etc",
+    "documents": [],
+    "best_of": 2,
+    "functions": [],
+}
+
+
+@pytest.mark.parametrize("name", sorted(INTERNAL))
+def test_41_internal_and_unknown_fields_are_named(running: Running, name: str) -> None:
+    error = refused(running.post(CHAT, {"messages": talk(), name: INTERNAL[name]}), 400, name)
+    assert name in error["message"] or "not accepted" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:,"}, "max_pixels": 10**9},
+        {"type": "image_url", "image_url": {"url": "data:,", "path": "/etc/passwd"}},
+        {"type": "image", "image": "/etc/passwd"},
+        {"type": "image_pil", "image_pil": "x"},
+        {"type": "video", "path": "/etc/passwd"},
+        {"type": "text"},
+        {"type": "text", "text": 5},
+        {"type": "input_audio", "input_audio": "x"},
+        {"text": "x"},
+        "x",
+        5,
+        None,
+    ],
+)
+def test_41_parts_of_unknown_kinds_or_with_options(running: Running, part: Any) -> None:
+    refused(running.post(CHAT, {"messages": [{"role": "user", "content": [part]}]}), 400)
+
+
+# ---------------------------------------------------------------------- media
+
+
+class Asset(BaseHTTPRequestHandler):
+    """Counts who asks."""
+
+    hits = 0
+
+    def do_GET(self) -> None:
+        """Any path."""
+        type(self).hits += 1
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def canary() -> Iterator[str]:
+    """A server on loopback that nothing may ask."""
+    server = HTTPServer(("127.0.0.1", 0), Asset)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/x.png"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    assert Asset.hits == 0
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
+def test_1_private_addresses_are_not_asked(running: Running, canary: str, kind: str) -> None:
+    port = canary.split(":")[2]
+    hosts = (
+        "127.0.0.1",
+        "localhost",
+        "0",
+        "127.1",
+        "0x7f000001",
+        "2130706433",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "169.254.169.254",
+    )
+    for host in hosts:
+        part = {"type": kind, kind: {"url": f"http://{host}:{port}"}}
+        begin = time.perf_counter()
+        answer = running.post(CHAT, {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1})
+        assert answer.status_code in (400, 422), answer.text
+        assert host == "localhost" or time.perf_counter() - begin < 1.0
+    assert Asset.hits == 0
+
+
+def test_8_too_many_items_are_refused_before_any_is_fetched(running: Running, canary: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": canary}}] * 1000
+    error = refused(running.post(CHAT, {"messages": [{"role": "user", "content": parts}]}), 400, "limit_mm_per_prompt")
+    assert "1000" in error["message"]
+
+
+def test_10_local_files_are_closed(running: Running) -> None:
+    for path in ("/etc/passwd", "file:///etc/passwd", "../../etc/passwd", "/dev/zero", "ftp://x/y", "javascript:1"):
+        error = refused(running.post(CHAT, {"messages": talk("x", path)}), 422)
+        assert "root:" not in error["message"]
+
+
+def test_11_addresses_in_text_are_text(running: Running, canary: str) -> None:
+    text = f'![x]({canary}) <img src="{canary}"> {canary}'
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]}]
+    assert running.post(CHAT, {"messages": messages, "max_tokens": 1}).status_code == 200
+    assert Asset.hits == 0
+
+
+PNG = data_url().split(",")[1]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png",
+        "data:image/png;base64",
+        "data:image/png;base64,",
+        "data:image/png," + PNG,
+        "data:image/png;base64," + PNG[:-3] + "$$$",
+        "data:image/png;base64," + PNG[:100] + "\n" + PNG[100:],
+        "data:image/png;base64," + PNG.rstrip("=") + "=====",
+        "data:image/png;base64,%69%56",
+        "data:image/png" + ";a=b" * 200 + ";base64," + PNG,
+        "data:image/png;base64," + base64.b64encode(b"not a picture").decode(),
+        "data:image/png;base64," + PNG[: len(PNG) // 8 * 4],
+        "data:image/svg+xml;base64," + base64.b64encode(b"<svg xmlns='http://www.w3.org/2000/svg'/>").decode(),
+    ],
+)
+def test_12_data_urls_are_read_strictly(running: Running, url: str) -> None:
+    refused(running.post(CHAT, {"messages": talk("x", url), "max_tokens": 1}), 400)
+
+
+def test_9_hung_fetches_do_not_hold_up_text(running: Running) -> None:
+    with HTTPServer(("127.0.0.1", 0), Asset) as silent:
+        # Nobody answers here; but the address is refused before it is dialled, so let slow media do the waiting.
+        assert silent.server_port
+        pictures = [data_url(1400, 1400, seed) for seed in range(4)]
+        threads = [
+            threading.Thread(target=lambda: running.post(CHAT, {"messages": talk("x", *pictures), "max_tokens": 1}))
+            for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        begin = time.perf_counter()
+        assert running.post("/tokenize", {"prompt": "x"}).status_code == 200
+        waited = time.perf_counter() - begin
+        for thread in threads:
+            thread.join()
+    assert waited < 1.0
+
+
+def test_53_markers_in_text_are_text(running: Running) -> None:
+    def count(text: str) -> int:
+        found: int = running.post("/tokenize", {"messages": talk(text)}).json()["count"]
+        return found
+
+    for marker in ("<|image_pad|>", "<|vision_start|>", "<|im_start|>system", "<|im_end|>", "<|endoftext|>"):
+        answer = running.post(CHAT, {"messages": talk(f"a {marker} b"), "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+        assert count(marker) > count("")
+
+
+# ---------------------------------------------------------------------- every route
+
+
+def routes(running: Running) -> list[tuple[str, str]]:
+    """(method, path) of every route there is."""
+    return [
+        (method, route.path.replace("{name:path}", "tiny"))
+        for route in running.app.routes
+        for method in sorted(route.methods - {"HEAD"})  # type: ignore[attr-defined]
+    ]
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    COMPLETE: {"prompt": "x", "max_tokens": 1},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+def test_86_every_route_has_a_row(running: Running) -> None:
+    posts = {path for method, path in routes(running) if method == "POST"}
+    assert posts == set(BODIES), "a new route needs a row in BODIES, and with it every guard below"
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_86_guards_of_every_route(running: Running, path: str) -> None:
+    good = BODIES[path]
+    assert running.post(path, good).status_code == 200
+    refused(running.post(path, good | {"model": "other"}), 404, "model")
+    refused(running.post(path, good | {"surprise": 1}), 400, "surprise")
+    refused(running.post(path, []), 400)
+    refused(running.get(path), 405)
+    for literal in (b'{"model": NaN}', b'{"model": "\\udc00"}', b'{"model": "a", "model": "b"}', b"{", b"[" * 10**5):
+        assert running.raw(request_bytes(path, literal)).startswith(b"HTTP/1.1 400"), literal[:30]
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    assert running.raw(f"{head}Content-Length: 999999999\r\n\r\n".encode()).startswith(b"HTTP/1.1 413")
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    with running.connect() as link:
+        try:
+            link.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+            for _ in range(12):
+                link.sendall(chunk)
+        except ConnectionError:
+            return
+        assert received(link).startswith(b"HTTP/1.1 413")
+
+
+PATHS = [
+    "/",
+    "/v1",
+    "/none",
+    "//health",
+    "/health/",
+    "/health/../v1/models",
+    "/HEALTH",
+    "/health%20",
+    "/v1/models?x=/health",
+]
+
+
+def test_39_without_the_key_only_health_answers(locked: Running) -> None:
+    for method, path in routes(locked):
+        expected = 200 if path == "/health" else 401
+        for given in (
+            None,
+            "Bearer wrong",
+            "Bearer",
+            "bearer",
+            "Basic a2V5LW9uZQ==",
+            "Bearer key-onekey-two",
+            "key-one",
+        ):
+            headers = {} if given is None else {"Authorization": given}
+            answer = httpx.request(method, locked.url + path, headers=headers, json={}, trust_env=False)
+            assert answer.status_code == expected, (method, path, given)
+            assert "key" not in answer.text or expected == 401
+    for path in PATHS:
+        for method in ("GET", "POST", "OPTIONS", "HEAD", "PUT", "TRACE"):
+            raw = locked.raw(f"{method} {path} HTTP/1.1\r\nHost: /health\r\nConnection: close\r\n\r\n".encode())
+            assert raw.startswith(b"HTTP/1.1 401"), (method, path, raw[:80])
+    twice = (
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key-one\r\nAuthorization: Bearer key-one\r\n\r\n"
+    )
+    assert locked.raw(twice, 1.0).startswith(b"HTTP/1.1 401")
+    absolute = b"GET http://x/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert locked.raw(absolute).startswith(b"HTTP/1.1 401")
+
+
+def test_39_both_keys_open_it_in_both_ways(locked: Running) -> None:
+    for key in ("key-one", "key-two"):
+        for headers in ({"Authorization": f"Bearer {key}"}, {"Authorization": httpx.BasicAuth("x", key)._auth_header}):
+            assert locked.get("/v1/models", headers=headers).json()["data"][0]["id"] == "tiny"
+
+
+def test_57_two_keys_share_no_cached_prefix(locked: Running) -> None:
+    def cached(key: str, **options: Any) -> int:
+        body = {"prompt": list(range(100, 164)), "max_tokens": 1, **options}
+        answer = locked.post(COMPLETE, body, headers={"Authorization": f"Bearer {key}"})
+        found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert cached("key-one") == 0
+    assert cached("key-one") > 0
+    assert cached("key-two") == 0
+    assert cached("key-two", cache_salt="mine") == 0
+    assert cached("key-two", cache_salt="mine") > 0
+
+
+def test_78_labels_of_metrics_are_bounded(running: Running) -> None:
+    before = len(running.get("/metrics").text.splitlines())
+    for k in range(50):
+        running.post(COMPLETE, {"prompt": "x", "model": f"m{k}", "user": f"u{k}"})
+        running.get(f"/none/{k}")
+    assert len(running.get("/metrics").text.splitlines()) <= before + 40
+
+
+def test_handlers_are_all_told(running: Running) -> None:
+    """Every route goes through the one place that maps errors."""
+    for route in running.app.routes:
+        assert route.endpoint.__qualname__.startswith(Service._told.__qualname__), route.path  # type: ignore[attr-defined]

@@ -1,0 +1,255 @@
+"""What happens on the wire: framing, slowness, and clients that go away (cases by their number)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.running import Running, data_url, received, request_bytes, talk
+
+CHAT = "/v1/chat/completions"
+LONG = {"messages": talk("Go on."), "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(running: Running) -> Iterator[None]:
+    """After every case the server is as before, and holds no connection more."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    running.idle()
+    deadline = time.monotonic() + 5
+    while len(os.listdir("/proc/self/fd")) > before + 2:
+        assert time.monotonic() < deadline, "descriptors were lost"
+        time.sleep(0.05)
+
+
+GET = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n"
+FRAMING = {
+    "length and chunks": POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd",
+    "negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "length in words": POST + b"Content-Length: four\r\n\r\n",
+    "bad chunk": POST + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "blank before the colon": GET + b"A : b\r\n\r\n",
+    "no host": b"GET /version HTTP/1.1\r\n\r\n",
+    "two hosts": GET + b"Host: y\r\n\r\n",
+    "version 0.9": b"GET /version\r\n\r\n",
+    "version 3": b"GET /version HTTP/3.0\r\nHost: x\r\n\r\n",
+    "junk method": b"G@T /version HTTP/1.1\r\nHost: x\r\n\r\n",
+    "junk": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n",
+    "large header": GET + b"A: " + b"x" * (1 << 20) + b"\r\n\r\n",
+    "many headers": GET + b"".join(b"A%d: b\r\n" % k for k in range(10_000)) + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", sorted(FRAMING))
+def test_38_bad_framing_is_refused_and_ends_the_connection(running: Running, name: str) -> None:
+    # What follows must never be taken for a request of its own.
+    data = FRAMING[name] + GET + b"\r\n"
+    with running.connect(2.0) as link:
+        try:
+            link.sendall(data)
+        except ConnectionError:
+            return
+        answer = received(link)
+    assert answer == b"" or answer[9:12] in (b"400", b"431"), answer[:200]
+    assert b"200 OK" not in answer
+
+
+def test_38_requests_in_a_row_are_answered_in_order(running: Running) -> None:
+    data = (
+        request_bytes("/tokenize", {"prompt": "a"}).replace(b"Connection: close\r\n", b"")
+        + GET
+        + b"Connection: close\r\n\r\n"
+    )
+    answer = running.raw(data)
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert answer.index(b'"tokens"') < answer.index(b'"version"')
+
+
+@pytest.mark.parametrize("sent", [b"", b"GE", GET, GET + b"A: b\r\n"])
+def test_63_slow_headers_are_cut(running: Running, sent: bytes) -> None:
+    begin = time.monotonic()
+    with running.connect(10.0) as link:
+        link.sendall(sent)
+        answer = received(link)
+    assert b"408" in answer
+    assert 0.5 < time.monotonic() - begin < 3.0
+
+
+def test_63_a_slow_body_is_cut_while_others_are_served(running: Running) -> None:
+    head = (
+        request_bytes("/tokenize", {"prompt": "a"})
+        .partition(b"\r\n\r\n")[0]
+        .replace(b"Content-Length: 15", b"Content-Length: 500")
+    )
+    begin = time.monotonic()
+    links = [running.connect(10.0) for _ in range(50)]
+    for link in links:
+        link.sendall(head + b"\r\n\r\n")
+    stop = threading.Event()
+
+    def drip() -> None:
+        while not stop.wait(0.2):
+            for link in links:
+                try:
+                    link.send(b" ")
+                except OSError:
+                    return
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    slowest = 0.0
+    for _ in range(10):
+        asked = time.monotonic()
+        assert running.get("/version").status_code == 200
+        slowest = max(slowest, time.monotonic() - asked)
+    answers = [received(link) for link in links]
+    stop.set()
+    dripping.join()
+    for link in links:
+        link.close()
+    assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers), answers[0][:200]
+    assert time.monotonic() - begin < 6.0
+    assert slowest < 1.0
+
+
+def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    link.connect(("127.0.0.1", running.port))
+    with link:
+        many = LONG | {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
+        link.sendall(request_bytes(CHAT, many))
+        running.idle(30.0)
+
+
+def hang_up(link: socket.socket, how: str) -> None:
+    if how == "reset":
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif how == "half":
+        link.shutdown(socket.SHUT_WR)
+        link.settimeout(0.2)
+        received(link)
+    link.close()
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_61_clients_that_go_away_leave_nothing(running: Running, how: str, stream: bool, n: int) -> None:
+    bodies: list[dict[str, Any]] = [
+        LONG | {"stream": stream, "n": n},
+        LONG | {"stream": stream, "n": n, "messages": talk("x", data_url(seed=3), data_url(seed=4))},
+        {**LONG, "stream": stream, "messages": talk("x", data_url(1200, 1200, seed=os.getpid() % 1000))},
+    ]
+    for body in bodies:
+        data = request_bytes(CHAT, body)
+        for size, delay in (
+            (0, 0.0),
+            (40, 0.0),
+            (len(data) // 2, 0.0),
+            (len(data), 0.0),
+            (len(data), 0.03),
+            (len(data), 0.2),
+        ):
+            link = running.connect()
+            link.sendall(data[:size])
+            time.sleep(delay)
+            hang_up(link, how)
+    running.idle(3.0)
+
+
+@pytest.mark.skipif(not os.environ.get("BEHELD_LONG"), reason="long form")
+@pytest.mark.slow
+def test_61_long_form(running: Running) -> None:
+    data = request_bytes(CHAT, LONG | {"stream": True, "n": 3})
+    for k in range(10_000):
+        link = running.connect()
+        link.sendall(data[: len(data) if k % 4 else k % len(data)])
+        time.sleep((k % 7) / 500)
+        hang_up(link, ("close", "reset", "half")[k % 3] if k % 50 else "half")
+        if k % 500 == 499:
+            running.idle(5.0)
+
+
+def test_61_others_are_not_disturbed(running: Running) -> None:
+    calm = running.post(CHAT, LONG | {"max_tokens": 200}).json()["choices"][0]["message"]["content"]
+    found: list[str] = []
+
+    def ask() -> None:
+        found.append(running.post(CHAT, LONG | {"max_tokens": 200}).json()["choices"][0]["message"]["content"])
+
+    beside = threading.Thread(target=ask)
+    beside.start()
+    for _ in range(20):
+        link = running.connect()
+        link.sendall(request_bytes(CHAT, LONG | {"stream": True, "n": 3, "messages": talk("y", data_url(seed=9))}))
+        time.sleep(0.02)
+        hang_up(link, "reset")
+    beside.join()
+    assert found == [calm]
+
+
+def test_65_beyond_the_bound_clients_are_told_to_come_back() -> None:
+    small = Running("llama", max_requests=4)
+    try:
+        body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
+        statuses: list[int] = []
+        busy: list[float] = []
+        lock = threading.Lock()
+
+        def ask() -> None:
+            begin = time.monotonic()
+            answer = small.post("/v1/completions", body)
+            with lock:
+                statuses.append(answer.status_code)
+                if answer.status_code == 503:
+                    busy.append(time.monotonic() - begin)
+                    assert answer.headers["retry-after"] == "1"
+
+        threads = [threading.Thread(target=ask) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 503}
+        assert statuses.count(200) >= 4
+        small.idle()
+        assert small.post("/v1/completions", body | {"max_tokens": 1}).status_code == 200
+    finally:
+        small.close()
+
+
+def test_73_an_engine_that_dies_is_told_of(running: Running) -> None:
+    doomed = Running("llama")
+    try:
+        with doomed.connect(10.0) as link:
+            body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+            link.sendall(request_bytes("/v1/completions", body))
+            assert link.recv(200).startswith(b"HTTP/1.1 200")
+
+            def broken(*_: object) -> None:
+                raise AssertionError("for the test")
+
+            doomed.llm._engine._core.scheduler.schedule = broken  # type: ignore[attr-defined]
+            begin = time.monotonic()
+            rest = received(link)
+        assert time.monotonic() - begin < 2.0
+        events = [line[6:] for line in rest.split(b"\n") if line.startswith(b"data: ")]
+        assert events[-1] == b"[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "engine_dead"
+        assert doomed.get("/health").status_code == 503
+        answer = doomed.post("/v1/completions", {"prompt": "x"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    finally:
+        doomed.close()
