@@ -83,7 +83,9 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
     head = _DATA.match(url, 0, 512)
     if head is None or head[3] is None:
         raise FetchError(
-            "The data URL is malformed.", "It must have the form data:image/png;base64,... with standard base64."
+            "The data URL is malformed.",
+            "It must have the form data:image/png;base64,... with standard base64.",
+            stage="data",
         )
     body = url[head.end() :]
     if len(body) * 3 // 4 > limits.max_item_bytes:
@@ -94,9 +96,11 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
             raise binascii.Error
         data = base64.b64decode(body.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
-        raise FetchError("The data URL is not valid base64.", "Encode the file with standard base64.") from error
+        raise FetchError(
+            "The data URL is not valid base64.", "Encode the file with standard base64.", stage="data"
+        ) from error
     if not data:
-        raise FetchError("The data URL is empty.")
+        raise FetchError("The data URL is empty.", stage="data")
     return data
 
 
