@@ -1,12 +1,14 @@
 """The model's forward pass for training: transformers' own weights and layers, but all pictures of a step at once.
 
 transformers runs the tower picture by picture where no flash attention is installed; here pictures are padded to one
-length and go together. A test compares the result with the model's own forward.
+length and go together. A test compares the result with the model's own forward. Everything that a step needs besides
+the weights is laid out by the host beforehand, so that the device never waits for it.
 
-Shapes: P pictures or frame pairs, S patches (padded), D width, B dialogues, L tokens (padded).
+Shapes: P pictures or frame pairs, S patches (padded), D width, B dialogues, L tokens (padded), N learned tokens.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,21 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen2VLForConditionalGeneration
 
-from training.mote.checkpoint import MEAN, MERGE, PATCH, STD
+from training.mote.checkpoint import MEAN, MERGE, PATCH, SPECIALS, STD
 from training.mote.dialogue import Dialogue
 
-# Patches of nearly every picture, rounded up.
+# Patches of nearly every picture, rounded up. Few different shapes may reach the device: each new one costs the
+# attention library a plan, half a second.
 _USUAL = 960
+_LENGTHS = (384, 448, 640, 1152, 1792, 2304)
+_MEDIA_IDS = (SPECIALS.index("<|image_pad|>"), SPECIALS.index("<|video_pad|>"))
 
 
-@dataclass(frozen=True)
-class Patches:
-    """Patches of one step, flat and in 8 bits, with what is needed to lay them out."""
-
-    flat: Tensor
-    grids: np.ndarray
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of the array on the device, through pinned memory where that lets the host go on meanwhile."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def round_up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-value // step) * step
+
+
+@lru_cache(maxsize=4096)
 def grid_positions(rows: int, columns: int) -> np.ndarray:
     """Row and column of each patch (rows * columns, 2), in merge order."""
     places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
@@ -36,21 +45,95 @@ def grid_positions(rows: int, columns: int) -> np.ndarray:
     return blocks.transpose(0, 2, 1, 3, 4).reshape(-1, 2)
 
 
+@dataclass(frozen=True)
+class Patches:
+    """8-bit patches (all, 300 or 600), where each goes in the rectangle (P, S), its place, and what is filled."""
+
+    flat: Tensor
+    where: Tensor
+    places: Tensor
+    mask_P11S: Tensor
+
+
+def lay_out_patches(flat: Tensor, grids: np.ndarray) -> Patches:
+    """The patches of pictures or clips with their grids (items, 3), frame pair by frame pair."""
+    frames = [(rows, columns) for pairs, rows, columns in grids.tolist() for _ in range(pairs)]
+    counts = np.zeros(round_up(len(frames), 40), np.int64)
+    counts[: len(frames)] = [rows * columns for rows, columns in frames]
+    longest = max(round_up(int(counts.max()), 32), _USUAL if len(grids) == len(frames) else 0)
+    filled = np.arange(longest)[None] < counts[:, None]
+    where = np.flatnonzero(filled)
+    # An empty row must look at something, or its softmax is undefined.
+    filled[:, 0] = True
+    places = np.concatenate([grid_positions(*shape) for shape in frames])
+    device = flat.device
+    mask = to_device(filled, device)[:, None, None, :]
+    return Patches(flat, to_device(where, device), to_device(places, device), mask)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Dialogues of similar length as one rectangle.
+
+    `spots` are the flat places of media tokens and `source` the embeddings that go there; `learned` are the flat
+    places whose next token `wanted` is to be predicted, `heads` marks where in `learned` an answer begins and
+    `topics` says of what topic it is.
+    """
+
+    ids_BL: Tensor
+    positions_3BL: Tensor
+    segments_BL: Tensor
+    spots: Tensor
+    source: Tensor
+    learned: Tensor
+    wanted: Tensor
+    heads: np.ndarray
+    topics: np.ndarray
+
+
+def lay_out_rows(dialogues: list[tuple[Dialogue, list[int]]], device: torch.device) -> list[Rows]:
+    """Dialogues, each with the first embedding of each of its media, in rectangles of a few fixed lengths."""
+    by_length: dict[int, list[tuple[Dialogue, list[int]]]] = {}
+    for pair in dialogues:
+        used = len(pair[0].ids)
+        length = next((limit for limit in _LENGTHS if used <= limit), round_up(used, 256))
+        by_length.setdefault(length, []).append(pair)
+    return [_rectangle(group, length, device) for length, group in sorted(by_length.items())]
+
+
+def _rectangle(dialogues: list[tuple[Dialogue, list[int]]], length: int, device: torch.device) -> Rows:
+    """One rectangle. Padding has segment -1, which looks at nothing but padding."""
+    shape = (round_up(len(dialogues), 4 if length > 1000 else 16), length)
+    ids, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    segments = np.full(shape, -1, np.int64)
+    positions = np.zeros((3, *shape), np.int64)
+    spots, source = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for row, (dialogue, starts) in enumerate(dialogues):
+        used = len(dialogue.ids)
+        ids[row, :used] = dialogue.ids
+        targets[row, :used] = dialogue.targets
+        segments[row, :used] = dialogue.segments
+        positions[:, row, :used] = dialogue.positions
+        spots.append(row * length + np.flatnonzero(np.isin(dialogue.ids, _MEDIA_IDS)))
+        source += [start + np.arange(item.tokens) for start, item in zip(starts, dialogue.media, strict=True)]
+    marked = np.flatnonzero(targets)
+    heads = np.flatnonzero(np.diff(marked, prepend=-2) != 1)
+    tensors = (ids, positions, segments, np.concatenate(spots), np.concatenate(source), marked - 1, ids.flat[marked])
+    return Rows(*(to_device(array, device) for array in tensors), heads, targets.flat[marked[heads]] - 1)
+
+
 def _normalised(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """8-bit patches (N, 3 * T * 100) to the values that the processor gives."""
-    split = flat.view(flat.shape[0], 3, -1).to(torch.float32) / 255
-    mean = torch.tensor(MEAN, device=flat.device)[:, None]
-    std = torch.tensor(STD, device=flat.device)[:, None]
-    return ((split - mean) / std).to(dtype)
+    """8-bit patches (N, 3 * T * 100) to the values that the processor gives; one mean and one spread for all colours."""
+    assert len({*MEAN}) == len({*STD}) == 1
+    return ((flat.to(torch.float32) / 255 - MEAN[0]) / STD[0]).to(dtype)
 
 
 def _embed(visual: nn.Module, flat: Tensor) -> Tensor:
     """Patches to vectors. A picture's patch comes once although the model sees it twice: the two kernels add up."""
     kernel = visual.patch_embed.proj.weight
-    values = _normalised(flat, kernel.dtype)
-    if values.shape[-1] == PATCH * PATCH:
+    if flat.shape[1] == 3 * PATCH * PATCH:
         kernel = kernel.sum(2, keepdim=True)
-    return F.linear(values.reshape(flat.shape[0], -1), kernel.reshape(kernel.shape[0], -1))
+    return F.linear(_normalised(flat, kernel.dtype), kernel.reshape(kernel.shape[0], -1))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -71,84 +154,30 @@ def _block(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) 
 _compiled = torch.compile(_block, dynamic=False)
 
 
-def round_up(value: int, step: int) -> int:
-    """The next multiple of `step`."""
-    return -(-value // step) * step
-
-
 def see(model: Qwen2VLForConditionalGeneration, patches: Patches) -> Tensor:
-    """Embeddings (all tokens, hidden) of the pictures or clips, in the order of the grids, frame pair by frame pair."""
+    """Embeddings (all tokens, hidden) of the pictures or clips, in the order of their grids."""
     visual = model.model.visual
-    device = patches.flat.device
-    frames = [(rows, columns) for pairs, rows, columns in patches.grids.tolist() for _ in range(pairs)]
-    counts = np.zeros(round_up(len(frames), 40), np.int64)
-    counts[: len(frames)] = [rows * columns for rows, columns in frames]
-    # Few different shapes may reach the device: each new one costs the attention library a plan, half a second.
-    longest = max(round_up(int(counts.max()), 32), _USUAL if len(patches.grids) == len(frames) else 0)
-    filled = np.arange(longest)[None] < counts[:, None]
-    # An empty row must look at something, or its softmax is undefined.
-    filled_or_first = filled.copy()
-    filled_or_first[:, 0] = True
-    places = {shape: grid_positions(*shape) for shape in set(frames)}
-    positions = torch.from_numpy(np.concatenate([places[shape] for shape in frames])).to(device)
-    where = torch.from_numpy(np.flatnonzero(filled)).to(device)
-    mask = torch.from_numpy(filled_or_first).to(device)[:, None, None, :]
+    pictures, _, _, longest = patches.mask_P11S.shape
     x_flat = _embed(visual, patches.flat)
-    angles = positions[..., None].float() * visual.rotary_pos_emb.inv_freq.to(device, torch.float32)
+    angles = patches.places[..., None].float() * visual.rotary_pos_emb.inv_freq.float()
     angles = torch.cat([angles.flatten(1)] * 2, dim=-1)
-    x = x_flat.new_zeros(len(counts) * longest, x_flat.shape[-1]).index_copy(0, where, x_flat)
-    spread = angles.new_zeros(len(counts) * longest, angles.shape[-1]).index_copy(0, where, angles)
-    spread = spread.view(len(counts), 1, longest, -1)
+    x = x_flat.new_zeros(pictures * longest, x_flat.shape[-1]).index_copy(0, patches.where, x_flat)
+    spread = angles.new_zeros(pictures * longest, angles.shape[-1]).index_copy(0, patches.where, angles)
+    spread = spread.view(pictures, 1, longest, -1)
     cos, sin = spread.cos().to(x.dtype), spread.sin().to(x.dtype)
-    x = x.view(len(counts), longest, -1)
+    x = x.view(pictures, longest, -1)
     run = _compiled if torch.is_grad_enabled() and x.is_cuda and longest == _USUAL else _block
     for block in visual.blocks:
-        x = run(block, x, cos, sin, mask)
-    return visual.merger(x.reshape(len(counts) * longest, -1).index_select(0, where))
+        x = run(block, x, cos, sin, patches.mask_P11S)
+    return visual.merger(x.reshape(pictures * longest, -1).index_select(0, patches.where))
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Dialogues of similar length as one rectangle; `source` says which embedding a token takes its vector from."""
-
-    ids_BL: Tensor
-    positions_3BL: Tensor
-    segments_BL: Tensor
-    targets_BL: Tensor
-    source_BL: Tensor
-
-
-def lay_out(dialogues: list[tuple[Dialogue, list[int]]], length: int, device: torch.device) -> Rows:
-    """One rectangle of dialogues of at most `length` tokens, each with the first embedding of each of its media.
-
-    Padding has segment -1, which no token looks at but itself.
-    """
-    shape = (round_up(len(dialogues), 4 if length > 1000 else 16), length)
-    ids, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    segments, source = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-    positions = np.zeros((3, *shape), np.int64)
-    for row, (dialogue, starts) in enumerate(dialogues):
-        used = len(dialogue.ids)
-        ids[row, :used] = dialogue.ids
-        targets[row, :used] = dialogue.targets
-        segments[row, :used] = dialogue.segments
-        positions[:, row, :used] = dialogue.positions
-        spots = np.flatnonzero((dialogue.ids == 6) | (dialogue.ids == 7))
-        if len(spots):
-            numbers = [start + np.arange(item.tokens) for start, item in zip(starts, dialogue.media, strict=True)]
-            source[row, spots] = np.concatenate(numbers)
-    arrays = (ids, positions, segments, targets, source)
-    return Rows(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
-
-
-def predict(model: Qwen2VLForConditionalGeneration, rows: Rows, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (N, vocabulary) for every token that is to be learned, the tokens themselves, and where each stands."""
+def predict(model: Qwen2VLForConditionalGeneration, rows: Rows, seen: Tensor) -> Tensor:
+    """Logits (N, vocabulary) in fp32 for the tokens that are to be learned."""
     inner = model.model.language_model
     embeds = inner.embed_tokens(rows.ids_BL)
-    source = rows.source_BL.flatten()
-    spots = (source >= 0).nonzero()[:, 0]
-    picked = seen.index_select(0, source.index_select(0, spots)).to(embeds.dtype)
-    embeds = embeds.flatten(0, 1).index_copy(0, spots, picked).view(embeds.shape)
+    picked = seen.index_select(0, rows.source).to(embeds.dtype)
+    embeds = embeds.flatten(0, 1).index_copy(0, rows.spots, picked).view(embeds.shape)
     length = rows.ids_BL.shape[1]
     order = torch.ones(length, length, dtype=torch.bool, device=embeds.device).tril()
     own = rows.segments_BL[:, :, None] == rows.segments_BL[:, None, :]
@@ -160,6 +189,4 @@ def predict(model: Qwen2VLForConditionalGeneration, rows: Rows, seen: Tensor) ->
         attention_mask={"full_attention": mask},
         use_cache=False,
     ).last_hidden_state
-    learned = rows.targets_BL[:, 1:] > 0
-    logits = model.lm_head(hidden[:, :-1][learned])
-    return logits.float(), rows.ids_BL[:, 1:][learned], learned.nonzero()
+    return model.lm_head(hidden.flatten(0, 1).index_select(0, rows.learned)).float()

@@ -1,6 +1,6 @@
 """One training step, and the exact-match score that is read off the same forward pass."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,11 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2VLForConditionalGeneration
 
-from training.mote.dialogue import TOPICS, Dialogue
-from training.mote.forward import Patches, Rows, lay_out, predict, round_up, see
+from training.mote.dialogue import TOPICS
+from training.mote.forward import Patches, Rows, lay_out_patches, lay_out_rows, predict, see
 from training.mote.supply import Loaded
 
-_LENGTHS = (384, 448, 640, 1152, 1792, 2304)
+
+@dataclass(frozen=True)
+class Step:
+    """All that a step needs, laid out on the device."""
+
+    pictures: Patches
+    clips: Patches
+    rows: list[Rows]
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens are to be learned."""
+        return sum(len(rows.wanted) for rows in self.rows)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of the step, so that a side stream can hand them over."""
+        parts = [self.pictures, self.clips, *self.rows]
+        return [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
 
 
 @dataclass
@@ -28,59 +45,30 @@ class Score:
         return ", ".join(parts)
 
 
-def embed_all(model: Qwen2VLForConditionalGeneration, shards: Sequence[Loaded]) -> tuple[Tensor, list[list[list[int]]]]:
-    """Embeddings of all media of the shards, and for each dialogue of each shard where its media begin there."""
-    pictures = Patches(
-        torch.cat([shard.picture_patches for shard in shards]),
-        np.concatenate([shard.picture_grids for shard in shards]),
-    )
-    clips = Patches(
-        torch.cat([shard.clip_patches for shard in shards]),
-        np.concatenate([shard.clip_grids for shard in shards]),
-    )
-    seen = torch.cat([see(model, pictures), see(model, clips)])
-    starts = _starts(np.concatenate([pictures.grids, clips.grids]))
-    clip_base = len(pictures.grids)
-    places, picture, clip = [], 0, clip_base
+def prepare(shards: Sequence[Loaded]) -> Step:
+    """Lay out the media of the shards one after the other, pictures before clips, and the dialogues about them."""
+    picture_grids = np.concatenate([shard.picture_grids for shard in shards])
+    clip_grids = np.concatenate([shard.clip_grids for shard in shards])
+    sizes = np.concatenate([picture_grids, clip_grids]).prod(axis=1) // 4
+    starts = np.cumsum(sizes) - sizes
+    pairs = []
+    picture, clip = 0, len(picture_grids)
     for shard in shards:
-        places.append(
-            [
-                [int(starts[(clip if item.clip else picture) + item.index]) for item in dialogue.media]
-                for dialogue in shard.dialogues
-            ]
-        )
+        for dialogue in shard.dialogues:
+            places = [int(starts[(clip if item.clip else picture) + item.index]) for item in dialogue.media]
+            pairs.append((dialogue, places))
         picture += len(shard.picture_grids)
         clip += len(shard.clip_grids)
-    return seen, places
+    pictures = lay_out_patches(torch.cat([shard.picture_patches for shard in shards]), picture_grids)
+    clips = lay_out_patches(torch.cat([shard.clip_patches for shard in shards]), clip_grids)
+    return Step(pictures, clips, lay_out_rows(pairs, pictures.flat.device))
 
 
-def _starts(grids: np.ndarray) -> np.ndarray:
-    sizes = grids.prod(axis=1) // 4
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
-
-
-def rectangles(dialogues: list[tuple[Dialogue, list[int]]], device: torch.device) -> Iterator[Rows]:
-    """The dialogues in rectangles of a few fixed lengths."""
-    by_length: dict[int, list[tuple[Dialogue, list[int]]]] = {}
-    for pair in dialogues:
-        length = next((limit for limit in _LENGTHS if len(pair[0].ids) <= limit), round_up(len(pair[0].ids), 256))
-        by_length.setdefault(length, []).append(pair)
-    for length, group in sorted(by_length.items()):
-        yield lay_out(group, length, device)
-
-
-def loss_of(model: Qwen2VLForConditionalGeneration, shards: Sequence[Loaded]) -> Tensor:
-    """Mean cross-entropy over all answer tokens of the shards."""
-    seen, places = embed_all(model, shards)
-    pairs = [
-        pair for shard, where in zip(shards, places, strict=True) for pair in zip(shard.dialogues, where, strict=True)
-    ]
-    total, count = torch.zeros((), device=seen.device), 0
-    for rows in rectangles(pairs, seen.device):
-        logits, wanted, _ = predict(model, rows, seen)
-        total = total + F.cross_entropy(logits, wanted, reduction="sum")
-        count += len(wanted)
-    return total / count
+def loss_of(model: Qwen2VLForConditionalGeneration, step: Step) -> Tensor:
+    """Mean cross-entropy over all answer tokens of the step."""
+    seen = torch.cat([see(model, step.pictures), see(model, step.clips)])
+    losses = [F.cross_entropy(predict(model, rows, seen), rows.wanted, reduction="sum") for rows in step.rows]
+    return torch.stack(losses).sum() / step.answer_tokens
 
 
 @torch.no_grad()
@@ -88,19 +76,12 @@ def score(model: Qwen2VLForConditionalGeneration, shards: Sequence[Loaded]) -> S
     """Exact match of whole answers. With the true answer fed in, all tokens right is what greedy decoding gives."""
     result = Score()
     for shard in shards:
-        seen, places = embed_all(model, [shard])
-        for rows in rectangles(list(zip(shard.dialogues, places[0], strict=True)), seen.device):
-            logits, wanted, where = predict(model, rows, seen)
-            _count(result, rows, (logits.argmax(-1) == wanted).cpu().numpy(), where.cpu().numpy())
+        step = prepare([shard])
+        seen = torch.cat([see(model, step.pictures), see(model, step.clips)])
+        for rows in step.rows:
+            right = (predict(model, rows, seen).argmax(-1) == rows.wanted).cpu().numpy()
+            whole = np.minimum.reduceat(right.astype(np.int8), rows.heads)
+            for topic, good in zip(rows.topics, whole, strict=True):
+                result.asked[TOPICS[topic]] += 1
+                result.right[TOPICS[topic]] += int(good)
     return result
-
-
-def _count(result: Score, rows: Rows, right: np.ndarray, where: np.ndarray) -> None:
-    """Split the learned tokens into answers: runs of neighbours in one row."""
-    flat = where[:, 0] * rows.ids_BL.shape[1] + where[:, 1]
-    heads = np.flatnonzero(np.diff(flat, prepend=-2) != 1)
-    targets = rows.targets_BL[:, 1:].cpu().numpy()[where[heads, 0], where[heads, 1]]
-    whole = np.minimum.reduceat(right.astype(np.int8), heads)
-    for target, good in zip(targets, whole, strict=True):
-        result.asked[TOPICS[target - 1]] += 1
-        result.right[TOPICS[target - 1]] += int(good)

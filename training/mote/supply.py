@@ -93,6 +93,11 @@ class Supply:
         self._thread.start()
 
     def _collect(self) -> None:
+        # On a stream of its own a copy need not wait for all the work that training has queued.
+        with torch.cuda.stream(torch.cuda.Stream(self._device)):
+            self._collect_until_stopped()
+
+    def _collect_until_stopped(self) -> None:
         while not self._stopping:
             names = sorted(self._folder.glob("*.shard")) if len(self._fresh) < _WAITING // 2 else []
             if not names:

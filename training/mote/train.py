@@ -13,13 +13,12 @@ from random import Random
 import torch
 from transformers import AutoConfig, Qwen2VLForConditionalGeneration
 
+from training.mote.ahead import Ahead
 from training.mote.checkpoint import build_tokenizer, read_words, write_settings
 from training.mote.learn import loss_of, score
 from training.mote.muon import Muon
 from training.mote.shard import EVALUATION_SEED, make_shard
 from training.mote.supply import Supply, load
-
-_WARM_UP = 300
 
 
 def parse() -> argparse.Namespace:
@@ -34,6 +33,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--shards", type=int, default=6, help="shards a step: 40 pictures and 5 clips each")
     parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--warm-up", type=int, default=300, help="steps of rising learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--check", type=float, default=60, help="seconds between evaluations")
@@ -50,10 +50,10 @@ def build(settings: Path, weights: Path | None, device: torch.device) -> Qwen2VL
     return Qwen2VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16).to(device)
 
 
-def rate_at(peak: float, step: int, elapsed: float, budget: float) -> float:
-    """Learning rate: linear rise over the first steps, half a cosine over the budget."""
+def rate_at(peak: float, rise: float, elapsed: float, budget: float) -> float:
+    """Learning rate: `rise` is the part of the warm-up that is done; then half a cosine over the budget."""
     done = min(1.0, elapsed / budget)
-    return peak * min(1.0, (step + 1) / _WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * done))
+    return peak * min(1.0, rise) * (0.5 + 0.5 * math.cos(math.pi * done))
 
 
 class Trainer:
@@ -87,15 +87,21 @@ class Trainer:
 
     def run(self, supply: Supply) -> None:
         """Train until the seconds of this call are over."""
-        rng = Random(self.steps)
+        ahead = Ahead(supply, Random(self.steps), self.options.shards, self.device)
         told = checked = 0.0
         losses: list[torch.Tensor] = []
+        marks: list[torch.cuda.Event] = []
         first = self.steps
         while self.spent < self.options.seconds:
-            loss = loss_of(self.model, supply.take(rng, self.options.shards))
+            loss = loss_of(self.model, ahead.next())
             loss.backward()
-            rate = rate_at(self.options.rate, self.steps, self.before + self.spent, self.options.budget)
+            rise = (self.steps + 1) / self.options.warm_up
+            rate = rate_at(self.options.rate, rise, self.before + self.spent, self.options.budget)
             norm = self.optimiser.step(rate)
+            # The host may be one step ahead of the device, no more: every step in flight holds its memory.
+            marks.append(torch.cuda.current_stream().record_event())
+            if len(marks) > 1:
+                marks.pop(0).synchronize()
             losses.append(loss.detach())
             self.steps += 1
             if self.spent - told > 15:

@@ -198,7 +198,6 @@ EACH = (
     "What do you see in these {n}s?",
     "What do you see in each {n}?",
     "Compare these {n}s.",
-    "Compare the two {n}s.",
     "What is the difference between these {n}s?",
     "What are the objects in these {n}s?",
     "What are the shapes in these {n}s?",
