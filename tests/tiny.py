@@ -571,7 +571,7 @@ def _fill(model: Any) -> None:
     import torch
 
     first, last = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    family = model.config.model_type.startswith("gemma")
+    family = "gemma" in model.config.model_type
     # Tied embeddings are kept small beside what the layers add: else every answer repeats its last token.
     spread = 0.15 if family else 0.3 if first is last else 0.5
     with torch.no_grad():
@@ -621,9 +621,9 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_grid, tiny_more  # noqa: E402
+from tests import tiny_grid, tiny_masks, tiny_more  # noqa: E402
 
-for _further in (tiny_more, tiny_grid):
+for _further in (tiny_more, tiny_grid, tiny_masks):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
@@ -631,3 +631,11 @@ EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose processor takes pictures or videos in one prompt, not both."""
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v")
 """Families whose processor must be told when each frame was."""
+WHOLE_FAMILIES = ("gemma3",)
+"""Families that compute each picture in one step."""
+PICTURE_FAMILIES = ("paligemma", "paligemma2")
+"""Families that answer about pictures only."""
+CHATLESS_FAMILIES = ("paligemma", "paligemma2")
+"""Families without a chat template."""
+UNSHARED_FAMILIES = ("paligemma", "paligemma2")
+"""Families whose prompts are read both ways, so that no part of one is another's."""

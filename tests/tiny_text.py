@@ -187,8 +187,8 @@ def write_llama_tokenizer(path: Path, extra: tuple[str, ...], settings: dict[str
     return tokenizer.get_vocab(with_added_tokens=True)
 
 
-def write_gemma_tokenizer(path: Path, settings: dict[str, Any]) -> dict[str, int]:
-    """BPE with byte fallback as Gemma has it, turn markers included; returns the ids."""
+def write_gemma_tokenizer(path: Path, settings: dict[str, Any], extra: tuple[str, ...] = ()) -> dict[str, int]:
+    """BPE with byte fallback as Gemma has it, turn markers included, `extra` tokens at the end; returns the ids."""
     specials = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
     vocab, merges = _train_metaspace(specials)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -201,7 +201,7 @@ def write_gemma_tokenizer(path: Path, settings: dict[str, Any]) -> dict[str, int
     _finish(
         path,
         tokenizer,
-        specials,
+        specials + extra,
         {
             "add_bos_token": True,
             "add_eos_token": False,

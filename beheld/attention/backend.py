@@ -44,6 +44,9 @@ class AttnMetadata:
         cu_q_B1: int32, running sum of tokens, one longer than B.
         groups: one per KV group.
         block_size: positions in a block.
+        both_ways: for each sequence, the ranges of positions (start, stop) within which a query also sees what comes
+            behind it (before it, a window holds as ever); each is computed in one step. Empty if there are none in this
+            step.
     """
 
     num_decodes: int
@@ -53,6 +56,7 @@ class AttnMetadata:
     cu_q_B1: Tensor
     groups: tuple[GroupMetadata, ...]
     block_size: int
+    both_ways: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 @dataclass(eq=False)

@@ -87,16 +87,21 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
 
         position   first .. start .. start+i .. length-1
         query i      1  ..   1   ..    1     0 .. 0
+
+    Within a range that is read both ways, a query also sees what comes behind it.
     """
     start, length = metadata.starts[b], metadata.lengths[b]
     first = max(0, start - group.window + 1) if group.window else 0
     device = group.tables_BN.device
     plain = group.window is None or length <= group.window
-    if start == 0 and plain:
+    ranges = metadata.both_ways[b] if metadata.both_ways else ()
+    if start == 0 and plain and not ranges:
         return None, None
     positions_L = torch.arange(first, length, device=device)
     queries_P1 = torch.arange(start, length, device=device).unsqueeze(1)
     mask_PL = positions_L <= queries_P1
+    for low, high in ranges:
+        mask_PL[low - start : high - start, low - first : high - first] = True
     if not plain:
         assert group.window is not None
         mask_PL &= positions_L > queries_P1 - group.window

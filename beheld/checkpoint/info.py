@@ -17,6 +17,7 @@ _TOKEN_FIELDS = {
 }
 # Families whose videos are frames in the places of pictures, without a token of their own.
 _VIDEOS_AS_PICTURES = frozenset(("internvl", "smolvlm"))
+_BOTH_WAYS = {"gemma3": "media", "paligemma": "prompt"}
 _LAYER_KINDS = {"full_attention": "full", "sliding_attention": "sliding", "attention": "full"}
 
 
@@ -75,6 +76,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         )
     groups = kv_groups(text)
     placeholders = _placeholders(config)
+    both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
     axes = 3 if "mrope_section" in (_rope(text) or {}) else 1
     return ModelInfo(
         path=str(path),
@@ -96,7 +98,8 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=groups,
-        atomic_spans=config.model_type in ("gemma3", "paligemma"),
+        atomic_spans=both_ways == "media",
+        both_ways=both_ways,
     )
 
 

@@ -137,6 +137,8 @@ class ModelInfo:
         bos_id, pad_id: if it has them.
         kv_groups: how its layers keep keys and values.
         atomic_spans: True if a media span must be computed in one step (attention within it runs both ways).
+        both_ways: where attention also looks ahead: "nowhere", "media" (within each run of a media item's embeddings)
+            or "prompt" (within the whole prompt, which is then computed in one step and never shared).
         is_encoder_decoder: True for encoder-decoder text models.
     """
 
@@ -158,6 +160,7 @@ class ModelInfo:
     pad_id: int | None
     kv_groups: tuple[KVGroup, ...]
     atomic_spans: bool = False
+    both_ways: str = "nowhere"
     is_encoder_decoder: bool = False
 
 

@@ -105,7 +105,9 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     cpu = device == "cpu"
     max_num_seqs = args.max_num_seqs or (64 if cpu else 256)
     budget = args.max_num_batched_tokens or (2048 if cpu else 8192)
-    chunked = args.enable_chunked_prefill is not False
+    # A prompt that is read both ways is computed in one step, and no part of it is another prompt's.
+    whole_prompts = info.both_ways == "prompt"
+    chunked = args.enable_chunked_prefill is not False and not whole_prompts
     if not chunked:
         budget = max(budget, max_model_len)
     cache_gb = args.mm_processor_cache_gb if args.mm_processor_cache_gb is not None else (1.0 if cpu else 4.0)
@@ -126,7 +128,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         max_encoder_tokens=encoder_tokens,
         processor_cache_bytes=0 if args.disable_mm_preprocessor_cache else int(cache_gb * 2**30),
         limit_per_prompt=_limits(args, info),
-        prefix_caching=args.enable_prefix_caching is not False,
+        prefix_caching=args.enable_prefix_caching is not False and not whole_prompts,
         chunked_prefill=chunked,
         policy=args.scheduling_policy,
         overlap=bool(args.async_scheduling) if args.async_scheduling is not None else not cpu,

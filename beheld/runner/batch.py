@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
-from beheld.core.config import KVGroup
-from beheld.core.plan import SeqSlice
+from beheld.core.config import KVGroup, ModelInfo
+from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.rows import Rows
 
 
@@ -43,7 +43,7 @@ class Batch:
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
 
 
-def build(slices: Sequence[SeqSlice], rows: Rows, groups: Sequence[KVGroup], block_size: int) -> Batch:
+def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Batch:
     """Flatten the slices; see Batch."""
     ordered = sorted(slices, key=lambda s: s.stop - s.start > 1)
     counts = [s.stop - s.start for s in ordered]
@@ -61,7 +61,9 @@ def build(slices: Sequence[SeqSlice], rows: Rows, groups: Sequence[KVGroup], blo
         first_token=first_token,
         ids_T=ids_T,
         positions_XT=positions_XT,
-        metadata=_metadata(ordered, counts, rows, groups, block_size),
+        metadata=_metadata(
+            ordered, counts, rows, info.kv_groups, block_size, _both_ways(ordered, rows, info.both_ways)
+        ),
         wanted_S=torch.tensor(wanted, dtype=torch.int64, device=device),
         sampling=sampling,
         prompt_targets=targets,
@@ -119,8 +121,33 @@ def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> N
                 part[np.array(span.embed_mask[low - span.start : high - span.start])] = 0
 
 
+def _both_ways(slices: list[SeqSlice], rows: Rows, where: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each slice, the ranges of its positions that are read both ways; nothing if there are none at all."""
+    if where == "nowhere":
+        return ()
+    made = []
+    for piece in slices:
+        row = rows[piece.row]
+        ranges = [(0, row.num_prompt)] if where == "prompt" else [run for span in row.spans for run in _runs(span)]
+        made.append(tuple((low, high) for low, high in ranges if piece.start <= low and high <= piece.stop))
+    return tuple(made) if any(made) else ()
+
+
+def _runs(span: SpanView) -> list[tuple[int, int]]:
+    """The ranges of positions of a span that take embeddings without a gap."""
+    if span.embed_mask is None:
+        return [(span.start, span.stop)]
+    edges = np.flatnonzero(np.diff(np.array(span.embed_mask, dtype=np.int8), prepend=0, append=0)) + span.start
+    return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
+
+
 def _metadata(
-    slices: list[SeqSlice], counts: list[int], rows: Rows, groups: Sequence[KVGroup], block_size: int
+    slices: list[SeqSlice],
+    counts: list[int],
+    rows: Rows,
+    groups: Sequence[KVGroup],
+    block_size: int,
+    both_ways: tuple[tuple[tuple[int, int], ...], ...],
 ) -> AttnMetadata:
     device = rows.last_token_R.device
     row_index = np.array([s.row for s in slices])
@@ -152,4 +179,5 @@ def _metadata(
         ),
         groups=tuple(made),
         block_size=block_size,
+        both_ways=both_ways,
     )

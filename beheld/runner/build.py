@@ -11,7 +11,7 @@ import torch
 from beheld.attention.backend import AttentionBackend
 from beheld.attention.select import select
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import CapacityError
+from beheld.core.errors import CapacityError, ConfigError
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import model_class_of
@@ -35,7 +35,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         ModelError, CapacityError: with what to do.
     """
     adapter = registry.build(hf_config, info, config)
-    backend = select(config.device, config.attention_backend)
+    backend = select(config.device, _wanted_backend(info, config))
     reserved = 0
     if config.device == "cpu":
         _choose_threads(adapter)
@@ -48,6 +48,19 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     if config.device == "cuda" and not config.enforce_eager:
         runner.capture_graphs()
     return runner
+
+
+def _wanted_backend(info: ModelInfo, config: EngineConfig) -> str | None:
+    """The one asked for; for models that also look ahead, the only one that can."""
+    if info.both_ways == "nowhere" or config.device == "cpu":
+        return config.attention_backend
+    if config.attention_backend not in (None, "torch"):
+        raise ConfigError(
+            f"The attention backend {config.attention_backend!r} cannot look ahead, as {info.architecture} does.",
+            "Use attention_backend='torch'.",
+            param="attention_backend",
+        )
+    return "torch"
 
 
 def _activation_bytes(adapter: ModelAdapter, backend: AttentionBackend, info: ModelInfo, config: EngineConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,14 +86,14 @@ class ModelRunner:
         replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
         if replayed is not None:
             logits_BV, rows_B = replayed
-            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B)
-        batch = build(plan.slices, self.rows, self._info.kv_groups, self.config.block_size)
+            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B, plan.masks)
+        batch = build(plan.slices, self.rows, self._info, self.config.block_size)
         logits_SV = self._forward(batch)
         handle = Handle(plan.id, None, [], self._prompt_logprobs(batch, logits_SV), lost)
         if not batch.sampling:
             return handle
         rows_B = torch.tensor([piece.row for piece in batch.sampling]).to(logits_SV.device, non_blocking=True)
-        return self._sample(handle, batch.sampling, logits_SV[: len(batch.sampling)], rows_B)
+        return self._sample(handle, batch.sampling, logits_SV[: len(batch.sampling)], rows_B, plan.masks)
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
         for layer in self.kv.values():
@@ -124,11 +124,16 @@ class ModelRunner:
         }
 
     def _sample(
-        self, handle: Handle, slices: Sequence[SeqSlice], logits_BV: torch.Tensor, rows_B: torch.Tensor
+        self,
+        handle: Handle,
+        slices: Sequence[SeqSlice],
+        logits_BV: torch.Tensor,
+        rows_B: torch.Tensor,
+        masks: Mapping[int, bytes],
     ) -> Handle:
         """Choose the next token of each slice, and send it on its way to the host."""
         rows = [piece.row for piece in slices]
-        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices])
+        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._mask(rows, masks))
         self.sampler.append(rows, out.ids_B)
         self.rows.last_token_R.index_copy_(0, rows_B, out.ids_B)
         handle.sampled, handle.rows = out, rows
@@ -139,6 +144,15 @@ class ModelRunner:
             handle.ready = torch.cuda.Event()
             handle.ready.record()
         return handle
+
+    def _mask(self, rows: Sequence[int], masks: Mapping[int, bytes]) -> torch.Tensor | None:
+        """Which tokens each row's grammar allows, 32 to a word; all of them where there is no grammar."""
+        if not masks:
+            return None
+        words = -(-self._info.vocab_size // 32)
+        joined = b"".join(masks.get(row, b"\xff" * (4 * words)) for row in rows)
+        mask_BW = torch.frombuffer(bytearray(joined), dtype=torch.int32).view(len(rows), words)
+        return mask_BW.to(self._adapter.device, non_blocking=True)
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
@@ -159,7 +173,7 @@ class ModelRunner:
         """One pass of `num_tokens` positions over the null block; its logits, and how often each layer was called."""
         tables = tuple((0,) * -(-num_tokens // self.config.block_size) for _ in self._info.kv_groups)
         self.rows.admit(Admission(0, (0,) * num_tokens, num_tokens, (), Sampling(), None, 0, tables))
-        batch = build([SeqSlice(0, 0, num_tokens, (), True)], self.rows, self._info.kv_groups, self.config.block_size)
+        batch = build([SeqSlice(0, 0, num_tokens, (), True)], self.rows, self._info, self.config.block_size)
         self._backend.begin(batch.metadata)
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)) as context:
             embeds_TH = self._adapter.embed(batch.ids_T)

@@ -137,7 +137,7 @@ class Scheduler:
                 # Decoding into a block that is there: by far the most frequent case, kept short.
                 sequence.num_computed = end
                 sequence.num_in_flight += 1
-                if end < sequence.most_positions:
+                if end < sequence.most_positions and sequence.params.grammar is None:
                     sequence.end = end + 1
                 draft.add(sequence, SeqSlice(sequence.row, start, end, none, True))
                 index += 1
@@ -238,15 +238,18 @@ class Scheduler:
         sequence.advance(stop)
         if samples:
             sequence.num_in_flight += 1
-            sequence.end = min(stop + 1, sequence.most_positions)
+            if sequence.params.grammar is None:
+                sequence.end = min(stop + 1, sequence.most_positions)
         draft.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, samples))
 
     def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
-        """Shorten a slice that would end strictly inside a span, if this model computes spans whole."""
+        """Shorten a slice that would end strictly inside a span or prompt, if this model computes those whole."""
         if self._info.atomic_spans:
             for span in sequence.request.spans:
                 if span.start < stop < span.stop:
                     return max(start, span.start)
+        if self._info.both_ways == "prompt" and start < stop < sequence.num_prompt:
+            return start
         return stop
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
@@ -310,6 +313,9 @@ class Scheduler:
                 _collect_prompt(sequence, piece, result.prompt_logprobs.get(piece.row, ()))
             if piece.samples:
                 sequence.token_ids.append(tokens[piece.row])
+                if sequence.params.grammar is not None:
+                    # What may follow is known only now.
+                    sequence.end = min(len(sequence.token_ids), sequence.most_positions)
             if piece.stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
                 self._tables.register(sequence, piece.stop)
             if piece.samples:
@@ -449,7 +455,8 @@ class Scheduler:
         assert orders == sorted(orders), "running sequences are out of order"
         for sequence in self._sequences.values():
             known = len(sequence.token_ids) + sequence.num_in_flight
-            assert sequence.end == min(known, sequence.most_positions), "a sequence miscounts what it may compute"
+            ready = known if sequence.params.grammar is None else len(sequence.token_ids)
+            assert sequence.end == min(ready, sequence.most_positions), "a sequence miscounts what it may compute"
             assert 0 <= sequence.num_computed <= sequence.end
             assert known <= sequence.most_tokens
             if sequence.status is Status.WAITING:

@@ -99,11 +99,13 @@ TIMED_VIDEO = Ask("{v}Where to?", videos=(Clip(8, 2, fps=2.0),))
 VIDEO_AND_PICTURE = Ask("{v}{i}Is it in the video?", ((84, 56, 13),), (Clip(4, 3),))
 
 
-def timed(family: str, *asks: Ask) -> tuple[Ask, ...]:
-    """The requests, with a frame rate for every video if the family must be told one."""
-    if family not in tiny.TIMED_FAMILIES:
-        return asks
-    return tuple(replace(a, videos=tuple(replace(c, fps=c.fps or 2.0) for c in a.videos)) for a in asks)
+def fit(family: str, *asks: Ask) -> tuple[Ask, ...]:
+    """The requests as the family can take them: with frame rates, and with a picture, if it must have those."""
+    if family in tiny.TIMED_FAMILIES:
+        asks = tuple(replace(a, videos=tuple(replace(c, fps=c.fps or 2.0) for c in a.videos)) for a in asks)
+    if family in tiny.PICTURE_FAMILIES:
+        asks = tuple(a if a.images else replace(a, content="{i}" + a.content, images=((84, 56, 60),)) for a in asks)
+    return asks
 
 
 def mixed(family: str) -> tuple[Ask, ...]:
@@ -114,13 +116,13 @@ def mixed(family: str) -> tuple[Ask, ...]:
         return (*text, SHORT, *more, LONG, FOREIGN)
     sizes = ((56, 112), (140, 84), (112, 56), (97, 33))
     image = tuple(Ask(f"{{i}}Question {n}?", ((*sizes[n], 20 + n),), max_tokens=6 + 4 * (n % 3)) for n in range(4))
-    moving = timed(family, VIDEO, ODD_VIDEO) if family in tiny.VIDEO_FAMILIES else (BETWEEN, LARGE)
-    return (ONE, text[0], *image, text[1], FOUR, *moving, TWICE, *text[2:6], SHORT)
+    moving = fit(family, VIDEO, ODD_VIDEO) if family in tiny.VIDEO_FAMILIES else (BETWEEN, LARGE)
+    return fit(family, ONE, text[0], *image, text[1], FOUR, *moving, TWICE, *text[2:6], SHORT)
 
 
 def cases(family: str) -> tuple[Case, ...]:
     """The requests of every engine: each case is one call."""
-    found = [Case("text", (SHORT,)), Case("long_text", (LONG, FOREIGN))]
+    found = [Case("text", fit(family, SHORT)), Case("long_text", fit(family, LONG, FOREIGN))]
     if family in tiny.IMAGE_FAMILIES:
         found += [
             Case("one_picture", (ONE,)),
@@ -131,12 +133,12 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
     if family in tiny.VIDEO_FAMILIES:
         found += [
-            Case("video", timed(family, VIDEO)),
-            Case("odd_video", timed(family, ODD_VIDEO)),
+            Case("video", fit(family, VIDEO)),
+            Case("odd_video", fit(family, ODD_VIDEO)),
             Case("timed_video", (TIMED_VIDEO,)),
         ]
         if family not in tiny.EITHER_FAMILIES:
-            found.append(Case("video_and_picture", timed(family, VIDEO_AND_PICTURE)))
+            found.append(Case("video_and_picture", fit(family, VIDEO_AND_PICTURE)))
     return (*found, Case("sixteen_mixed", mixed(family)))
 
 
@@ -163,6 +165,14 @@ ENGINES: dict[str, dict[str, Any]] = {
     "in_step": ROOMY | {"max_num_batched_tokens": 96, "async_scheduling": False},
 }
 """Name -> options of an engine that runs every case: "cut" and "odd" compute a picture in several steps."""
+
+
+def options(family: str, name: str) -> dict[str, Any]:
+    """Those of ENGINES; a step has room for a whole picture where that is not cut."""
+    found = ENGINES[name]
+    if family in tiny.WHOLE_FAMILIES:
+        found = found | {"max_num_batched_tokens": max(23, found["max_num_batched_tokens"])}
+    return found
 
 
 def tight(family: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from transformers import (
 from tests import tiny
 from tests.oracle.cases import Ask
 
-SOFTCAPPED = ("gemma2",)
+SOFTCAPPED = ("gemma2", "paligemma2")
 """Families whose attention scores are capped: transformers does that in its eager attention alone."""
 
 

@@ -28,10 +28,10 @@ class OpenEngines:
         self._llm: LLM | None = None
 
     def get(self, family: str, name: str) -> LLM:
-        """The engine of `family` with the options called `name` in cases.ENGINES."""
+        """The engine of `family` with the options called `name` in cases.options."""
         if self._llm is None or self._key != (family, name):
             self.close()
-            self._llm = make(family, cases.ENGINES[name])
+            self._llm = make(family, cases.options(family, name))
             self._key = (family, name)
         return self._llm
 
@@ -102,10 +102,10 @@ def test_preempted_sequences_resume(family: str, overlap: bool) -> None:
         assert (llm.stats().scheduler.num_preemptions > 0) == (family != "mistral")
 
 
-@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name not in tiny.UNSHARED_FAMILIES])
 def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
     block = 8
-    token = reference.processor(family).image_token_id
+    token = reference.model(family).config.image_token_id
     ids = reference.answer(family, cases.ONE).prompt_ids
     start, stop = ids.index(token), len(ids) - ids[::-1].index(token)
     with make(family, cases.ROOMY | {"block_size": block}) as llm:
@@ -117,7 +117,8 @@ def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
 
         assert hits(cases.ONE) == 0
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
-        assert hits(cases.OTHER) == start // block * block
+        # Some families put marks of their own before the first embedding, which belong to the picture as well.
+        assert (start - 2) // block * block <= hits(cases.OTHER) <= start // block * block
         assert stop // block * block <= hits(cases.ELSE) < len(ids)
         assert hits(cases.TWICE) <= start
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
@@ -139,7 +140,12 @@ def test_embeddings_in_place_of_pictures(engines: OpenEngines, family: str, name
     check(engines.get(family, name), family, [*asks, cases.ONE, cases.SHORT])
 
 
-CHATS = [(family, count) for family in tiny.TINY for count in ((0, 1, 2) if family in tiny.IMAGE_FAMILIES else (0,))]
+CHATS = [
+    (family, count)
+    for family in tiny.TINY
+    if family not in tiny.CHATLESS_FAMILIES
+    for count in ((0, 1, 2) if family in tiny.IMAGE_FAMILIES else (0,))
+]
 
 
 @pytest.mark.parametrize(("family", "num_images"), CHATS)

@@ -43,7 +43,7 @@ def test_content_and_order_of_pictures_change_the_answer(family: str) -> None:
 
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
 def test_the_order_of_frames_changes_the_answer(family: str) -> None:
-    forward = reference.inputs(family, *cases.timed(family, cases.VIDEO))
+    forward = reference.inputs(family, *cases.fit(family, cases.VIDEO))
     # Families without a tower for videos take frames as pictures.
     name = next(name for name in ("pixel_values_videos", "pixel_values") if name in forward)
     pixels = forward[name]

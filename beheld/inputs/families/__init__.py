@@ -59,6 +59,7 @@ class Family:
 
 _FILES = {
     "aya_vision": "aya_vision",
+    "gemma3": "gemma3",
     "glm46v": "glm4v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",
@@ -66,6 +67,7 @@ _FILES = {
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
+    "paligemma": "paligemma",
     "qwen2_vl": "qwen2_vl",
     "smolvlm": "smolvlm",
     "qwen2_5_vl": "qwen2_vl",

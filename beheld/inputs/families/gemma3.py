@@ -1,0 +1,7 @@
+"""Gemma 3: `<start_of_image>` in a prompt becomes a block of embeddings between blank lines, crops with words."""
+
+from __future__ import annotations
+
+from beheld.inputs.families import Family
+
+FAMILY = Family(places={"image": "<start_of_image>"})

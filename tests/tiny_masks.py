@@ -1,0 +1,121 @@
+"""Small random checkpoints of families whose attention also looks ahead: Gemma 3, PaliGemma and PaliGemma 2.
+
+Each is laid out as the checkpoint that its function names; see tiny.py for what they have in common.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests import tiny
+from tests import tiny_text as text
+from tests.tiny_media import FORMS, GEMMA_TURN, MARKERS
+from tests.tiny_more import SIGLIP, chat, language, pixels
+
+SEEDS: dict[str, int] = {"gemma3": 7, "paligemma": 5, "paligemma2": 5}
+"""Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
+
+GEMMA = {
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 16,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def gemma_tokens(path: Path, owner: str, extra: dict[str, str], form: str) -> dict[str, int]:
+    """A tokenizer as Gemma has it with further named tokens."""
+    if form:
+        (path / "chat_template.jinja").write_text(form, encoding="utf-8")
+    return text.write_gemma_tokenizer(path, {"processor_class": owner, **extra}, tuple(extra.values()))
+
+
+def generation(ids: dict[str, int]) -> dict[str, Any]:
+    """A generation_config.json."""
+    return {"bos_token_id": ids["<bos>"], "eos_token_id": ids["<eos>"], "pad_token_id": ids["<pad>"]}
+
+
+def make_gemma3(path: Path) -> None:
+    """As google/gemma-3-4b-it: pictures read both ways, also beyond the window of the sliding layers."""
+    named = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    form = chat("<start_of_turn>%role%\\n", "<end_of_turn>\\n", "<start_of_image>", bos="<bos>")
+    form += "{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"
+    ids = gemma_tokens(path, "Gemma3Processor", named, form)
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": ids["<start_of_image>"],
+        "eoi_token_index": ids["<end_of_image>"],
+        "eos_token_id": [ids["<eos>"], ids["<end_of_turn>"]],
+        "image_token_index": ids["<image_soft_token>"],
+        "mm_tokens_per_image": 16,
+        "model_type": "gemma3",
+        "text_config": language("gemma3_text", "Gemma3ForCausalLM", **GEMMA)
+        | {
+            "num_hidden_layers": 4,
+            "rope_local_base_freq": 10000.0,
+            "rope_theta": 1000000.0,
+            "sliding_window": 12,
+            "sliding_window_pattern": 2,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": SIGLIP | {"image_size": 112},
+    }
+    size = {"size": {"height": 112, "width": 112}, "image_seq_length": 16, "do_pan_and_scan": None}
+    files = pixels("Gemma3ImageProcessor", "Gemma3Processor", **size, image_mean=tiny.HALF, image_std=tiny.HALF)
+    text.write_json(path / "preprocessor_config.json", files)
+    text.write_json(path / "processor_config.json", {"image_seq_length": 16, "processor_class": "Gemma3Processor"})
+    tiny._write_model(path, config, generation(ids), ids, seed=SEEDS["gemma3"], keep=("<eos>",))
+
+
+def make_paligemma(path: Path) -> None:
+    """As google/paligemma-3b-mix-224: the whole prompt read both ways, pictures before it."""
+    own = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
+    _paligemma(path, "paligemma", language("gemma", "GemmaForCausalLM", **GEMMA) | own)
+
+
+def make_paligemma2(path: Path) -> None:
+    """As google/paligemma2-3b-ft-docci-448: over Gemma 2 with its caps and sliding layers."""
+    own = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096}
+    _paligemma(path, "paligemma2", language("gemma2", "Gemma2ForCausalLM", **GEMMA, **own) | {"num_hidden_layers": 4})
+
+
+def _paligemma(path: Path, name: str, language_config: dict[str, Any]) -> None:
+    ids = gemma_tokens(path, "PaliGemmaProcessor", {"image_token": "<image>"}, "")
+    config = {
+        "architectures": ["PaliGemmaForConditionalGeneration"],
+        "bos_token_id": ids["<bos>"],
+        "eos_token_id": ids["<eos>"],
+        "hidden_size": 64,
+        "image_token_index": ids["<image>"],
+        "model_type": "paligemma",
+        "pad_token_id": ids["<pad>"],
+        "projection_dim": 64,
+        "text_config": language_config | {"num_image_tokens": 16},
+        "torch_dtype": "bfloat16",
+        "vision_config": SIGLIP | {"projection_dim": 64, "num_image_tokens": 16},
+    }
+    size = {"size": {"height": 56, "width": 56}, "image_seq_length": 16}
+    files = pixels("SiglipImageProcessor", "PaliGemmaProcessor", **size, image_mean=tiny.HALF, image_std=tiny.HALF)
+    text.write_json(path / "preprocessor_config.json", files)
+    tiny._write_model(path, config, generation(ids), ids, seed=SEEDS[name], keep=("<eos>",))
+
+
+TINY: dict[str, Callable[[Path], None]] = {
+    "gemma3": make_gemma3,
+    "paligemma": make_paligemma,
+    "paligemma2": make_paligemma2,
+}
+READY: tuple[str, ...] = tuple(TINY)
+if not os.environ.get("BEHELD_DRAFTS"):
+    TINY = {name: TINY[name] for name in READY}
+IMAGE_FAMILIES = tuple(TINY)
+VIDEO_FAMILIES: tuple[str, ...] = ()
+FORMS.update({"gemma3": GEMMA_TURN, "paligemma": "{}", "paligemma2": "{}"})
+MARKERS.update({"gemma3": ("<start_of_image>", ""), "paligemma": ("<image>", ""), "paligemma2": ("<image>", "")})
