@@ -33,8 +33,8 @@ _FIELDS = 8
 _MIN_CHUNK = 128
 # One program joins all parts of a row, and that takes longer the more they are.
 _MAX_PARTS = 32
-# Numbers that a program joins at a time: what its registers hold.
-_JOINED = 8192
+# Parts that are joined at a time: what the registers hold.
+_JOINED = 4
 _NO_WINDOW = 1 << 30
 
 
@@ -137,7 +137,6 @@ def _decode(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
     PARTS: tl.constexpr,
     LATE: tl.constexpr = True,
 ):
@@ -216,44 +215,40 @@ def _decode(
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            _join(
-                out_ptr, acc_ptr, sums_ptr, row, head, first_item, parts, KV_HEADS, GROUP, V_SIZE, V_WIDTH, HEADS, PARTS
-            )
+            joined_RC = _join(acc_ptr, sums_ptr, first_item, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS)
+            tl.store(out_RC, joined_RC, mask=inside_RD)
             tl.store(counter_ptr, 0)
 
 
 @triton.jit
 def _join(
-    out_ptr,
     acc_ptr,
     sums_ptr,
-    row,
-    head,
     first_item,
     parts,
+    head,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     V_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
     V_WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
-    heads_R = tl.arange(0, HEADS)
+    heads_R = tl.arange(0, ROWS)
     d_C = tl.arange(0, V_WIDTH)
-    inside_R = heads_R < GROUP
-    inside_RD = inside_R[:, None] & (d_C < V_SIZE)[None, :]
-    few_P = tl.arange(0, 32)
-    m_R = tl.full([HEADS], float("-inf"), tl.float32)
-    for part in range(0, parts, 32):
+    inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
+    few_P = tl.arange(0, 16)
+    m_R = tl.full([ROWS], float("-inf"), tl.float32)
+    for part in range(0, parts, 16):
         line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
-        there_PR = (part + few_P < parts)[:, None] & inside_R[None, :]
+        there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
         m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
         m_R = tl.maximum(m_R, tl.max(m_PR, 0))
     # Rows that pad the group have no sums; 0 / 1 keeps them harmless.
-    m_R = tl.where(inside_R, m_R, 0.0)
-    l_R = tl.where(inside_R, 0.0, 1.0)
-    acc_RC = tl.zeros([HEADS, V_WIDTH], tl.float32)
+    m_R = tl.where(heads_R < GROUP, m_R, 0.0)
+    l_R = tl.where(heads_R < GROUP, 0.0, 1.0)
+    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     for part in range(0, parts, PARTS):
         for step in tl.static_range(PARTS):
             there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
@@ -269,11 +264,7 @@ def _join(
             weight_R = tl.exp2(m_part_R - m_R)
             l_R += l_part_R * weight_R
             acc_RC += acc_part_RC * weight_R[:, None]
-    tl.store(
-        out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :],
-        acc_RC / l_R[:, None],
-        mask=inside_RD,
-    )
+    return acc_RC / l_R[:, None]
 
 
 def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads: int, num_programs: int) -> DecodePlan:
@@ -328,7 +319,6 @@ def decode(
             torch.empty((num_items, heads, 2), dtype=torch.float32, device=q_THC.device),
         )
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
-    joined_heads = triton.next_power_of_2(heads // kv_heads)
     tile, warps, stages = shape_of(width, kv.keys.element_size())
     _decode[(kv_heads, num_items)](
         q_THC,
@@ -357,12 +347,11 @@ def decode(
         v_size,
         block_size,
         softcap is not None,
-        max(16, joined_heads),
+        max(16, triton.next_power_of_2(heads // kv_heads)),
         tile,
         width,
         v_width,
-        joined_heads,
-        max(1, min(16, _JOINED // (joined_heads * v_width))),
+        _JOINED,
         num_warps=warps,
         num_stages=stages,
     )

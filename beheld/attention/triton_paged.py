@@ -89,7 +89,10 @@ class TritonBackend:
         made: tuple[Tensor, TileShape] | None = group.extra.get("prefill")
         if made is None:
             known = self._device(q_THC.device)
-            shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, known.fetch)
+            # The kernel in which the copy engine fetches knows neither prefixes nor windows: see triton_prefill.
+            plain = group.window is None and not any(metadata.starts[metadata.num_decodes :])
+            fetch = known.fetch if plain else "threads"
+            shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
             made = (make_tiles(metadata, heads_per_kv, shape.rows), shape)
             group.extra["prefill"] = made
         return made

@@ -12,6 +12,9 @@ The queries of one sequence and the heads of one group are one long list of rows
 so no row of a tile is idle whatever G is, a key is read once for all heads of its group, and a tile spans few queries,
 which leaves little of the causal triangle's edge to compute in vain. Keys and values of the step's own tokens are read
 where the model left them; only the prefix goes through the block table.
+
+Two kernels come of it. In the general one, threads fetch everything. Where no sequence has a prefix, or a window, a GPU
+with a copy engine (Hopper and later) fetches whole tiles itself, which leaves registers for two programs side by side.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -71,6 +74,7 @@ def _prefill(
     SIZE: tl.constexpr,
     V_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PREFIX: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -107,36 +111,37 @@ def _prefill(
     low = first_row // GROUP
     high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
 
-    # The prefix, through the block table; all of it lies before every query.
     factor = unit(scale, SOFTCAP)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(start + low - WINDOW + 1, 0)
-    q_cache_RC = q_RC.to(keys_ptr.dtype.element_ty)
-    table_ptr = tables_ptr + sequence.to(tl.int64) * table_row
-    block_N = tl.load(table_ptr + (begin + tile_N) // BLOCK_SIZE, mask=begin + tile_N < start, other=0)
-    for position in range(begin, start, TILE):
-        position_N = position + tile_N
-        live_N = position_N < start
-        line_N = (block_N.to(tl.int64) * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
-        # A tile's blocks are looked up one tile ahead: keys are then fetched without waiting for the table.
-        next_N = position_N + TILE
-        block_N = tl.load(table_ptr + next_N // BLOCK_SIZE, mask=next_N < start, other=0)
-        k_NC = tl.load(
-            keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & inside_C[None, :], other=0.0
-        )
-        seen_RN = live_N[None, :]
+    # The prefix, through the block table; all of it lies before every query.
+    if PREFIX:
+        begin = 0
         if WINDOW > 0:
-            seen_RN = seen_RN & (position_N[None, :] > start + query_R[:, None] - WINDOW)
-        s_RN = tl.where(seen_RN, capped(products(q_cache_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
-        v_NC = tl.load(
-            values_ptr + line_N[:, None] * V_SIZE + d_C[None, :], mask=live_N[:, None] & inside_D[None, :], other=0.0
-        )
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
+            begin = tl.maximum(start + low - WINDOW + 1, 0)
+        q_cache_RC = q_RC.to(keys_ptr.dtype.element_ty)
+        table_ptr = tables_ptr + sequence.to(tl.int64) * table_row
+        block_N = tl.load(table_ptr + (begin + tile_N) // BLOCK_SIZE, mask=begin + tile_N < start, other=0)
+        for position in range(begin, start, TILE):
+            position_N = position + tile_N
+            live_N = position_N < start
+            line_N = (block_N.to(tl.int64) * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+            # A tile's blocks are looked up one tile ahead: keys are then fetched without waiting for the table.
+            next_N = position_N + TILE
+            block_N = tl.load(table_ptr + next_N // BLOCK_SIZE, mask=next_N < start, other=0)
+            k_NC = tl.load(
+                keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & inside_C[None, :], other=0.0
+            )
+            seen_RN = live_N[None, :]
+            if WINDOW > 0:
+                seen_RN = seen_RN & (position_N[None, :] > start + query_R[:, None] - WINDOW)
+            s_RN = tl.where(seen_RN, capped(products(q_cache_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
+            v_NC = tl.load(
+                values_ptr + line_N[:, None] * V_SIZE + d_C[None, :],
+                mask=live_N[:, None] & inside_D[None, :],
+                other=0.0,
+            )
+            m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
-    # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle. The copy engine
-    # fetches the former only: at the edge it would run on into the next sequence, and a NaN of another request times a
-    # weight of zero is still NaN.
+    # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle.
     k_base = k_ptr + token.to(tl.int64) * k_token + head * k_head
     v_base = v_ptr + token.to(tl.int64) * v_token + head * v_head
     begin = 0
@@ -145,24 +150,22 @@ def _prefill(
     else:
         whole = (low + 1) // TILE * TILE
         for own in range(0, whole, TILE):
-            if k_tiles is None:
-                k_NC = _own(k_base, k_token, own, count, SIZE, TILE, WIDTH)
-                s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
-                v_NC = _own(v_base, v_token, own, count, V_SIZE, TILE, V_WIDTH)
-            else:
-                k_NC = k_tiles.load([token + own, head, 0]).reshape(TILE, WIDTH)
-                s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
-                v_NC = v_tiles.load([token + own, head, 0]).reshape(TILE, V_WIDTH)
+            k_NC = _own(k_base, k_tiles, k_token, token, own, count, head, SIZE, TILE, WIDTH)
+            s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
+            v_NC = _own(v_base, v_tiles, v_token, token, own, count, head, V_SIZE, TILE, V_WIDTH)
             m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
         begin = whole
     for own in range(begin, high, TILE):
         own_N = own + tile_N
-        k_NC = _own(k_base, k_token, own, count, SIZE, TILE, WIDTH)
+        k_NC = _own(k_base, k_tiles, k_token, token, own, count, head, SIZE, TILE, WIDTH)
         seen_RN = own_N[None, :] <= query_R[:, None]
         if WINDOW > 0:
             seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
         s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
-        v_NC = _own(v_base, v_token, own, count, V_SIZE, TILE, V_WIDTH)
+        v_NC = _own(v_base, v_tiles, v_token, token, own, count, head, V_SIZE, TILE, V_WIDTH)
+        # A whole tile may run on into the next sequence: a NaN of another request times a weight of zero is still NaN.
+        if v_tiles is not None:
+            v_NC = tl.where((own_N < count)[:, None], v_NC, 0.0)
         m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
     tl.store(
@@ -173,12 +176,19 @@ def _prefill(
 
 
 @triton.jit
-def _own(base, stride, own, count, SIZE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """Keys or values (N, C) of the sequence's tokens `own` and following of this step; zero past its end."""
-    own_N = own + tl.arange(0, TILE)
-    c_C = tl.arange(0, WIDTH)
-    there_NC = (own_N < count)[:, None] & (c_C < SIZE)[None, :]
-    return tl.load(base + own_N.to(tl.int64)[:, None] * stride + c_C[None, :], mask=there_NC, other=0.0)
+def _own(base, tiles, stride, token, own, count, head, SIZE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys or values (N, C) of the sequence's tokens `own` and following of this step.
+
+    The copy engine fetches whole tiles; threads read element by element, and zeros past the sequence's end.
+    """
+    if tiles is None:
+        own_N = own + tl.arange(0, TILE)
+        c_C = tl.arange(0, WIDTH)
+        there_NC = (own_N < count)[:, None] & (c_C < SIZE)[None, :]
+        x_NC = tl.load(base + own_N.to(tl.int64)[:, None] * stride + c_C[None, :], mask=there_NC, other=0.0)
+    else:
+        x_NC = tiles.load([token + own, head, 0]).reshape(TILE, WIDTH)
+    return x_NC
 
 
 def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int) -> Tensor:
@@ -243,6 +253,7 @@ def prefill(
         size,
         v_size,
         block_size,
+        shape.fetch == "threads",
         group.window or 0,
         softcap is not None,
         shape.rows,

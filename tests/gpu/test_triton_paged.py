@@ -20,6 +20,7 @@ from beheld.attention.triton_paged import TritonBackend
 # What rounding of inputs, weights and output to the type costs, relative; float32 is exact but for its own rounding.
 ROUNDING = {torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}
 MIXED = [(0, 1), (63, 64), (64, 65), (999, 1000), (3000, 3001), (0, 2), (0, 129), (100, 300), (17, 600)]
+FRESH = [(77, 78), (0, 2), (0, 63), (0, 64), (0, 65), (0, 700)]
 LONG = [(8191, 8192), (1, 2), (0, 1024), (8000, 8192)]
 
 Shape = tuple[int, int, int, int]
@@ -107,14 +108,17 @@ def test_equals_float64(shape: Shape, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("pieces", [MIXED, FRESH], ids=["mixed", "fresh"])
 @pytest.mark.parametrize(("window", "softcap"), [(1, None), (33, None), (512, 30.0), (None, 5.0)])
-def test_windows_and_soft_caps(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
-    case = make(MIXED, (16, 2, 128, 16), dtype, window)
+def test_windows_and_soft_caps(
+    window: int | None, softcap: float | None, pieces: list[tuple[int, int]], dtype: torch.dtype
+) -> None:
+    case = make(pieces, (16, 2, 128, 16), dtype, window)
     check(case, run(case, softcap, 0.3), softcap, 0.3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("pieces", [LONG, LONG[:1], [(4095, 4096)] * 3, [(0, 8192)], [(0, 1)]], ids=str)
+@pytest.mark.parametrize("pieces", [LONG, LONG[:1], [(4095, 4096)] * 3, [(0, 8192)], [(0, 1)], FRESH], ids=str)
 def test_long_and_lonely(pieces: list[tuple[int, int]], dtype: torch.dtype) -> None:
     case = make(pieces, (16, 2, 128, 16), dtype)
     check(case, run(case))
@@ -131,8 +135,10 @@ def test_strided_inputs() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_one_request_s_nan_stays_its_own(window: int | None) -> None:
-    pieces = [(9, 10), (50, 51), (0, 130), (0, 70), (64, 100)]
+@pytest.mark.parametrize(
+    "pieces", [[(9, 10), (50, 51), (0, 130), (0, 70), (64, 100)], [(0, 130), (0, 70), (0, 2)]], ids=str
+)
+def test_one_request_s_nan_stays_its_own(pieces: list[tuple[int, int]], window: int | None) -> None:
     case = make(pieces, (16, 2, 128, 16), torch.bfloat16, window)
     want = run(case)
     for sequence in range(len(pieces)):
