@@ -22,6 +22,7 @@ from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import InputPipeline, PromptType
+from beheld.structured.rows import GrammarRows
 from beheld.text.collect import Collector
 
 __all__ = ["AsyncLLM", "EngineStats", "Pieces"]
@@ -79,14 +80,18 @@ class AsyncLLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
         setup = start(args)
-        self._open(args, setup.info, setup.config, EngineThread(setup.core))
+        inputs = InputPipeline(setup.info, setup.config, args)
+        setup.core.grammars = GrammarRows(inputs.compiler)
+        self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
 
-    def _open(self, args: EngineArgs, info: ModelInfo, config: EngineConfig, engine: Engine) -> None:
+    def _open(
+        self, args: EngineArgs, info: ModelInfo, config: EngineConfig, inputs: InputPipeline, engine: Engine
+    ) -> None:
         self._args = args
         self.info = info
         self.config = config
         self._engine = engine
-        self._inputs = InputPipeline(info, config, args)
+        self._inputs = inputs
         self._defaults = self._inputs.default_params()
         # Prompts with media wait for servers and decoders; they must not keep plain text waiting.
         self._text_pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")

@@ -18,6 +18,7 @@ from beheld.core.request import LoRARequest, Request
 from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import InputPipeline, PromptType
+from beheld.structured.rows import GrammarRows
 
 Messages = list[dict[str, Any]]
 Prepare = Callable[..., Request]
@@ -41,6 +42,7 @@ class LLM:
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config
         self._inputs = InputPipeline(setup.info, setup.config, self._args)
+        setup.core.grammars = GrammarRows(self._inputs.compiler)
         self._run: OfflineRun | None = OfflineRun(setup.core, setup.config)
         self._num_requests = 0
 

@@ -16,6 +16,14 @@ LogitsProcessor = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """A grammar as text; `kind` is "json" (a schema), "regex" or "grammar" (in llguidance's form of Lark)."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Sealed sampling parameters of one sequence: complete and checked, with nothing left to look up.
 
@@ -31,6 +39,7 @@ class Sampling:
         allowed_token_ids: only these, if given.
         bad_words_ids: token sequences that must not be completed.
         logprobs, prompt_logprobs: how many candidates to report besides the token itself; None means no report.
+        grammar: what the answer must follow; the sequence then has at most one token in flight.
         processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
     """
 
@@ -51,6 +60,7 @@ class Sampling:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()
 
     @property

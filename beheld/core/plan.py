@@ -88,8 +88,8 @@ class StepPlan:
 
     The device works through it in this order: `released` rows are free, `forget` drops embeddings, `copies` copies
     whole blocks (group, source, target), `admitted` fills rows, `encode` runs towers, `slices` are computed in one
-    batch and those with `samples` give one token each. `masks` holds, per row, a bit mask of allowed tokens (32 to an
-    int32 word).
+    batch and those with `samples` give one token each. `masks` holds, per row, a bit mask of allowed tokens (32 to a
+    little-endian word).
     """
 
     id: int
@@ -99,7 +99,7 @@ class StepPlan:
     released: tuple[int, ...] = ()
     forget: tuple[bytes, ...] = ()
     copies: tuple[tuple[int, int, int], ...] = ()
-    masks: Mapping[int, Any] = field(default_factory=dict)
+    masks: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

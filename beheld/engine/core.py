@@ -13,6 +13,7 @@ from beheld.core.request import Request
 from beheld.engine.stats import EngineStats
 from beheld.executor.executor import Executor
 from beheld.scheduler.scheduler import Scheduler
+from beheld.structured.rows import GrammarRows
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -31,6 +32,8 @@ class EngineCore:
     """Scheduler and executor, and the step that joins them."""
 
     def __init__(self, info: ModelInfo, executor: Executor) -> None:
+        # Set by whoever has a tokenizer; without it no request has a grammar.
+        self.grammars: GrammarRows | None = None
         self.executor = executor
         self.scheduler = Scheduler(executor.config, info, executor.capacity)
         self._overlap = executor.config.overlap
@@ -48,6 +51,8 @@ class EngineCore:
         read at once and nothing stays in flight.
         """
         plan = self.scheduler.schedule()
+        if plan is not None and self.grammars is not None:
+            plan = self.grammars.masked(plan)
         launched = None if plan is None else self._launch(plan)
         if self._overlap:
             return launched, [] if in_flight is None else self._update(in_flight)
@@ -90,6 +95,8 @@ class EngineCore:
                 result = self.executor.collect(step.handle)
             except Exception as error:
                 result = self._unreadable(step.plan, error)
+        if self.grammars is not None:
+            result = self.grammars.taken(result)
         return self.scheduler.update(step.plan, result)
 
     def _unreadable(self, plan: StepPlan, error: Exception) -> StepResult:

@@ -33,6 +33,7 @@ from beheld.inputs.seal import Sealer, recommended
 from beheld.inputs.template import ChatTemplates
 from beheld.inputs.tokens import PromptTokenizer
 from beheld.inputs.workers import Workers
+from beheld.structured.compile import Compiler
 
 __all__ = ["InputPipeline", "PromptType"]
 
@@ -84,6 +85,11 @@ class InputPipeline:
     def tokenizer(self) -> Any:
         """transformers' tokenizer; None with skip_tokenizer_init."""
         return self._tokenizer.inner
+
+    @property
+    def compiler(self) -> Compiler:
+        """Compiles grammars for this tokenizer."""
+        return self._sealer.compiler
 
     def cache_stats(self) -> CacheStats:
         """Counters of the processed-media cache."""

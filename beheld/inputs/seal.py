@@ -7,7 +7,8 @@ from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import GREEDY_BELOW, Sampling, SamplingParams
+from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams
+from beheld.structured.compile import Compiler, grammar_of
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -31,6 +32,7 @@ class Sealer:
         self._eos = info.eos_ids | (
             frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
         )
+        self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
         for processor in config.logits_processors:
             if isinstance(processor, type) or not callable(processor):
                 raise ConfigError(
@@ -56,6 +58,7 @@ class Sealer:
         assert room > 0, "the length of the prompt was not checked"
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
         own = frozenset(params.stop_token_ids or ())
+        grammar = self._grammar(params)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         return Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
@@ -65,7 +68,8 @@ class Sealer:
             seed=(seed if params.seed is None else params.seed) % 2**64,
             max_tokens=longest,
             min_tokens=min(params.min_tokens, longest),
-            stop_ids=own if params.ignore_eos else own | self._eos,
+            # Where a grammar is complete only the end can follow, whatever was said of it.
+            stop_ids=own if params.ignore_eos and grammar is None else own | self._eos,
             own_stop_ids=own,
             presence_penalty=float(penalised[0]),
             frequency_penalty=float(penalised[1]),
@@ -75,8 +79,24 @@ class Sealer:
             bad_words_ids=self._bad_words(params.bad_words or ()),
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
+            grammar=grammar,
             processors=(*self._config.logits_processors, *(params.logits_processors or ())),
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """The grammar, compiled once here so that a wrong one is refused and a right one is ready."""
+        if params.structured_outputs is None:
+            return None
+        for name in ("min_tokens", "bad_words", "allowed_token_ids"):
+            if getattr(params, name):
+                raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
+        grammar = grammar_of(params.structured_outputs)
+        self.compiler.matcher(grammar)
+        return grammar
+
+    def _tokenizer_json(self) -> str | None:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return None if backend is None else str(backend.to_str())
 
     def _verify(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -88,8 +108,6 @@ class Sealer:
                 raise ParamsError(
                     f"{name}={value} exceeds max_logprobs={self._max_logprobs}.", "Raise max_logprobs.", param=name
                 )
-        if params.structured_outputs is not None:
-            raise ParamsError("structured_outputs is not available in this version.", param="structured_outputs")
         if params.stop and self._tokenizer is None:
             raise ParamsError("stop strings need a tokenizer.", "Use stop_token_ids.", param="stop")
 

@@ -1,0 +1,1 @@
+"""Grammars that answers must follow, as state machines over llguidance; on the host, in integers."""

@@ -1,0 +1,151 @@
+"""From a grammar's text to a state machine over token ids, checked within limits and kept for the next request."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import Grammar, StructuredOutputs
+
+MAX_TEXT = 128 << 10
+_MAX_DEPTH = 32
+_MAX_KEPT = 128
+# At most one blank between tokens of JSON: left free, some models write blanks until they run out of tokens.
+_JSON: Any = {"whitespace_pattern": " ?"}
+
+
+def grammar_of(asked: StructuredOutputs) -> Grammar:
+    """The grammar that a user asks for, as kind and text.
+
+    Raises:
+        ParamsError: there is not exactly one, or it is too large.
+    """
+    given = {name: value for name, value in vars(asked).items() if value is not None}
+    if len(given) != 1:
+        raise ParamsError("Give exactly one of json, regex, choice and grammar.", param="structured_outputs")
+    ((kind, value),) = given.items()
+    if kind == "json" and not isinstance(value, str):
+        value = json.dumps(value)
+    if kind == "choice":
+        if not value or not all(isinstance(entry, str) and entry for entry in value):
+            raise ParamsError("choice must hold texts that are not empty.", param="structured_outputs")
+        kind, value = "grammar", "start: " + " | ".join(map(json.dumps, value))
+    if not isinstance(value, str):
+        raise ParamsError(f"The {kind} grammar must be a text.", param="structured_outputs")
+    if len(value) > MAX_TEXT:
+        raise ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
+    return Grammar(kind, value)
+
+
+class Compiler:
+    """Compiles grammars for one tokenizer. Safe to use from several threads.
+
+    Args:
+        tokenizer_json: gives the tokenizer as text of the tokenizers library, or None if it has none; called once.
+        vocab_size: width of the logits.
+        eos_ids: ids that end an answer: allowed where the grammar is complete.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str | None], vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+        self._kept: OrderedDict[Grammar, Any] = OrderedDict()
+
+    @property
+    def num_words(self) -> int:
+        """32-bit words of a mask."""
+        return -(-self._vocab_size // 32)
+
+    def matcher(self, grammar: Grammar) -> Any:
+        """A fresh llguidance.LLMatcher, at the start of an answer.
+
+        Raises:
+            ParamsError: the grammar is not a valid one, or grammars are not available for this model.
+        """
+        with self._lock:
+            known = self._kept.get(grammar)
+            if known is not None:
+                self._kept.move_to_end(grammar)
+                return known.deep_copy()
+            tokenizer = self._ready()
+        made = self._compile(grammar, tokenizer)
+        with self._lock:
+            self._kept[grammar] = made
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        return made.deep_copy()
+
+    def _ready(self) -> Any:
+        if self._tokenizer is None:
+            try:
+                from llguidance import LLTokenizer
+            except ImportError as error:
+                raise ParamsError(
+                    "Grammars need the package llguidance.", "Install it.", param="structured_outputs"
+                ) from error
+            text = self._tokenizer_json()
+            if text is None or not self._eos_ids:
+                raise ParamsError("Grammars are not available for this tokenizer.", param="structured_outputs")
+            try:
+                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=sorted(self._eos_ids))
+            except Exception as error:
+                raise ParamsError(
+                    "Grammars are not available for this tokenizer.", param="structured_outputs"
+                ) from error
+        return self._tokenizer
+
+    def _compile(self, grammar: Grammar, tokenizer: Any) -> Any:
+        from llguidance import LLMatcher
+
+        try:
+            if grammar.kind == "json":
+                text = LLMatcher.grammar_from_json_schema(_plain(grammar.text), overrides=_JSON)
+            elif grammar.kind == "regex":
+                text = LLMatcher.grammar_from_regex(grammar.text)
+            else:
+                text = LLMatcher.grammar_from_lark(grammar.text)
+            made = LLMatcher(tokenizer, text, log_level=0)
+        except ParamsError:
+            raise
+        except Exception as error:
+            raise _invalid(str(error)) from error
+        if made.is_error():
+            raise _invalid(made.get_error())
+        # The first mask shows what cannot even begin, and what is too complex to follow.
+        made.deep_copy().compute_bitmask()
+        return made
+
+
+def _plain(schema: str) -> str:
+    """A schema that is JSON of bounded depth and refers to nothing outside itself."""
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise _invalid("it is not JSON") from error
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        deeper: list[Any] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                reference = entry.get("$ref")
+                if isinstance(reference, str) and not reference.startswith("#"):
+                    raise _invalid("$ref may point only within the schema")
+                deeper += entry.values()
+            elif isinstance(entry, list):
+                deeper += entry
+        if not deeper:
+            return schema
+        level = deeper
+    raise _invalid(f"it is nested more than {_MAX_DEPTH} deep")
+
+
+def _invalid(reason: str) -> ParamsError:
+    first = (reason.strip().splitlines() or ["it is not valid"])[0][:200]
+    return ParamsError(f"The grammar cannot be used: {first.rstrip('.')}.", param="structured_outputs")
