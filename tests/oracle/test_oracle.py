@@ -119,7 +119,9 @@ def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
         # Some families put marks of their own before the first embedding, which belong to the picture as well.
         assert (start - 2) // block * block <= hits(cases.OTHER) <= start // block * block
-        assert stop // block * block <= hits(cases.ELSE) < len(ids)
+        # A hit does not end within a picture that is computed in one step.
+        least = 0 if family in tiny.WHOLE_FAMILIES else stop // block * block
+        assert least <= hits(cases.ELSE) < len(ids)
         assert hits(cases.TWICE) <= start
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
 
