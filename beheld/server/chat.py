@@ -114,7 +114,8 @@ def check_processor_options(given: dict[str, Any] | None, options: ServerOptions
 
 def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
     """The message as the input pipeline takes it."""
-    made = message.model_dump(exclude_none=True)
+    # Templates look at the content of every message, also of one that holds only calls.
+    made = {"content": "", **message.model_dump(exclude_none=True)}
     if not isinstance(message.content, list):
         return made
     for part, plain in zip(message.content, made["content"], strict=True):

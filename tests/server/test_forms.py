@@ -1,0 +1,175 @@
+"""Schemas, tools and thoughts through the official client, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.running import Running
+
+ASK: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Weather?"}],
+    "max_tokens": 200,
+    "temperature": 0,
+}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Look.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "place": {"enum": ["Oslo", "Rome"]},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
+                "required": ["place", "days"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "tides")
+]
+WRITTEN = (
+    'I look.\\n<tool_call>\\n{\\"name\\": \\"weather\\", \\"arguments\\": {\\"place\\": \\"Rome\\"}}\\n</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Running]:
+    """A server that reads calls and thoughts."""
+    found = Running("qwen2", tool_parser="hermes", reasoning_parser="think")
+    yield found
+    found.idle()
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def client(thinking: Running) -> Iterator[openai.OpenAI]:
+    """The synchronous client."""
+    with openai.OpenAI(base_url=thinking.url + "/v1", api_key="EMPTY", max_retries=0) as found:
+        yield found
+
+
+def streamed(client: openai.OpenAI, **options: Any) -> dict[str, Any]:
+    """A stream put together by hand: text, thoughts, calls, reason."""
+    found: dict[str, Any] = {"content": "", "thoughts": "", "calls": [], "reason": None}
+    for chunk in client.chat.completions.create(stream=True, **options):
+        for choice in chunk.choices:
+            found["content"] += choice.delta.content or ""
+            found["thoughts"] += getattr(choice.delta, "reasoning_content", None) or ""
+            found["reason"] = choice.finish_reason or found["reason"]
+            for call in choice.delta.tool_calls or []:
+                if call.index == len(found["calls"]):
+                    assert call.id
+                    found["calls"].append({"name": call.function.name, "arguments": ""})
+                found["calls"][call.index]["arguments"] += call.function.arguments or ""
+    return found
+
+
+def whole(client: openai.OpenAI, **options: Any) -> dict[str, Any]:
+    choice = client.chat.completions.create(**options).choices[0]
+    calls = [{"name": c.function.name, "arguments": c.function.arguments} for c in choice.message.tool_calls or []]  # type: ignore[union-attr]
+    return {
+        "content": choice.message.content or "",
+        "thoughts": getattr(choice.message, "reasoning_content", None) or "",
+        "calls": calls,
+        "reason": choice.finish_reason,
+    }
+
+
+def both(client: openai.OpenAI, **options: Any) -> dict[str, Any]:
+    """The same answer in both ways, which must not differ."""
+    found = whole(client, **options)
+    assert streamed(client, **options) == found
+    return found
+
+
+def test_json_schema_and_json_object(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    assert set(json.loads(both(client, response_format=form, **ASK)["content"])) == {"a"}
+    regex = both(client, extra_body={"structured_outputs": {"regex": "[ab]{5}"}}, **ASK)["content"]
+    assert re.fullmatch("[ab]{5}", regex)
+    choice = both(client, extra_body={"structured_outputs": {"choice": ["up", "down"]}}, **ASK)["content"]
+    assert choice in ("up", "down")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "xml"}},
+        {"structured_outputs": {"regex": "[a"}},
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        {"structured_outputs": {"json": {"$ref": "file:///etc/passwd"}}},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "none"}}},
+        {"tools": [TOOLS[0], TOOLS[0]]},
+        {"tools": TOOLS * 100},
+        {"tools": [{"type": "function", "function": {"name": "a\nb"}}]},
+        {"tools": [{"type": "function", "function": {"name": "a", "description": "x" * (1 << 20)}}]},
+        {"tool_choice": "auto"},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+    ],
+)
+def test_52_what_does_not_fit_is_refused(thinking: Running, options: dict[str, Any]) -> None:
+    answer = thinking.post("/v1/chat/completions", {**ASK, **options})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"]
+
+
+def test_a_named_function_gets_arguments_that_fit(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "tides"}}
+    found = both(client, tools=TOOLS, tool_choice=choice, **ASK)
+    (call,) = found["calls"]
+    arguments = json.loads(call["arguments"])
+    assert call["name"] == "tides"
+    assert arguments["place"] in ("Oslo", "Rome")
+    assert 1 <= arguments["days"] <= 9
+    assert found["reason"] == "tool_calls"
+    assert found["content"] == ""
+
+
+def test_a_required_call_is_made(client: openai.OpenAI) -> None:
+    found = both(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **ASK)
+    (call,) = found["calls"]
+    assert call["name"] in ("weather", "tides")
+    assert json.loads(call["arguments"])["place"] in ("Oslo", "Rome")
+
+
+def test_calls_are_read_out_of_the_text(client: openai.OpenAI) -> None:
+    grammar = {"structured_outputs": {"grammar": f'start: "{WRITTEN}"'}}
+    found = both(client, tools=TOOLS, extra_body=grammar, **ASK)
+    assert found["calls"] == [{"name": "weather", "arguments": '{"place": "Rome"}'}]
+    assert (found["content"], found["reason"]) == ("I look.", "tool_calls")
+    plain = both(client, tools=TOOLS, tool_choice="none", extra_body=grammar, **ASK)
+    assert plain["calls"] == []
+    assert "<tool_call>" in plain["content"]
+    later = [
+        *ASK["messages"],
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": found["calls"][0]}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "sun"},
+    ]
+    assert both(client, tools=TOOLS, **{**ASK, "messages": later, "max_tokens": 5})["reason"] in ("length", "stop")
+
+
+def test_thoughts_are_told_apart(client: openai.OpenAI) -> None:
+    grammar = {"structured_outputs": {"grammar": 'start: "<think>\\nLong ago.\\n</think>\\n\\nBlue."'}}
+    found = both(client, extra_body=grammar, **ASK)
+    assert (found["thoughts"], found["content"]) == ("Long ago.", "Blue.")
