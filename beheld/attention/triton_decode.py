@@ -29,8 +29,10 @@ from beheld.attention.triton_math import accumulate, capped, products, unit
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
 # first item. Eight numbers make one memory sector.
 _FIELDS = 8
-# A part shorter than this costs more in joining than it saves in reading.
+# A part shorter than this costs more in joining than it saves in reading; with few sequences there is room for more.
 _MIN_CHUNK = 128
+_MIN_CHUNK_OF_FEW = 64
+_FEW = 4
 # One program joins all parts of a row, and that takes longer the more they are.
 _MAX_PARTS = 32
 # Parts that are joined at a time: what the registers hold.
@@ -138,7 +140,6 @@ def _decode(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
-    LATE: tl.constexpr = True,
 ):
     """One program: one item, one key-value head with all its query heads."""
     head = tl.program_id(0)
@@ -178,10 +179,8 @@ def _decode(
     factor = unit(scale, SOFTCAP)
     s_R = capped(tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
     m_R = tl.where(last > 0, s_R, float("-inf"))
-    if LATE:
-        l_R = tl.zeros([ROWS, TILE], tl.float32) + (tile_N == 0).to(tl.float32)[None, :] * last
-    else:
-        l_R = tl.zeros([ROWS], tl.float32) + last
+    # Sums over a tile's keys go from warp to warp and cost a barrier: kept apart until the end.
+    l_RN = tl.zeros([ROWS, TILE], tl.float32) + (tile_N == 0).to(tl.float32)[None, :] * last
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32) + v_C.to(tl.float32)[None, :]
     q_RC = q_RC.to(keys_ptr.dtype.element_ty)
     table_ptr = tables_ptr + row.to(tl.int64) * table_row
@@ -200,9 +199,8 @@ def _decode(
             mask=live_N[:, None] & (d_C < V_SIZE)[None, :],
             other=0.0,
         )
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False, LATE)
-    if LATE:
-        l_R = tl.sum(l_R, 1)
+        m_R, l_RN, acc_RC = accumulate(s_RN, v_NC, m_R, l_RN, acc_RC, factor, False, True)
+    l_R = tl.sum(l_RN, 1)
     out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
     if parts == 1:
         tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
@@ -289,7 +287,7 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         triton.next_power_of_2(num_rows),
         triton.next_power_of_2(num_items),
         triton.next_power_of_2(num_counters),
-        _MIN_CHUNK,
+        _MIN_CHUNK_OF_FEW if num_rows <= _FEW else _MIN_CHUNK,
         _MAX_PARTS,
         64,
         num_warps=4,

@@ -34,6 +34,7 @@ def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: 
     """Take a tile into the running maximum, sum and weighted values; returns the three.
 
     factor: see `unit`; it comes in here, positive, so that scaling and subtracting the maximum are one operation.
+    LATE: `l_R` is kept as (R, N), one sum for each place in a tile; who wants the sum of a row adds them up at the end.
     GUARD: a row may have seen no key yet; its maximum is minus infinity, and inf - inf must not become NaN.
     """
     new_R = tl.maximum(m_R, tl.max(s_RN, 1))

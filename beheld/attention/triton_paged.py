@@ -20,7 +20,7 @@ from beheld.attention.triton_decode import DecodePlan, decode, plan_decode
 from beheld.attention.triton_prefill import TileShape, make_tiles, prefill, shape_of
 
 # Programs of the decode kernel that one multiprocessor runs side by side.
-_PROGRAMS_PER_SM = 2
+_PROGRAMS_PER_SM = 3
 
 
 @dataclass(frozen=True)
