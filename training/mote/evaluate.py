@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ def sample_case(topic: str, number: int) -> Case:
     return Case(exchange, pictures, clip, roughen(rng, exchange.question), system, rng.random() < 0.2)
 
 
-_processors: dict[str, AutoProcessor] = {}
+_processors: dict[str, Any] = {}
 
 
 def prepare_case(job: tuple[str, str, int]) -> Input:
@@ -112,7 +113,7 @@ def prepare_case(job: tuple[str, str, int]) -> Input:
     if case.system is not None:
         messages.insert(0, {"role": "system", "content": case.system})
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    given = {}
+    given: dict[str, Any] = {}
     if case.pictures:
         given["images"] = case.pictures
     if case.clip:
@@ -131,7 +132,7 @@ def prepare_case(job: tuple[str, str, int]) -> Input:
 
 
 @torch.inference_mode()
-def answer(model: Qwen2VLForConditionalGeneration, inputs: list[Input]) -> list[list[int]]:
+def answer(model: Any, inputs: list[Input]) -> list[list[int]]:
     """Token ids of the greedy answers to inputs of one topic, in one batch, padded on the left."""
     longest = max(len(item.ids) for item in inputs)
     ids = torch.zeros(len(inputs), longest, dtype=torch.long)
@@ -141,15 +142,16 @@ def answer(model: Qwen2VLForConditionalGeneration, inputs: list[Input]) -> list[
         types[row, longest - len(item.ids) :] = item.types
         mask[row, longest - len(item.ids) :] = 1
     given = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": types}
-    if inputs[0].pixels is not None:
-        pixels, grids = (
-            ("pixel_values_videos", "video_grid_thw") if inputs[0].is_clip else ("pixel_values", "image_grid_thw")
-        )
-        given[pixels] = torch.cat([item.pixels for item in inputs])
-        given[grids] = torch.cat([item.grids for item in inputs])
+    pixels = [item.pixels for item in inputs if item.pixels is not None]
+    grids = [item.grids for item in inputs if item.grids is not None]
+    if pixels:
+        clips = inputs[0].is_clip
+        given["pixel_values_videos" if clips else "pixel_values"] = torch.cat(pixels)
+        given["video_grid_thw" if clips else "image_grid_thw"] = torch.cat(grids)
     given = {name: value.to(model.device) for name, value in given.items()}
     made = model.generate(**given, max_new_tokens=300, do_sample=False)
-    return made[:, longest:].cpu().tolist()
+    answers: list[list[int]] = made[:, longest:].cpu().tolist()
+    return answers
 
 
 def batches(inputs: Iterator[Input], size: int) -> Iterator[list[Input]]:
@@ -177,7 +179,7 @@ def main() -> None:
     jobs = {topic: [(options.checkpoint, topic, number) for number in range(options.num)] for topic in GOALS}
     lines = ["| what is asked | right | of | share | goal |", "|---|---:|---:|---:|---:|"]
     with get_context("spawn").Pool(options.workers) as pool:
-        model = Qwen2VLForConditionalGeneration.from_pretrained(options.checkpoint, dtype=torch.bfloat16)
+        model: Any = Qwen2VLForConditionalGeneration.from_pretrained(options.checkpoint, dtype=torch.bfloat16)
         model = model.to(options.device).eval()
         tokenizer = AutoProcessor.from_pretrained(options.checkpoint).tokenizer
         for topic, cases in jobs.items():

@@ -9,11 +9,12 @@ Shapes: P pictures or frame pairs, S patches (padded), D width, B dialogues, L t
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen2VLForConditionalGeneration
 
 from training.mote.checkpoint import MEAN, MERGE, PATCH, SPECIALS, STD
@@ -58,9 +59,9 @@ class Patches:
 def lay_out_patches(flat: Tensor, grids: np.ndarray) -> Patches:
     """The patches of pictures or clips with their grids (items, 3), frame pair by frame pair."""
     frames = [(rows, columns) for pairs, rows, columns in grids.tolist() for _ in range(pairs)]
-    counts = np.zeros(round_up(len(frames), 40), np.int64)
+    counts = np.zeros(round_up(len(frames), 40) if flat.is_cuda else len(frames), np.int64)
     counts[: len(frames)] = [rows * columns for rows, columns in frames]
-    longest = max(round_up(int(counts.max()), 32), _USUAL if len(grids) == len(frames) else 0)
+    longest = max(round_up(int(counts.max()), 32), _USUAL if flat.is_cuda and len(grids) == len(frames) else 0)
     filled = np.arange(longest)[None] < counts[:, None]
     where = np.flatnonzero(filled)
     # An empty row must look at something, or its softmax is undefined.
@@ -103,7 +104,8 @@ def lay_out_rows(dialogues: list[tuple[Dialogue, list[int]]], device: torch.devi
 
 def _rectangle(dialogues: list[tuple[Dialogue, list[int]]], length: int, device: torch.device) -> Rows:
     """One rectangle. Padding has segment -1, which looks at nothing but padding."""
-    shape = (round_up(len(dialogues), 4 if length > 1000 else 16), length)
+    step = (4 if length > 1000 else 16) if device.type == "cuda" else 1
+    shape = (round_up(len(dialogues), step), length)
     ids, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     segments = np.full(shape, -1, np.int64)
     positions = np.zeros((3, *shape), np.int64)
@@ -118,17 +120,26 @@ def _rectangle(dialogues: list[tuple[Dialogue, list[int]]], length: int, device:
         source += [start + np.arange(item.tokens) for start, item in zip(starts, dialogue.media, strict=True)]
     marked = np.flatnonzero(targets)
     heads = np.flatnonzero(np.diff(marked, prepend=-2) != 1)
-    tensors = (ids, positions, segments, np.concatenate(spots), np.concatenate(source), marked - 1, ids.flat[marked])
-    return Rows(*(to_device(array, device) for array in tensors), heads, targets.flat[marked[heads]] - 1)
+    return Rows(
+        ids_BL=to_device(ids, device),
+        positions_3BL=to_device(positions, device),
+        segments_BL=to_device(segments, device),
+        spots=to_device(np.concatenate(spots), device),
+        source=to_device(np.concatenate(source), device),
+        learned=to_device(marked - 1, device),
+        wanted=to_device(ids.flat[marked], device),
+        heads=heads,
+        topics=targets.flat[marked[heads]] - 1,
+    )
 
 
 def _normalised(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """8-bit patches (N, 3 * T * 100) to the values that the processor gives; one mean and one spread for all colours."""
+    """8-bit patches (N, 3 * T * 100) to the values that the processor gives; mean and spread serve all colours."""
     assert len({*MEAN}) == len({*STD}) == 1
     return ((flat.to(torch.float32) / 255 - MEAN[0]) / STD[0]).to(dtype)
 
 
-def _embed(visual: nn.Module, flat: Tensor) -> Tensor:
+def _embed(visual: Any, flat: Tensor) -> Tensor:
     """Patches to vectors. A picture's patch comes once although the model sees it twice: the two kernels add up."""
     kernel = visual.patch_embed.proj.weight
     if flat.shape[1] == 3 * PATCH * PATCH:
@@ -141,7 +152,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _block(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+def _block(block: Any, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
     attn = block.attn
     pictures, patches, width = x.shape
     qkv = attn.qkv(block.norm1(x)).view(pictures, patches, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
@@ -156,7 +167,7 @@ _compiled = torch.compile(_block, dynamic=False)
 
 def see(model: Qwen2VLForConditionalGeneration, patches: Patches) -> Tensor:
     """Embeddings (all tokens, hidden) of the pictures or clips, in the order of their grids."""
-    visual = model.model.visual
+    visual: Any = model.model.visual
     pictures, _, _, longest = patches.mask_P11S.shape
     x_flat = _embed(visual, patches.flat)
     angles = patches.places[..., None].float() * visual.rotary_pos_emb.inv_freq.float()
@@ -169,12 +180,13 @@ def see(model: Qwen2VLForConditionalGeneration, patches: Patches) -> Tensor:
     run = _compiled if torch.is_grad_enabled() and x.is_cuda and longest == _USUAL else _block
     for block in visual.blocks:
         x = run(block, x, cos, sin, patches.mask_P11S)
-    return visual.merger(x.reshape(pictures * longest, -1).index_select(0, patches.where))
+    merged: Tensor = visual.merger(x.reshape(pictures * longest, -1).index_select(0, patches.where))
+    return merged
 
 
 def predict(model: Qwen2VLForConditionalGeneration, rows: Rows, seen: Tensor) -> Tensor:
     """Logits (N, vocabulary) in fp32 for the tokens that are to be learned."""
-    inner = model.model.language_model
+    inner: Any = model.model.language_model
     embeds = inner.embed_tokens(rows.ids_BL)
     picked = seen.index_select(0, rows.source).to(embeds.dtype)
     embeds = embeds.flatten(0, 1).index_copy(0, rows.spots, picked).view(embeds.shape)
@@ -189,4 +201,5 @@ def predict(model: Qwen2VLForConditionalGeneration, rows: Rows, seen: Tensor) ->
         attention_mask={"full_attention": mask},
         use_cache=False,
     ).last_hidden_state
-    return model.lm_head(hidden.flatten(0, 1).index_select(0, rows.learned)).float()
+    logits: Tensor = model.lm_head(hidden.flatten(0, 1).index_select(0, rows.learned))
+    return logits.float()

@@ -4,8 +4,20 @@ Muon (Keller Jordan and others, 2024) replaces the momentum of a matrix by the n
 Newton-Schulz steps; matrices of one shape go together, because for a model this small launches cost more than sums.
 """
 
+from typing import Any, TypedDict
+
 import torch
 from torch import Tensor, nn
+
+
+class State(TypedDict):
+    """What a run needs to go on: fp32 matrices with their momenta, the other masters, and AdamW's own state."""
+
+    stacks: list[Tensor]
+    momenta: list[Tensor]
+    masters: list[Tensor]
+    adam: dict[str, Any]
+
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -21,6 +33,11 @@ def orthogonal(momentum: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return (x.mT if tall else x).to(momentum.dtype)
+
+
+def _gradient(weight: nn.Parameter) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad.float()
 
 
 class Muon:
@@ -46,11 +63,9 @@ class Muon:
 
     def step(self, rate: float, momentum: float = 0.95) -> Tensor:
         """One step at a learning rate; gradients are clipped to norm 1 and cleared. Returns their norm."""
-        grads = [weight.grad for weight in self._weights]
         norm = torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
-        assert all(grad is not None for grad in grads)
         for group, stack, moment in zip(self._groups, self._stacks, self._momenta, strict=True):
-            grad = torch.stack([weight.grad.float() for weight in group])
+            grad = torch.stack([_gradient(weight) for weight in group])
             moment.lerp_(grad, 1 - momentum)
             update = orthogonal(grad.lerp(moment, momentum))
             # 0.2 of the root of the longer side gives the update the size that AdamW's has, so one rate serves both.
@@ -58,7 +73,7 @@ class Muon:
             stack.mul_(1 - rate * self._decay).add_(update, alpha=-rate * scale)
             torch._foreach_copy_([weight.data for weight in group], list(stack))
         for master, weight in zip(self._masters, self._others, strict=True):
-            master.grad = weight.grad.float()
+            master.grad = _gradient(weight)
         for settings in self._adam.param_groups:
             settings["lr"] = rate
         self._adam.step()
@@ -67,7 +82,7 @@ class Muon:
             weight.grad = None
         return norm
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> State:
         """Everything needed to go on exactly where this left off."""
         return {
             "stacks": self._stacks,
@@ -76,11 +91,16 @@ class Muon:
             "adam": self._adam.state_dict(),
         }
 
-    def restore(self, state: dict[str, object]) -> None:
+    def restore(self, state: State) -> None:
         """Take up a state saved by `state`, into the model too."""
         with torch.no_grad():
-            for name, own in (("stacks", self._stacks), ("momenta", self._momenta), ("masters", self._masters)):
-                for mine, saved in zip(own, state[name], strict=True):
+            pairs = (
+                (self._stacks, state["stacks"]),
+                (self._momenta, state["momenta"]),
+                (self._masters, state["masters"]),
+            )
+            for own, kept in pairs:
+                for mine, saved in zip(own, kept, strict=True):
                     mine.copy_(saved)
             self._adam.load_state_dict(state["adam"])
             for group, stack in zip(self._groups, self._stacks, strict=True):

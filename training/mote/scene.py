@@ -40,7 +40,7 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """One shape: its names, its centre (fractions of width and height) and extent (fraction of the root of the area)."""
+    """One shape: its names, its centre (fractions of width and height), its extent (of the root of the area)."""
 
     kind: str
     colour: str

@@ -34,9 +34,7 @@ class Shard:
 def exchanges_about(rng: Random, scene: Scene) -> list[Exchange]:
     """Questions about one scene, so many of each topic as it has something to learn from."""
     asked = [ask_description(rng, scene)]
-    if scene.label is not None:
-        asked.append(ask_text(rng, scene))
-    elif rng.random() < 0.1:
+    if scene.label is not None or rng.random() < 0.1:
         asked.append(ask_text(rng, scene))
     attributes = 3 if len(scene.told) > 1 else 2 if scene.told else 1 if rng.random() < 0.4 else 0
     asked += [ask_attribute(rng, scene) for _ in range(attributes)]

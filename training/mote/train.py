@@ -9,6 +9,7 @@ import math
 import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from transformers import AutoConfig, Qwen2VLForConditionalGeneration
@@ -42,12 +43,15 @@ def parse() -> argparse.Namespace:
 
 def build(settings: Path, weights: Path | None, device: torch.device) -> Qwen2VLForConditionalGeneration:
     """The model in bf16, from a checkpoint or fresh."""
+    made: Any
     if weights is not None:
-        return Qwen2VLForConditionalGeneration.from_pretrained(weights, dtype=torch.bfloat16).to(device)
+        made = Qwen2VLForConditionalGeneration.from_pretrained(weights, dtype=torch.bfloat16)
+        return made.to(device)
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(settings)
     # Not made in fp32 and then cast: that would round the rotary frequencies too, and a loaded model has them exact.
-    return Qwen2VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16).to(device)
+    made = Qwen2VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+    return made.to(device)
 
 
 def rate_at(peak: float, rise: float, elapsed: float, budget: float) -> float:
@@ -109,8 +113,8 @@ class Trainer:
                 mean = torch.stack(losses).mean().item()
                 speed = (self.steps - first) / self.spent
                 print(
-                    f"{self.before + told:6.0f} s step {self.steps} loss {mean:.4f} norm {float(norm):.2f} rate {rate:.5f} "
-                    f"{speed:.2f} steps/s {supply.rendered / self.spent:.1f} shards/s",
+                    f"{self.before + told:6.0f} s step {self.steps} loss {mean:.4f} norm {float(norm):.2f} "
+                    f"rate {rate:.5f} {speed:.2f} steps/s {supply.rendered / self.spent:.1f} shards/s",
                     flush=True,
                 )
                 losses.clear()

@@ -44,9 +44,13 @@ warning wash watch water wave way weather wednesday week welcome west wet whale 
 wire wolf wonder wood word work world write yard year yellow yes young zebra zero zone
 """
 WORDS = tuple(_COMMON.split())
-_ONSETS = "b br c ch cl d dr f fl g gr h j k l m n p pl qu r s sh st t th tr v w y z".split()
-_VOWELS = "a e i o u ai ea ee ou".split()
-_CODAS = ["", "", "", *"b d f g k l m n nd nt p r rt s st t x".split()]
+_SYLLABLE = """
+b br c ch cl d dr f fl g gr h j k l m n p pl qu r s sh st t th tr v w y z
+a e i o u ai ea ee ou
+b d f g k l m n nd nt p r rt s st t x
+"""
+_ONSETS, _VOWELS, _CODAS = (line.split() for line in _SYLLABLE.strip().splitlines())
+_CODAS = ["", "", "", *_CODAS]
 _TELLS_HEIGHT = frozenset("abdefghijlmnqrtyABDEFGHIJLMNQRTY" + string.digits)
 _NEEDS_HEIGHT = frozenset("ckopsuvwxzCKOPSUVWXZ")
 _CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
