@@ -17,7 +17,7 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, decode, plan_decode
-from beheld.attention.triton_prefill import TileShape, make_tiles, prefill, shape_of
+from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, prefill, shape_of
 
 # Programs of the decode kernel that one multiprocessor runs side by side.
 _PROGRAMS_PER_SM = 3
@@ -68,8 +68,8 @@ class TritonBackend:
                 store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
             else:
                 store(k_TKC, v_TKC, kv, group.slots_T)
-            tiles_L8, shape = self._prefill_tiles(metadata, group, q_THC.shape[1] // kv.keys.shape[2], q_THC)
-            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, tiles_L8, shape, scale, softcap)
+            prefill_plan = self._prefill_plan(metadata, group, q_THC, kv.keys.shape[2])
+            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap)
         return out_THC
 
     def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
@@ -83,19 +83,19 @@ class TritonBackend:
         assert plan.arrived_BK.shape[1] == kv_heads, "layers of one group have the same heads"
         return plan
 
-    def _prefill_tiles(
-        self, metadata: AttnMetadata, group: GroupMetadata, heads_per_kv: int, q_THC: Tensor
-    ) -> tuple[Tensor, TileShape]:
-        made: tuple[Tensor, TileShape] | None = group.extra.get("prefill")
-        if made is None:
+    def _prefill_plan(self, metadata: AttnMetadata, group: GroupMetadata, q_THC: Tensor, kv_heads: int) -> PrefillPlan:
+        plan = group.extra.get("prefill")
+        if plan is None:
             known = self._device(q_THC.device)
             # The kernel in which the copy engine fetches knows neither prefixes nor windows: see triton_prefill.
             plain = group.window is None and not any(metadata.starts[metadata.num_decodes :])
             fetch = known.fetch if plain else "threads"
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
-            made = (make_tiles(metadata, heads_per_kv, shape.rows), shape)
-            group.extra["prefill"] = made
-        return made
+            tiles_L8 = make_tiles(metadata, q_THC.shape[1] // kv_heads, shape.rows)
+            plan = PrefillPlan(tiles_L8, shape, make_sees(metadata))
+            group.extra["prefill"] = plan
+        assert isinstance(plan, PrefillPlan)
+        return plan
 
     def _device(self, device: torch.device) -> _Device:
         known = self._devices.get(device)

@@ -48,6 +48,21 @@ class TileShape:
     fetch: str = "threads"
 
 
+@dataclass(frozen=True)
+class PrefillPlan:
+    """What all layers of a group share in one step.
+
+    Attributes:
+        tiles_L8: see `make_tiles`.
+        sees_T: for each token of the step, how many of its sequence's own tokens it sees, int32; None where all see up
+            to themselves.
+    """
+
+    tiles_L8: Tensor
+    shape: TileShape
+    sees_T: Tensor | None
+
+
 @triton.jit(do_not_specialize=["table_row"])
 def _prefill(
     q_ptr,
@@ -60,6 +75,7 @@ def _prefill(
     tables_ptr,
     k_tiles,
     v_tiles,
+    sees_ptr,
     scale,
     softcap,
     q_token,
@@ -109,7 +125,13 @@ def _prefill(
     l_R = tl.zeros([ROWS], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     low = first_row // GROUP
-    high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
+    # Of the step's own tokens, a query sees those before `sees_R`: up to itself, or to the end of its picture.
+    if sees_ptr is None:
+        sees_R = query_R + 1
+        high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
+    else:
+        sees_R = tl.load(sees_ptr + token_R, mask=there_R, other=0)
+        high = tl.max(sees_R, 0)
 
     factor = unit(scale, SOFTCAP)
     # The prefix, through the block table; all of it lies before every query.
@@ -158,7 +180,7 @@ def _prefill(
     for own in range(begin, high, TILE):
         own_N = own + tile_N
         k_NC = _own(k_base, k_tiles, k_token, token, own, count, head, SIZE, TILE, WIDTH)
-        seen_RN = own_N[None, :] <= query_R[:, None]
+        seen_RN = own_N[None, :] < sees_R[:, None]
         if WINDOW > 0:
             seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
         s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
@@ -166,11 +188,12 @@ def _prefill(
         # A whole tile may run on into the next sequence: a NaN of another request times a weight of zero is still NaN.
         if v_tiles is not None:
             v_NC = tl.where((own_N < count)[:, None], v_NC, 0.0)
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
+        GUARD: tl.constexpr = WINDOW > 0 or sees_ptr is not None
+        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD)
 
     tl.store(
         out_ptr + (token_R[:, None] * (KV_HEADS * GROUP) + head_R[:, None]) * V_SIZE + d_C[None, :],
-        acc_RC / l_R[:, None],
+        acc_RC / tl.where(there_R, l_R, 1.0)[:, None],
         mask=there_R[:, None] & inside_D[None, :],
     )
 
@@ -213,6 +236,22 @@ def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int) -> Tensor:
     return torch.from_numpy(table_L8).to(metadata.lengths_B.device, non_blocking=True)
 
 
+def make_sees(metadata: AttnMetadata) -> Tensor | None:
+    """For each token of the step, how many of its sequence's tokens of this step it sees: more where read both ways.
+
+    None where nothing is.
+    """
+    if not any(metadata.both_ways):
+        return None
+    made = []
+    for start, length, ranges in zip(metadata.starts, metadata.lengths, metadata.both_ways, strict=True):
+        sees = np.arange(1, length - start + 1, dtype=np.int32)
+        for low, high in ranges:
+            sees[low - start : high - start] = high - start
+        made.append(sees)
+    return torch.from_numpy(np.concatenate(made)).to(metadata.lengths_B.device, non_blocking=True)
+
+
 def prefill(
     q_THC: Tensor,
     k_TKC: Tensor,
@@ -220,25 +259,26 @@ def prefill(
     out_THC: Tensor,
     kv: LayerKV,
     group: GroupMetadata,
-    tiles_L8: Tensor,
-    shape: TileShape,
+    plan: PrefillPlan,
     scale: float,
     softcap: float | None,
 ) -> None:
-    """Attend for all sequences of the tiles; writes their rows of `out_THC`. The prefix must be in the cache."""
+    """Attend for all sequences of the plan; writes their rows of `out_THC`. The prefix must be in the cache."""
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
-    _prefill[(tiles_L8.shape[0] * kv_heads,)](
+    shape = plan.shape
+    _prefill[(plan.tiles_L8.shape[0] * kv_heads,)](
         q_THC,
         k_TKC,
         v_TKC,
         kv.keys,
         kv.values,
         out_THC,
-        tiles_L8,
+        plan.tiles_L8,
         group.tables_BN,
         *_tiles_of(k_TKC, v_TKC, shape),
+        plan.sees_T,
         scale,
         softcap or 0.0,
         q_THC.stride(0),

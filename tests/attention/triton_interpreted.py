@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from beheld.attention.torch_ref import TorchBackend
 from beheld.attention.triton_paged import TritonBackend
 from tests.attention.naive import Case, expected, make_case
 
@@ -82,3 +83,18 @@ def test_one_request_s_nan_stays_its_own() -> None:
         assert out[own].isnan().any()
         out[own] = want[own]
         assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_ranges_read_both_ways(window: int | None) -> None:
+    """Pictures that see all of themselves, at either end of what a step computes and across tiles of rows."""
+    pieces = [(11, 12), (0, 50), (5, 21)]
+    case, same = (make_case(pieces, heads=3, kv_heads=1, window=window) for _ in range(2))
+    for one in (case, same):
+        one.metadata.both_ways = ((), ((0, 20), (21, 50)), ((7, 16),))
+    oracle = TorchBackend()
+    oracle.begin(same.metadata)
+    want = oracle.attend(same.q_THC, same.k_TKC, same.v_TKC, same.kv, same.metadata, 0.3, None)
+    torch.testing.assert_close(run(case), want, atol=3e-6, rtol=1e-5)
+    case.metadata.both_ways = ()
+    assert not torch.allclose(run(case), want), "the ranges change nothing: the test cannot fail"

@@ -160,6 +160,22 @@ def test_agrees_with_torch_backend() -> None:
     torch.testing.assert_close(run(case), want, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("pieces", [[(77, 78), (0, 300), (40, 400)], [(0, 300), (0, 400)]], ids=["prefix", "fresh"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_ranges_read_both_ways(window: int | None, pieces: list[tuple[int, int]]) -> None:
+    case, same = (make(pieces, (8, 4, 128, 16), torch.float32, window) for _ in range(2))
+    ranges = (((0, 200), (201, 300)), ((64, 320),))
+    for one in (case, same):
+        one.metadata.both_ways = ((),) * (len(pieces) - 2) + ranges
+    backend = TorchBackend()
+    backend.begin(same.metadata)
+    want = backend.attend(same.q_THC, same.k_TKC, same.v_TKC, same.kv, same.metadata, 0.1, None)
+    torch.testing.assert_close(run(case), want, atol=1e-5, rtol=1e-4)
+    half, whole = make(pieces, (8, 4, 128, 16), torch.bfloat16, window), run(case)
+    half.metadata.both_ways = case.metadata.both_ways
+    assert (run(half) - whole).norm() / whole.norm() < 0.02
+
+
 def test_every_run_gives_the_same_bits() -> None:
     """Parts join in one order, whichever finishes last; a race would show here."""
     case = make([(8191, 8192), (700, 701), (5000, 5001)], (16, 2, 128, 16), torch.bfloat16)
