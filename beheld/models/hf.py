@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention import hook
+from beheld.attention import hook, tower
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
@@ -52,7 +52,10 @@ class HFAdapter:
             keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
             if not keys:
                 raise ModelError(f"{self.info.architecture} does not name its text configuration among its parts.")
-            self.model.set_attn_implementation({keys[0]: name})
+            routes = {keys[0]: name}
+            if self.info.model_type in tower.PACKING:
+                routes["vision_config"] = tower.register()
+            self.model.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")
 
@@ -81,7 +84,8 @@ class HFAdapter:
 
     def _tower(self, modality: str, options: dict[str, Any]) -> Tensor:
         """All embeddings of one call, one after the other: (sum of E, H)."""
-        method = getattr(self.model, f"get_{modality}_features", None)
+        name = f"get_{modality}_features"
+        method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
             # Families whose videos are frames in the places of pictures.
             method = getattr(self.model, "get_image_features", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from beheld.attention.op import number_layers
@@ -23,6 +24,9 @@ def prepare(model: Any, config: EngineConfig) -> Any:
         if config.dtype == "float32":
             logger.debug("%d linear layers compute small batches by outputs.", small_batch_linears(model))
         return model
+    if config.dtype == "float32":
+        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
+        torch.backends.cudnn.allow_tf32 = False
     text = text_model(model)
     if env.FUSE():
         logger.info("Fused %d groups of linear layers.", fuse_linears(text))

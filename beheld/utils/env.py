@@ -64,4 +64,4 @@ ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 lets media be fetched from private and loopback addresses"
 )
 FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 leaves q/k/v and gate/up as separate matrices on a GPU")
-COMPILE = _variable(("BEHELD_COMPILE",), _switch, False, "1 compiles the decoder layers with torch.compile on a GPU")
+COMPILE = _variable(("BEHELD_COMPILE",), _switch, True, "0 leaves the decoder layers uncompiled on a GPU")
