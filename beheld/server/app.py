@@ -246,7 +246,7 @@ class Service:
 
     async def page(self, request: Request) -> Response:
         """GET /: the page to try the model."""
-        return HTMLResponse(page.html(), headers=page.HEADERS)
+        return HTMLResponse(page.html(), headers=page.headers())
 
     # ------------------------------------------------------------------ how
 

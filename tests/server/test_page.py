@@ -1,0 +1,134 @@
+"""The page at /, used by a real browser: by keyboard, in both themes, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beheld.server import page
+from tests import tiny
+from tests.server.browser import CHROMIUM, Browser
+from tests.server.running import Running
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+ANSWER = "document.querySelector('.answer .figures')?.textContent.includes('tokens in')"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests of this file."""
+    found = Browser()
+    yield found
+    found.close()
+
+
+def keep(browser: Browser, name: str) -> None:
+    """Save a picture for people to look at, if they said where."""
+    folder = os.environ.get("BEHELD_SCREENSHOTS")
+    if folder:
+        browser.picture(Path(folder) / f"{name}.png")
+
+
+def test_the_page_needs_nothing_from_outside() -> None:
+    text = page.html()
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
+    assert "http" not in text.replace("http-equiv", "")
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", " style="):
+        assert way not in text
+    assert not re.search(r"<[a-z][^>]* on[a-z]+=", text)
+    assert "unsafe" not in page.headers()["Content-Security-Policy"]
+
+
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("device", "width", "height"), [("desk", 1100, 800), ("phone", 360, 720)])
+def test_ask_about_a_picture_by_keyboard(
+    running: Running, browser: Browser, tmp_path: Path, theme: str, device: str, width: int, height: int
+) -> None:
+    file = tmp_path / "shapes.png"
+    tiny.picture(320, 240, 3).save(file)
+    browser.requests.clear()
+    browser.open(running.url + "/", width, height, theme)
+    browser.until("document.getElementById('about').textContent.includes('tiny')")
+    assert browser.run("document.activeElement.id") == "question"
+    browser.give("#files", file)
+    browser.until("document.querySelectorAll('#added img').length === 1")
+    browser.run("document.getElementById('longest').value = 24")
+    browser.run("document.getElementById('question').focus()")
+    browser.write("What is it?")
+    keep(browser, f"{device}-{theme}-before")
+    browser.key("Enter")
+    browser.until(ANSWER)
+    assert browser.run("document.querySelector('.answer .said').textContent.length") > 0
+    assert "image 1: " in browser.run("document.querySelector('.answer summary').textContent")
+    assert browser.run("document.activeElement.id") == "question"
+    assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), "it is wider than the screen"
+    browser.run("document.querySelector('.answer details').open = true")
+    keep(browser, f"{device}-{theme}-after")
+    dark = browser.run("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every((c) => c < 60)")
+    assert dark == (theme == "dark")
+    assert all(url.startswith((running.url, "data:", "blob:")) for url in browser.requests), browser.requests
+
+
+@needs_browser
+def test_contrast_is_enough_in_both_themes(running: Running, browser: Browser) -> None:
+    script = """(() => {
+      const root = getComputedStyle(document.documentElement), level = (name) => {
+        const hex = root.getPropertyValue(name).trim();
+        const part = (k) => parseInt(hex.slice(1 + 2 * k, 3 + 2 * k), 16) / 255;
+        const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+        return 0.2126 * linear(part(0)) + 0.7152 * linear(part(1)) + 0.0722 * linear(part(2));
+      };
+      const pairs = [["ink", "ground"], ["ink", "paper"], ["ink", "mine"], ["faint", "ground"], ["faint", "paper"],
+                     ["bad", "paper"], ["loss", "paper"], ["on-mark", "mark"]];
+      return pairs.map(([a, b]) => {
+        const [x, y] = [level("--" + a), level("--" + b)].sort((p, q) => q - p);
+        return [a, b, (x + 0.05) / (y + 0.05)];
+      });
+    })()"""
+    for theme in ("light", "dark"):
+        browser.open(running.url + "/", 800, 600, theme)
+        for one, other, ratio in browser.run(script):
+            assert ratio >= 4.5, (theme, one, other, ratio)
+
+
+@needs_browser
+def test_stop_and_errors_are_shown(running: Running, browser: Browser) -> None:
+    browser.open(running.url + "/", 800, 600, "light")
+    browser.until("document.getElementById('about').textContent.includes('tiny')")
+    browser.run("document.getElementById('longest').value = 1900")
+    browser.write("Go on for long.")
+    browser.key("Enter")
+    browser.until("document.querySelector('.answer .said')?.textContent.length > 20")
+    browser.key("Escape")
+    browser.until("document.querySelector('.answer .figures')?.textContent.includes('stopped')")
+    running.idle()
+    browser.run("document.getElementById('temperature').value = 500")
+    browser.write("And now?")
+    browser.key("Enter")
+    browser.until("document.querySelector('.error')?.textContent.includes('temperature')")
+
+
+@needs_browser
+def test_text_of_the_model_is_never_markup(running: Running, browser: Browser) -> None:
+    evil = "<img src=x onerror='window.hit=1'><script>window.hit=1</script><b>bold</b>"
+    receipt: dict[str, Any] = {
+        "modality": evil, "index": 0, "given": {evil: evil}, "used": {}, "lost": [evil], "tokens": 1, "cached": False,
+        "milliseconds": {}, "digest": "",
+    }  # fmt: skip
+    chunk = {"choices": [{"index": 0, "delta": {"content": evil, "reasoning_content": evil}}], "media": [receipt]}
+    stream = f"data: {json.dumps(chunk)}\n\ndata: {json.dumps({'error': {'message': evil}})}\n\ndata: [DONE]\n\n"
+    browser.open(running.url + "/", 800, 600, "light")
+    browser.run(f"window.fetch = async () => new Response({json.dumps(stream)}); window.hit = 0")
+    browser.write(evil)
+    browser.key("Enter")
+    browser.until("Boolean(document.querySelector('.error'))")
+    assert browser.run("document.querySelectorAll('#talk img, #talk script, #talk b').length") == 0
+    assert browser.run("window.hit") == 0
+    assert evil in browser.run("document.querySelector('.answer .said').textContent")
