@@ -45,23 +45,7 @@ def tower_attention(
     assert cu_seq_lens_q is not None
     assert max_length_q is not None
     q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (query, key, value))
-    if query.is_cuda and query.dtype != torch.float32:
-        out_THC = _varlen(q_THC, k_THC, v_THC, cu_seq_lens_q, max_length_q, scaling)
-    else:
-        out_THC = _padded(q_THC, k_THC, v_THC, cu_seq_lens_q, max_length_q, scaling)
-    return out_THC.unsqueeze(0), None
-
-
-def _varlen(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest: int, scale: float | None) -> Tensor:
-    """PyTorch's own variable-length kernel."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    cu_W1 = cu_W1.int()
-    out = varlen_attn(
-        q_THC.contiguous(), k_THC.contiguous(), v_THC.contiguous(), cu_W1, cu_W1, longest, longest, scale=scale
-    )
-    assert isinstance(out, Tensor)
-    return out
+    return _padded(q_THC, k_THC, v_THC, cu_seq_lens_q, max_length_q, scaling).unsqueeze(0), None
 
 
 def _padded(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest: int, scale: float | None) -> Tensor:
