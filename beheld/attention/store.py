@@ -16,7 +16,7 @@ from beheld.attention.backend import LayerKV
 _ELEMENTS = 2048
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots_ptr"])
 def _store(
     k_ptr,
     v_ptr,

@@ -55,7 +55,7 @@ class DecodePlan:
     workspace: tuple[Tensor, Tensor] | None = None
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window"])
+@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window", "min_chunk"])
 def _plan(
     lengths_ptr,
     items_ptr,
@@ -65,10 +65,10 @@ def _plan(
     num_counters,
     target_items,
     window,
+    min_chunk,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
     COUNTERS: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -80,7 +80,7 @@ def _plan(
     first_B = tl.maximum(length_B - window, 0)
     seen_B = tl.maximum(stop_B - first_B, 0)
     share = tl.cdiv(tl.sum(seen_B, 0), target_items)
-    chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, MIN_CHUNK)
+    chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, min_chunk)
     # A row's parts are made equally long, to whole tiles.
     parts_B = tl.minimum(tl.maximum(tl.cdiv(seen_B, chunk), 1), MAX_PARTS)
     chunk_B = tl.cdiv(tl.cdiv(seen_B, parts_B), TILE) * TILE
@@ -106,7 +106,7 @@ def _plan(
     tl.store(arrived_ptr + counter, tl.zeros_like(counter), mask=counter < num_counters)
 
 
-@triton.jit(do_not_specialize=["table_row"])
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
 def _decode(
     q_ptr,
     k_ptr,
@@ -284,15 +284,20 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         num_counters,
         target,
         group.window or _NO_WINDOW,
-        triton.next_power_of_2(num_rows),
-        triton.next_power_of_2(num_items),
-        triton.next_power_of_2(num_counters),
         _MIN_CHUNK_OF_FEW if num_rows <= _FEW else _MIN_CHUNK,
+        _padded(num_rows),
+        _padded(num_items),
+        _padded(num_counters),
         _MAX_PARTS,
         64,
         num_warps=4,
     )
     return DecodePlan(items_W8, arrived_BK)
+
+
+def _padded(count: int) -> int:
+    """Room for `count` numbers in few different sizes: each one is a kernel to compile."""
+    return max(256, triton.next_power_of_2(count))
 
 
 def decode(
