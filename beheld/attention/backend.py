@@ -21,12 +21,14 @@ class GroupMetadata:
         tables_BN: int32, block tables, one row per sequence of the step.
         window: positions that a query sees, itself included; None for all.
         extra: what a backend prepares once per step for all layers of the group.
+        ahead: "ranges" if its layers look ahead within AttnMetadata.both_ways, "never" if they do not.
     """
 
     slots_T: Tensor
     tables_BN: Tensor
     window: int | None
     extra: dict[str, Any] = field(default_factory=dict)
+    ahead: str = "ranges"
 
 
 @dataclass(eq=False)

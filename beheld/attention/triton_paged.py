@@ -92,7 +92,7 @@ class TritonBackend:
             fetch = known.fetch if plain else "threads"
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
             tiles_L8 = make_tiles(metadata, q_THC.shape[1] // kv_heads, shape.rows)
-            plan = PrefillPlan(tiles_L8, shape, make_sees(metadata))
+            plan = PrefillPlan(tiles_L8, shape, make_sees(metadata) if group.ahead == "ranges" else None)
             group.extra["prefill"] = plan
         assert isinstance(plan, PrefillPlan)
         return plan

@@ -96,5 +96,8 @@ def test_ranges_read_both_ways(window: int | None) -> None:
     oracle.begin(same.metadata)
     want = oracle.attend(same.q_THC, same.k_TKC, same.v_TKC, same.kv, same.metadata, 0.3, None)
     torch.testing.assert_close(run(case), want, atol=3e-6, rtol=1e-5)
+    case.metadata.groups[0].ahead = "never"
+    ahead_never = run(case)
+    assert not torch.allclose(ahead_never, want), "the ranges change nothing: the test cannot fail"
     case.metadata.both_ways = ()
-    assert not torch.allclose(run(case), want), "the ranges change nothing: the test cannot fail"
+    assert torch.equal(run(case), ahead_never)
