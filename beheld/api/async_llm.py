@@ -17,7 +17,8 @@ from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
-from beheld.engine.messages import Abort, ClearCache, Died, Engine, Events, Ping, Pong, Reply, Stop, Submit
+from beheld.engine.messages import Abort, ClearCache, Died, Engine, Events, Ping, Pong, Reply, Stop, Submit, Tokenizer
+from beheld.engine.process import EngineProcess
 from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
@@ -25,7 +26,7 @@ from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.structured.rows import GrammarRows
 from beheld.text.collect import Collector
 
-__all__ = ["AsyncLLM", "EngineStats", "Pieces"]
+__all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
 
 T = TypeVar("T")
 Messages = Sequence[Mapping[str, Any]]
@@ -40,6 +41,13 @@ class Pieces(StrEnum):
     CUMULATIVE = "cumulative"
     DELTA = "delta"
     FINAL = "final"
+
+
+class Place(StrEnum):
+    """Where the engine runs: in a thread of this process, or in a process of its own."""
+
+    THREAD = "thread"
+    PROCESS = "process"
 
 
 @dataclass(eq=False)
@@ -71,14 +79,26 @@ class AsyncLLM:
 
     Args:
         model: a folder, a hub name, or None.
+        engine: "thread" or "process". A process has the interpreter to itself, and its end is not ours.
         **options: every field of EngineArgs.
 
     Raises:
         ConfigError, ModelError, CapacityError: as LLM.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, engine: str = Place.THREAD, **options: Any) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
+        if Place(engine) is Place.PROCESS:
+            beside = EngineProcess(args)
+            try:
+                inputs = InputPipeline(beside.info, beside.config, args)
+            except BaseException:
+                beside.close()
+                raise
+            compiler = inputs.compiler
+            beside.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
+            self._open(args, beside.info, beside.config, inputs, beside)
+            return
         setup = start(args)
         inputs = InputPipeline(setup.info, setup.config, args)
         setup.core.grammars = GrammarRows(inputs.compiler)

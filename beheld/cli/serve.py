@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="answers in work at once; more get 503 (default: 1024)",
     )
+    group.add_argument(
+        "--engine", choices=("process", "thread"), default=None, help="where the engine runs (default: process)"
+    )
     group.add_argument("--drain-timeout", type=float, default=None, help="seconds for running answers after SIGTERM")
     group.add_argument("--tool-call-parser", choices=("hermes", "json"), help="how the model writes tool calls")
     group.add_argument(
@@ -63,12 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.api.async_llm import AsyncLLM
     from beheld.server.serve import run as serve
 
-    llm = AsyncLLM(model, **options)
+    llm = AsyncLLM(model, engine=arguments.engine or "process", **options)
     try:
         serve(llm, server, listener)
+        return 0 if llm.alive else 3
     finally:
         llm.close()
-    return 0
 
 
 def server_options(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any]) -> ServerOptions:

@@ -21,7 +21,10 @@ from beheld.engine.messages import (
     Reply,
     Stop,
     Submit,
+    Tokenizer,
 )
+from beheld.structured.compile import Compiler
+from beheld.structured.rows import GrammarRows
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -66,6 +69,8 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None]) -> 
         core.stop(message.request_id)
     elif isinstance(message, Ping):
         tell(Pong(message.number, core.stats()))
+    elif isinstance(message, Tokenizer):
+        core.grammars = GrammarRows(Compiler(lambda: message.text, message.vocab_size, message.eos_ids))
     elif isinstance(message, ClearCache):
         core.scheduler.clear_prefix_cache()
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import Request
 from beheld.engine.stats import EngineStats
@@ -45,6 +47,15 @@ class ClearCache:
 
 
 @dataclass(frozen=True)
+class Tokenizer:
+    """What compiles grammars: the tokenizer as text of the tokenizers library, None if it has no such form."""
+
+    text: str | None
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Close:
     """End."""
 
@@ -71,7 +82,22 @@ class Died:
     reason: str
 
 
-Message = Submit | Abort | Stop | Ping | ClearCache | Close
+@dataclass(frozen=True)
+class Ready:
+    """The engine was made."""
+
+    info: ModelInfo
+    config: EngineConfig
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The engine could not be made."""
+
+    error: BeheldError
+
+
+Message = Submit | Abort | Stop | Ping | ClearCache | Tokenizer | Close
 Reply = Events | Pong | Died
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from types import FrameType
 
 import uvicorn
@@ -18,6 +19,9 @@ from beheld.server.wire import DeadlineProtocol
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# How long a server whose engine has died goes on saying so.
+DEAD_S = 5.0
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -46,10 +50,12 @@ def listen(options: ServerOptions) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn's server, which on a first signal stops taking requests and ends when the running ones have."""
 
-    def __init__(self, config: uvicorn.Config, desk: Desk, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, desk: Desk, drain_s: float, llm: AsyncLLM) -> None:
         super().__init__(config)
         self._desk = desk
         self._drain_s = drain_s
+        self._llm = llm
+        self._dead_since: float | None = None
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -57,6 +63,14 @@ class Server(uvicorn.Server):
         """As uvicorn's."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """As uvicorn's; and the end, soon after that of the engine, so that whoever watches this process acts."""
+        if not self._llm.alive:
+            self._dead_since = self._dead_since or time.monotonic()
+            if time.monotonic() - self._dead_since > DEAD_S:
+                self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once."""
@@ -104,7 +118,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         limit_concurrency=4 * options.max_requests + 256,
         h11_max_incomplete_event_size=32 << 10,
     )
-    return Server(config, service.desk, options.drain_s), app
+    return Server(config, service.desk, options.drain_s, llm), app
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:

@@ -51,9 +51,9 @@ class Compiler:
     """
 
     def __init__(self, tokenizer_json: Callable[[], str | None], vocab_size: int, eos_ids: frozenset[int]) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
+        self.tokenizer_json = tokenizer_json
+        self.vocab_size = vocab_size
+        self.eos_ids = eos_ids
         self._lock = threading.Lock()
         self._tokenizer: Any = None
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
@@ -61,7 +61,7 @@ class Compiler:
     @property
     def num_words(self) -> int:
         """32-bit words of a mask."""
-        return -(-self._vocab_size // 32)
+        return -(-self.vocab_size // 32)
 
     def matcher(self, grammar: Grammar) -> Any:
         """A fresh llguidance.LLMatcher, at the start of an answer.
@@ -90,11 +90,11 @@ class Compiler:
                 raise ParamsError(
                     "Grammars need the package llguidance.", "Install it.", param="structured_outputs"
                 ) from error
-            text = self._tokenizer_json()
-            if text is None or not self._eos_ids:
+            text = self.tokenizer_json()
+            if text is None or not self.eos_ids:
                 raise ParamsError("Grammars are not available for this tokenizer.", param="structured_outputs")
             try:
-                self._tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=sorted(self._eos_ids))
+                self._tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids))
             except Exception as error:
                 raise ParamsError(
                     "Grammars are not available for this tokenizer.", param="structured_outputs"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -11,18 +16,19 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError, PromptError, PromptTooLongError
+from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptError, PromptTooLongError
 from beheld.core.outputs import RequestOutput
+from beheld.core.params import StructuredOutputs
 from tests import tiny
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[AsyncLLM]:
+@pytest.fixture(scope="module", params=["thread", "process"])
+def llm(request: pytest.FixtureRequest) -> Iterator[AsyncLLM]:
     """One engine for all tests of this file, each with an event loop of its own."""
-    found = AsyncLLM(str(tiny.checkpoint("qwen2_vl")), **OPTIONS)
+    found = AsyncLLM(str(tiny.checkpoint("qwen2_vl")), engine=request.param, **OPTIONS)
     yield found
     found.close()
 
@@ -183,3 +189,90 @@ def test_a_dead_engine_says_so_to_all() -> None:
                 await last(llm.generate("more", GREEDY))
 
     run(ask())
+
+
+def test_grammars_and_the_cache_work_wherever_the_engine_runs(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        params = SamplingParams(
+            temperature=1.0, n=2, max_tokens=30, structured_outputs=StructuredOutputs(choice=["left", "right"])
+        )
+        for prompt in ("go", "stay"):
+            output = await last(llm.generate(prompt, params))
+            assert {answer.text for answer in output.outputs} <= {"left", "right"}
+        long = list(range(20, 100))
+        assert (await last(llm.generate(long, GREEDY))).num_cached_tokens == 0
+        assert (await last(llm.generate(long, GREEDY))).num_cached_tokens > 0
+        llm.reset_prefix_cache()
+        assert (await last(llm.generate(long, GREEDY))).num_cached_tokens == 0
+        await idle(llm)
+
+    run(ask())
+
+
+def test_wrong_options_are_told_from_the_other_process() -> None:
+    with pytest.raises(ModelError):
+        AsyncLLM("/nonexistent/model", engine="process")
+    with pytest.raises(ConfigError):
+        AsyncLLM(str(tiny.checkpoint("llama")), engine="process", hf_overrides=lambda config: config)
+
+
+def test_66_a_killed_process_is_told_of_and_leaves_nothing() -> None:
+    async def ask() -> None:
+        async with AsyncLLM(str(tiny.checkpoint("llama")), engine="process", **OPTIONS) as llm:
+            pid = llm._engine.pid  # type: ignore[attr-defined]
+            stream = llm.generate("go on", SamplingParams(max_tokens=1500, ignore_eos=True), pieces="delta")
+            await anext(stream)
+            begin = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            assert time.monotonic() - begin < 2.0
+            with pytest.raises(EngineDeadError):
+                await llm.ping()
+        assert not _exists(pid)
+
+    run(ask())
+
+
+def test_67_a_stopped_process_answers_no_ping_until_it_goes_on() -> None:
+    async def ask() -> None:
+        async with AsyncLLM(str(tiny.checkpoint("llama")), engine="process", **OPTIONS) as llm:
+            pid = llm._engine.pid  # type: ignore[attr-defined]
+            await llm.ping()
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(llm.ping(), 0.5)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.wait_for(llm.ping(), 5.0)
+            assert (await last(llm.generate("x", GREEDY))).finished
+
+    run(ask())
+
+
+def test_68_the_process_ends_when_its_parent_is_killed() -> None:
+    code = (
+        "import sys, time\nfrom beheld.api.async_llm import AsyncLLM\n"
+        "if __name__ == '__main__':\n"
+        "    llm = AsyncLLM(sys.argv[1], engine='process', num_gpu_blocks_override=100)\n"
+        "    print(llm._engine.pid, flush=True)\n    time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tiny.checkpoint("llama"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _exists(pid)
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while _exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _exists(pid: int) -> bool:
+    """True if the process lives; one that only waits to be collected does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

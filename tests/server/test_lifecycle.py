@@ -97,6 +97,40 @@ def _ask(port: int, body: dict[str, Any]) -> None:
         return
 
 
+def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
+    with served("--max-model-len", "2048") as (process, port):
+        (engine,) = _children(process.pid)
+        link = socket.create_connection(("127.0.0.1", port), timeout=20)
+        link.sendall(request_bytes("/v1/completions", LONG | {"max_tokens": 2000, "stream": True}))
+        head = link.recv(100)
+        begin = time.monotonic()
+        os.kill(engine, signal.SIGKILL)
+        rest = head + received(link)
+        link.close()
+        assert time.monotonic() - begin < 2.0
+        assert b"engine_dead" in rest
+        assert b"data: [DONE]" in rest
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 503
+        assert process.wait(10) == 3
+
+
+def test_68_the_engine_ends_with_the_server() -> None:
+    with served("--max-model-len", "1024") as (process, port):
+        (engine,) = _children(process.pid)
+        process.kill()
+        process.wait(5)
+        deadline = time.monotonic() + 5
+        while os.path.exists(f"/proc/{engine}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert port
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
 def test_70_a_port_that_is_taken_is_said_before_the_model_is_loaded() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

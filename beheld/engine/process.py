@@ -1,0 +1,258 @@
+"""The engine in a process of its own, behind a pair of sockets; either end notices the death of the other."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError, EngineDeadError
+from beheld.core.outputs import TokenEvent
+from beheld.core.request import FinishReason
+from beheld.engine.codec import decode, encode
+from beheld.engine.loop import serve
+from beheld.engine.messages import Close, Died, Events, Failed, Message, Ready, Reply, Submit, Tokenizer
+from beheld.engine.setup import start
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+MAX_FRAME_BYTES = 4 << 30
+_SIZE = struct.Struct("<Q")
+_CLOSE_S = 10.0
+
+
+class Link:
+    """One end of a pair of sockets, over which values go as frames. One thread sends, one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, value: Any) -> None:
+        """Send a value.
+
+        Raises:
+            ConfigError: it cannot leave the process.
+            OSError: the other end is gone.
+        """
+        pieces = encode(value)
+        self._end.sendall(_SIZE.pack(sum(map(len, pieces))))
+        for piece in pieces:
+            self._end.sendall(piece)
+
+    def receive(self) -> Any:
+        """The next value.
+
+        Raises:
+            EOFError: the other end is gone.
+            ValueError: what came is not a frame.
+        """
+        (size,) = _SIZE.unpack(self._exactly(_SIZE.size))
+        if size > MAX_FRAME_BYTES:
+            raise ValueError("the frame is too large")
+        return decode(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytes:
+        body = bytearray(size)
+        view = memoryview(body)
+        done = 0
+        while done < size:
+            try:
+                count = self._end.recv_into(view[done:])
+            except OSError as error:
+                raise EOFError from error
+            if count == 0:
+                raise EOFError
+            done += count
+        return bytes(body)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+
+class EngineProcess:
+    """An engine in a new process; see messages.Engine for the meaning of its methods.
+
+    Args:
+        args: what the user said.
+
+    Attributes:
+        info, config: what the engine's side found and decided.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: as setup.start, from the other side.
+        EngineDeadError: the process ended while it was being made.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
+            # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
+            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
+        self._link = Link(ours)
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._receive: Callable[[Reply], None] | None = None
+        self._threads: list[threading.Thread] = []
+        self._alive = True
+        self._tokenizer: Callable[[], Tokenizer] | None = None
+        try:
+            self._link.send(args)
+            answer = self._link.receive()
+        except (EOFError, OSError) as error:
+            self._end()
+            raise EngineDeadError("The engine's process ended before it was ready.", "Its log says why.") from error
+        except BaseException:
+            self._end()
+            raise
+        if isinstance(answer, Failed):
+            self._end()
+            raise answer.error
+        assert isinstance(answer, Ready)
+        self.info: ModelInfo = answer.info
+        self.config: EngineConfig = answer.config
+
+    def use(self, tokenizer: Callable[[], Tokenizer]) -> None:
+        """Where to find the tokenizer once the first request has a grammar."""
+        self._tokenizer = tokenizer
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def start(self, receive: Callable[[Reply], None]) -> None:
+        """Begin; `receive` is called from a thread."""
+        assert not self._threads, "an engine starts once"
+        self._receive = receive
+        for work in (self._listen, self._speak):
+            thread = threading.Thread(target=work, name="beheld-engine-link", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def send(self, message: Message) -> None:
+        """Hand over a message; it is put into bytes in another thread."""
+        self._outbox.put(message)
+
+    @property
+    def alive(self) -> bool:
+        """False once it has died or was closed."""
+        return self._alive
+
+    def close(self) -> None:
+        """End the process, by force if it does not end by itself."""
+        self._alive = False
+        self.send(Close())
+        self._outbox.put(None)
+        if self._threads:
+            self._threads[1].join(_CLOSE_S)
+        try:
+            self._process.wait(_CLOSE_S if self._threads else 0.0)
+        except subprocess.TimeoutExpired:
+            logger.warning("The engine's process did not end by itself.")
+        self._end()
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+
+    def _end(self) -> None:
+        self._alive = False
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._link.close()
+
+    def _listen(self) -> None:
+        assert self._receive is not None
+        while True:
+            try:
+                reply = self._link.receive()
+            except (EOFError, ValueError):
+                if self._alive:
+                    self._alive = False
+                    self._receive(Died("its process has ended"))
+                return
+            if isinstance(reply, Died):
+                self._alive = False
+            self._receive(reply)
+
+    def _speak(self) -> None:
+        assert self._receive is not None
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._introduce(message)
+                self._link.send(_bare(message))
+            except BeheldError as error:
+                assert isinstance(message, Submit)
+                ends = [TokenEvent(r.id, None, FinishReason.ERROR, error=error) for r in message.requests]
+                self._receive(Events(tuple(ends)))
+            except OSError:
+                return
+
+    def _introduce(self, message: Message) -> None:
+        """The first request with a grammar is preceded by the tokenizer."""
+        if self._tokenizer is None or not isinstance(message, Submit):
+            return
+        if any(request.params.grammar is not None for request in message.requests):
+            self._link.send(self._tokenizer())
+            self._tokenizer = None
+
+
+def _bare(message: Message) -> Message:
+    """The message without what the engine does not look at."""
+    if not isinstance(message, Submit):
+        return message
+    return Submit(tuple(replace(request, receipts=(), prompt=None) for request in message.requests))
+
+
+class _LinkInbox:
+    """Messages that a thread reads from the link."""
+
+    def __init__(self, link: Link) -> None:
+        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, args=(link,), daemon=True).start()
+
+    def _listen(self, link: Link) -> None:
+        while True:
+            try:
+                self._queue.put(link.receive())
+            except (EOFError, ValueError):
+                # Nobody is left to answer to, whatever is being computed.
+                os._exit(0)
+
+    def wait(self) -> Message:
+        return self._queue.get()
+
+    def poll(self) -> Message | None:
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
+
+def main(descriptor: int) -> None:
+    """The engine's side: make the engine, serve it, end."""
+    link = Link(socket.socket(fileno=descriptor))
+    args = link.receive()
+    try:
+        setup = start(args)
+    except BeheldError as error:
+        link.send(Failed(error))
+        return
+    link.send(Ready(setup.info, setup.config))
+    try:
+        serve(setup.core, _LinkInbox(link), link.send)
+    except OSError:
+        logger.info("The other side has ended.")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

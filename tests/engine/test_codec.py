@@ -1,0 +1,111 @@
+"""What crosses the border of a process arrives as it was, and nothing else is believed."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError, DecodeError, StepError
+from beheld.core.outputs import TokenEvent
+from beheld.core.params import Grammar
+from beheld.core.plan import TokenLogprobs
+from beheld.core.request import FinishReason, Request
+from beheld.engine.codec import decode, encode
+from beheld.engine.messages import Abort, Events, Submit
+from tests.fakes import fake_item, fake_request
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=20,
+)
+
+
+def through(value: Any) -> Any:
+    return decode(b"".join(encode(value)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(PLAIN)
+def test_values_come_back(value: Any) -> None:
+    found = through(value)
+    assert found == value
+    assert repr(found) == repr(value)
+
+
+def test_requests_with_media_come_back() -> None:
+    features = {
+        "pixel_values": torch.randn(3, 4).to(torch.bfloat16),
+        "grid": torch.tensor([[1, 2, 3]]),
+        "none": torch.empty(0, 5),
+    }
+    item = fake_item("a", 4, features=features)
+    request = fake_request("r", 1, 2, item, 3, stop_ids=frozenset((1, 2)), grammar=Grammar("regex", "a"))
+    (found,) = through(Submit((request,))).requests
+    assert isinstance(found, Request)
+    assert (found.id, found.token_ids, found.params) == (request.id, request.token_ids, request.params)
+    (span,) = found.spans
+    assert (span.start, span.stop, span.item.digest) == (2, 6, item.digest)
+    for name, tensor in features.items():
+        assert torch.equal(span.item.features[name], tensor)
+        assert span.item.features[name].dtype == tensor.dtype
+
+
+def test_events_and_errors_come_back() -> None:
+    logprobs = TokenLogprobs(5, -math.inf, 3, (1, 2), (-0.5, -1.25))
+    error = DecodeError("It is broken.", "Mend it.", item="image 2", param="x")
+    events = (
+        TokenEvent("a", 5, FinishReason.STOP, 5, logprobs, (logprobs,), 7),
+        TokenEvent("b", None, FinishReason.ERROR, error=error),
+        TokenEvent("c", None, FinishReason.ERROR, error=StepError("nan")),
+    )
+    found = through(Events(events)).events
+    assert found[0].finish is FinishReason.STOP
+    assert found[0].logprobs.logprob == -math.inf
+    assert (found[0].num_cached, found[0].stop_id, found[0].prompt_logprobs[0].top_ids) == (7, 5, (1, 2))
+    assert type(found[1].error) is DecodeError
+    assert str(found[1].error) == str(error)
+    assert found[1].error.param == "x"
+    assert type(found[2].error) is StepError
+    args = EngineArgs(model="m", limit_mm_per_prompt={"image": 2}, seed=None)
+    assert through(args) == args
+
+
+@pytest.mark.parametrize("value", [print, object(), EngineArgs(hf_overrides=lambda x: x), {"a": {1, 2}.union}, 1j])
+def test_what_cannot_leave_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError):
+        encode(value)
+
+
+def test_18_garbage_is_refused_and_runs_nothing() -> None:
+    good = b"".join(encode(Submit((fake_request("r", 1, 2, fake_item("a", 4, features={"x": torch.ones(3)})),))))
+    chance = random.Random(0)
+    for _ in range(3000):
+        bad = bytearray(good)
+        for _ in range(chance.randint(1, 6)):
+            bad[chance.randrange(len(bad))] = chance.randrange(256)
+        bad = bad[: chance.randrange(len(bad))] if chance.random() < 0.3 else bad
+        try:
+            decode(bytes(bad))
+        except ValueError:
+            continue
+    for body in (b"", b"\0" * 8, b"\xff" * 64, good[:-1], b"\x02" + b"\0" * 7 + b"{}"):
+        with pytest.raises(ValueError):
+            decode(body)
+    for made in (
+        '{"class": ["Popen", []]}',
+        '{"class": ["Abort", [1, 2]]}',
+        '{"tensor": ["float32", [-1], 0]}',
+        '{"x": 1}',
+    ):
+        text = f'{{"value": {made}, "sizes": [0]}}'.encode()
+        with pytest.raises(ValueError):
+            decode(len(text).to_bytes(8, "little") + text)
+    assert through(Abort(("a",))) == Abort(("a",))
