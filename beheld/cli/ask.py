@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import content, references
+from beheld.utils.collector import paused_collector
 
 if TYPE_CHECKING:
     from beheld.api.llm import LLM
@@ -34,8 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
     import os
 
     os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
-    from beheld.api.llm import LLM
-    from beheld.core.params import SamplingParams
+    with paused_collector():
+        from beheld.api.llm import LLM
+        from beheld.core.params import SamplingParams
 
     *media, question = arguments.words
     refs = references(media)

@@ -14,6 +14,7 @@ from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
+from beheld.utils.collector import paused_collector
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -58,6 +59,11 @@ def start(args: EngineArgs) -> Setup:
     Raises:
         ConfigError, ModelError, CapacityError: with what to do.
     """
+    with paused_collector():
+        return _start(args)
+
+
+def _start(args: EngineArgs) -> Setup:
     begin = time.perf_counter()
     check(args)
     path = resolve(args)
