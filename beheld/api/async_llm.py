@@ -18,7 +18,7 @@ from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.engine.messages import Abort, ClearCache, Died, Engine, Events, Ping, Pong, Reply, Stop, Submit, Tokenizer
-from beheld.engine.process import EngineProcess
+from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
@@ -79,17 +79,18 @@ class AsyncLLM:
 
     Args:
         model: a folder, a hub name, or None.
-        engine: "thread" or "process". A process has the interpreter to itself, and its end is not ours.
+        engine: "thread" or "process", or a process that was begun before. A process has the
+            interpreter to itself, and its end is not ours.
         **options: every field of EngineArgs.
 
     Raises:
         ConfigError, ModelError, CapacityError: as LLM.
     """
 
-    def __init__(self, model: str | None = None, *, engine: str = Place.THREAD, **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, engine: str | Spawned = Place.THREAD, **options: Any) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
-        if Place(engine) is Place.PROCESS:
-            beside = EngineProcess(args)
+        if isinstance(engine, Spawned) or Place(engine) is Place.PROCESS:
+            beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
                 inputs = InputPipeline(beside.info, beside.config, args)
             except BaseException:

@@ -60,13 +60,17 @@ def run(arguments: argparse.Namespace) -> int:
     model = arguments.model_tag or arguments.model
     options = engine_options(arguments)
     server = server_options(arguments, model, options)
-    from beheld.server.serve import listen
+    from beheld.server.listen import listen
 
     listener = listen(server)
+    from beheld.engine.process import spawn
+
+    # The engine's process loads its libraries while this one loads the same.
+    place = "thread" if arguments.engine == "thread" else spawn()
     from beheld.api.async_llm import AsyncLLM
     from beheld.server.serve import run as serve
 
-    llm = AsyncLLM(model, engine=arguments.engine or "process", **options)
+    llm = AsyncLLM(model, engine=place, **options)
     try:
         serve(llm, server, listener)
         return 0 if llm.alive else 3

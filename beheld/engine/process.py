@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import socket
@@ -10,24 +11,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
-from beheld.engine.codec import decode, encode
-from beheld.engine.loop import serve
 from beheld.engine.messages import Close, Died, Events, Failed, Message, Ready, Reply, Submit, Tokenizer
-from beheld.engine.setup import start
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 MAX_FRAME_BYTES = 4 << 30
 _SIZE = struct.Struct("<Q")
-_CLOSE_S = 10.0
+# There is nothing to save: what does not end by itself is killed.
+_CLOSE_S = 1.0
 
 
 class Link:
@@ -43,6 +42,8 @@ class Link:
             ConfigError: it cannot leave the process.
             OSError: the other end is gone.
         """
+        from beheld.engine.codec import encode
+
         pieces = encode(value)
         self._end.sendall(_SIZE.pack(sum(map(len, pieces))))
         for piece in pieces:
@@ -55,6 +56,8 @@ class Link:
             EOFError: the other end is gone.
             ValueError: what came is not a frame.
         """
+        from beheld.engine.codec import decode
+
         (size,) = _SIZE.unpack(self._exactly(_SIZE.size))
         if size > MAX_FRAME_BYTES:
             raise ValueError("the frame is too large")
@@ -79,11 +82,29 @@ class Link:
         self._end.close()
 
 
+@dataclass(frozen=True)
+class Spawned:
+    """A process that loads its libraries and waits to be told what to serve, and our end of the sockets."""
+
+    process: subprocess.Popen[bytes]
+    end: socket.socket
+
+
+def spawn() -> Spawned:
+    """Begin a process; called before this one loads the same libraries, both load at the same time."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
+        # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
+        return Spawned(subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True), ours)
+
+
 class EngineProcess:
     """An engine in a new process; see messages.Engine for the meaning of its methods.
 
     Args:
         args: what the user said.
+        spawned: the process, if it was begun before.
 
     Attributes:
         info, config: what the engine's side found and decided.
@@ -93,13 +114,10 @@ class EngineProcess:
         EngineDeadError: the process ended while it was being made.
     """
 
-    def __init__(self, args: EngineArgs) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
-            # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
-            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True)
-        self._link = Link(ours)
+    def __init__(self, args: EngineArgs, spawned: Spawned | None = None) -> None:
+        begun = spawned or spawn()
+        self._process = begun.process
+        self._link = Link(begun.end)
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._receive: Callable[[Reply], None] | None = None
         self._threads: list[threading.Thread] = []
@@ -107,6 +125,7 @@ class EngineProcess:
         self._tokenizer: Callable[[], Tokenizer] | None = None
         try:
             self._link.send(args)
+            _load()
             answer = self._link.receive()
         except (EOFError, OSError) as error:
             self._end()
@@ -206,6 +225,11 @@ class EngineProcess:
             self._tokenizer = None
 
 
+def _load() -> None:
+    """What the input pipeline will need, loaded while the other side loads the model."""
+    importlib.import_module("transformers.models.auto.tokenization_auto")
+
+
 def _bare(message: Message) -> Message:
     """The message without what the engine does not look at."""
     if not isinstance(message, Submit):
@@ -240,6 +264,11 @@ class _LinkInbox:
 
 def main(descriptor: int) -> None:
     """The engine's side: make the engine, serve it, end."""
+    from beheld.engine.loop import serve
+    from beheld.engine.setup import start
+
+    # Loaded while the other side still loads.
+    importlib.import_module("beheld.executor.local")
     link = Link(socket.socket(fileno=descriptor))
     args = link.receive()
     try:

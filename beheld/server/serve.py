@@ -11,7 +11,6 @@ import uvicorn
 from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import ConfigError
 from beheld.server.app import Service
 from beheld.server.desk import Desk
 from beheld.server.options import ServerOptions
@@ -22,29 +21,6 @@ logger = get_logger(__name__)
 
 # How long a server whose engine has died goes on saying so.
 DEAD_S = 5.0
-
-
-def listen(options: ServerOptions) -> socket.socket:
-    """A listening socket at the address of the options; taken before a model is loaded, so that errors come early.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((options.host, options.port))
-        made.listen(1024)
-    except OSError as error:
-        made.close()
-        raise ConfigError(
-            f"Cannot listen at {options.host} port {options.port}: {error.strerror or error}.",
-            "Choose another --port or --host.",
-            param="port",
-        ) from error
-    made.set_inheritable(False)
-    return made
 
 
 class Server(uvicorn.Server):

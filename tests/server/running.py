@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 
 from beheld.api.async_llm import AsyncLLM
+from beheld.server.listen import listen
 from beheld.server.options import ServerOptions
-from beheld.server.serve import listen, make
+from beheld.server.serve import make
 from tests import tiny
 
 ENGINE: dict[str, Any] = {
