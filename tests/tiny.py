@@ -631,7 +631,7 @@ EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose processor takes pictures or videos in one prompt, not both."""
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v")
 """Families whose processor must be told when each frame was."""
-WHOLE_FAMILIES = ("gemma3",)
+WHOLE_FAMILIES = ("gemma3", "gemma4_dense")
 """Families that compute each picture in one step."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""

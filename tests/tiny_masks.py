@@ -15,7 +15,7 @@ from tests import tiny_text as text
 from tests.tiny_media import FORMS, GEMMA_TURN, MARKERS
 from tests.tiny_more import SIGLIP, chat, language, pixels
 
-SEEDS: dict[str, int] = {"gemma3": 7, "paligemma": 5, "paligemma2": 5}
+SEEDS: dict[str, int] = {"gemma4": 231, "gemma4_dense": 57, "gemma3": 7, "paligemma": 5, "paligemma2": 5}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 GEMMA = {
@@ -107,15 +107,89 @@ def _paligemma(path: Path, name: str, language_config: dict[str, Any]) -> None:
     tiny._write_model(path, config, generation(ids), ids, seed=SEEDS[name], keep=("<eos>",))
 
 
+GEMMA4_MARKS = {
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "boi_token": "<|image>",
+    "eoa_token": "<audio|>",
+    "eoi_token": "<image|>",
+    "image_token": "<|image|>",
+    "video_token": "<|video|>",
+}
+
+
+def make_gemma4(path: Path) -> None:
+    """As google/gemma-4-E2B-it without its ears: per-layer embeddings, layers that read another's cache."""
+    own = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": tiny.VOCAB}
+    _gemma4(path, "gemma4", own | {"use_double_wide_mlp": True})
+
+
+def make_gemma4_dense(path: Path) -> None:
+    """As google/gemma-4-31B-it: pictures read both ways, full layers whose values are their keys."""
+    own = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}
+    _gemma4(path, "gemma4_dense", own | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0})
+
+
+def _gemma4(path: Path, name: str, own: dict[str, Any]) -> None:
+    form = chat("<start_of_turn>%role%\\n", "<end_of_turn>\\n", "<|image|>", "<|video|>", bos="<bos>")
+    form += "{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"
+    ids = gemma_tokens(path, "Gemma4Processor", GEMMA4_MARKS, form)
+    config = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "audio_config": None,
+        "audio_token_id": ids["<|audio|>"],
+        "boi_token_id": ids["<|image>"],
+        "eoi_token_id": ids["<image|>"],
+        "image_token_id": ids["<|image|>"],
+        "model_type": "gemma4",
+        "text_config": language("gemma4_text", "Gemma4ForCausalLM", **GEMMA)
+        | {
+            "final_logit_softcapping": 30.0,
+            "global_head_dim": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "pad_token_id": 0,
+            "sliding_window": 40,
+        }
+        | own,
+        "torch_dtype": "bfloat16",
+        "video_token_id": ids["<|video|>"],
+        "vision_config": {
+            "head_dim": 16,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "model_type": "gemma4_vision",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 2,
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "position_embedding_size": 256,
+        },
+    }
+    del config["text_config"]["rope_theta"]
+    image = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, "patch_size": 16}
+    video = {"video_processor_type": "Gemma4VideoProcessor", "max_soft_tokens": 70, "num_frames": 4, "patch_size": 16}
+    ears = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 128, "sampling_rate": 16000}
+    # One file holds the settings of all parts.
+    parts = {"feature_extractor": ears, "image_processor": image, "video_processor": video}
+    text.write_json(path / "processor_config.json", {"processor_class": "Gemma4Processor", **parts})
+    tiny._write_model(path, config, generation(ids), ids, seed=SEEDS[name], keep=("<eos>",))
+
+
 TINY: dict[str, Callable[[Path], None]] = {
+    "gemma4": make_gemma4,
+    "gemma4_dense": make_gemma4_dense,
     "gemma3": make_gemma3,
     "paligemma": make_paligemma,
     "paligemma2": make_paligemma2,
 }
-READY: tuple[str, ...] = tuple(TINY)
+READY: tuple[str, ...] = ("gemma4", "gemma3", "paligemma", "paligemma2")
 if not os.environ.get("BEHELD_DRAFTS"):
     TINY = {name: TINY[name] for name in READY}
 IMAGE_FAMILIES = tuple(TINY)
-VIDEO_FAMILIES: tuple[str, ...] = ()
+VIDEO_FAMILIES = tuple(name for name in ("gemma4", "gemma4_dense") if name in TINY)
+FORMS.update(dict.fromkeys(("gemma4", "gemma4_dense"), GEMMA_TURN))
+MARKERS.update(dict.fromkeys(("gemma4", "gemma4_dense"), ("<|image|>", "<|video|>")))
 FORMS.update({"gemma3": GEMMA_TURN, "paligemma": "{}", "paligemma2": "{}"})
 MARKERS.update({"gemma3": ("<start_of_image>", ""), "paligemma": ("<image>", ""), "paligemma2": ("<image>", "")})

@@ -94,7 +94,7 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
     first = max(0, start - group.window + 1) if group.window else 0
     device = group.tables_BN.device
     plain = group.window is None or length <= group.window
-    ranges = metadata.both_ways[b] if metadata.both_ways else ()
+    ranges = metadata.both_ways[b] if metadata.both_ways and group.ahead == "ranges" else ()
     if start == 0 and plain and not ranges:
         return None, None
     positions_L = torch.arange(first, length, device=device)

@@ -77,6 +77,8 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     groups = kv_groups(text)
     placeholders = _placeholders(config)
     both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
+    if getattr(text, "use_bidirectional_attention", None) == "vision":
+        both_ways = "windowed media"
     axes = 3 if "mrope_section" in (_rope(text) or {}) else 1
     return ModelInfo(
         path=str(path),
@@ -98,7 +100,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=groups,
-        atomic_spans=both_ways == "media",
+        atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
     )
 
@@ -109,25 +111,49 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     Raises:
         ModelError: a layer is of a kind that has no paged cache here (linear attention, chunked attention, ...).
     """
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     window = getattr(text, "sliding_window", None)
     types = getattr(text, "layer_types", None)
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
-    layers_by_kind: dict[str, list[int]] = {}
-    for layer, name in enumerate(types[: text.num_hidden_layers]):
+    types = list(types[: text.num_hidden_layers])
+    # The last layers of some models read the keys and values of the last one of their kind before them.
+    own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
+    layers_by_form: dict[tuple[str, int, int], list[int]] = {}
+    readers_by_source: dict[int, list[int]] = {}
+    for layer, name in enumerate(types):
         kind = _LAYER_KINDS.get(name)
         if kind is None:
             raise ModelError(
                 f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
                 "Models with full and sliding attention layers can.",
             )
-        layers_by_kind.setdefault(kind if window else "full", []).append(layer)
+        if layer >= own:
+            source = max((i for i in range(own) if types[i] == name), default=None)
+            if source is None:
+                raise ModelError(f"Layer {layer} of {text.model_type} reads a cache that no layer before it writes.")
+            readers_by_source.setdefault(source, []).append(layer)
+            continue
+        layers_by_form.setdefault((kind if window else "full", *_form(text, layer)), []).append(layer)
     return tuple(
-        KVGroup(kind, tuple(layers), heads, head_dim, head_dim, window if kind == "sliding" else None)
-        for kind, layers in layers_by_kind.items()
+        KVGroup(
+            kind,
+            tuple(layers),
+            heads,
+            head_dim,
+            head_dim,
+            window if kind == "sliding" else None,
+            tuple((reader, source) for source in layers for reader in readers_by_source.get(source, ())),
+        )
+        for (kind, heads, head_dim), layers in layers_by_form.items()
     )
+
+
+def _form(text: Any, layer: int) -> tuple[int, int]:
+    """Key-value heads and head size of one layer; in some models layers differ."""
+    if getattr(text, "is_heterogeneous", False):
+        text = text.per_layer_config[layer]
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 def _placeholders(config: Any) -> dict[str, int]:

@@ -96,11 +96,12 @@ class KVGroup:
     """Layers whose keys and values are kept alike and share one block table.
 
     Attributes:
-        kind: "full" (every position is kept), "sliding" (the last `window` positions), "shared" (no storage of its own:
-            reads another group's), or "cross" (keys and values of a media item, written once, never grown).
+        kind: "full" (every position is kept), "sliding" (the last `window` positions), or "cross" (keys and values of a
+            media item, written once, never grown).
         layers: the text model's layer indices.
         num_kv_heads, head_dim, value_dim: shape of a key and of a value at one position.
         window: positions that a query sees, itself included; None unless sliding.
+        readers: pairs (layer, layer of `layers` whose keys and values it reads): layers without any of their own.
     """
 
     kind: str
@@ -109,6 +110,7 @@ class KVGroup:
     head_dim: int
     value_dim: int
     window: int | None = None
+    readers: tuple[tuple[int, int], ...] = ()
 
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one position over all layers of the group."""
@@ -136,9 +138,11 @@ class ModelInfo:
         eos_ids: ids that end an answer.
         bos_id, pad_id: if it has them.
         kv_groups: how its layers keep keys and values.
-        atomic_spans: True if a media span must be computed in one step (attention within it runs both ways).
-        both_ways: where attention also looks ahead: "nowhere", "media" (within each run of a media item's embeddings)
-            or "prompt" (within the whole prompt, which is then computed in one step and never shared).
+        atomic_spans: True if each run of a media span's embeddings must be computed in one step (attention within it
+            runs both ways).
+        both_ways: where attention also looks ahead: "nowhere", "media" (within each run of a media item's embeddings),
+            "windowed media" (the same in sliding layers alone), or "prompt" (within the whole prompt, which is then
+            computed in one step and never shared).
         is_encoder_decoder: True for encoder-decoder text models.
     """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 MODALITIES = ("image", "video", "audio")
@@ -57,6 +59,19 @@ class MediaItem:
     lead: str = ""
     tail: str = ""
 
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of `replacement_ids` (start, stop) whose ids all take an embedding."""
+        if self.embed_mask is None:
+            return ((0, len(self.replacement_ids)),)
+        found, start = [], 0
+        for takes, group in groupby(self.embed_mask):
+            stop = start + sum(1 for _ in group)
+            if takes:
+                found.append((start, stop))
+            start = stop
+        return tuple(found)
+
 
 @dataclass(frozen=True, eq=False)
 class MediaSpan:
@@ -65,6 +80,10 @@ class MediaSpan:
     item: MediaItem
     start: int
     stop: int
+
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The positions of the request (start, stop) whose tokens all take an embedding."""
+        return tuple((self.start + low, self.start + high) for low, high in self.item.runs)
 
     def embeds_before(self, position: int) -> int:
         """How many of the item's embeddings stand before `position` (a position of the request)."""

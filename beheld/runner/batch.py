@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
-from beheld.core.config import KVGroup, ModelInfo
+from beheld.core.config import ModelInfo
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.rows import Rows
 
@@ -61,9 +61,7 @@ def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: i
         first_token=first_token,
         ids_T=ids_T,
         positions_XT=positions_XT,
-        metadata=_metadata(
-            ordered, counts, rows, info.kv_groups, block_size, _both_ways(ordered, rows, info.both_ways)
-        ),
+        metadata=_metadata(ordered, counts, rows, info, block_size),
         wanted_S=torch.tensor(wanted, dtype=torch.int64, device=device),
         sampling=sampling,
         prompt_targets=targets,
@@ -141,14 +139,7 @@ def _runs(span: SpanView) -> list[tuple[int, int]]:
     return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
 
 
-def _metadata(
-    slices: list[SeqSlice],
-    counts: list[int],
-    rows: Rows,
-    groups: Sequence[KVGroup],
-    block_size: int,
-    both_ways: tuple[tuple[tuple[int, int], ...], ...],
-) -> AttnMetadata:
+def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int) -> AttnMetadata:
     device = rows.last_token_R.device
     row_index = np.array([s.row for s in slices])
     starts = np.array([s.start for s in slices])
@@ -158,8 +149,8 @@ def _metadata(
     sequence_T = np.repeat(np.arange(len(slices)), counts)
     offset_T = np.arange(len(sequence_T)) - np.repeat(np.cumsum(counts) - counts, counts)
     position_T = starts[sequence_T] + offset_T
-    made = []
-    for index, group in enumerate(groups):
+    where, made = info.both_ways, []
+    for index, group in enumerate(info.kv_groups):
         tables = rows.tables_GRN[index, row_index, :widest]
         slots = tables[sequence_T, position_T // block_size].astype(np.int64) * block_size + position_T % block_size
         made.append(
@@ -167,6 +158,7 @@ def _metadata(
                 slots_T=torch.from_numpy(slots).to(device, non_blocking=True),
                 tables_BN=torch.from_numpy(tables).to(device, non_blocking=True),
                 window=group.window,
+                ahead="never" if where == "windowed media" and group.window is None else "ranges",
             )
         )
     return AttnMetadata(
@@ -179,5 +171,5 @@ def _metadata(
         ),
         groups=tuple(made),
         block_size=block_size,
-        both_ways=both_ways,
+        both_ways=_both_ways(slices, rows, where),
     )

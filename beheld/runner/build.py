@@ -51,12 +51,13 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
 
 
 def _wanted_backend(info: ModelInfo, config: EngineConfig) -> str | None:
-    """The one asked for; for models that also look ahead, the only one that can."""
-    if info.both_ways == "nowhere" or config.device == "cpu":
+    """The one asked for; for models of which only some layers look ahead, the only one that can."""
+    if info.both_ways != "windowed media" or config.device == "cpu":
         return config.attention_backend
     if config.attention_backend not in (None, "torch"):
         raise ConfigError(
-            f"The attention backend {config.attention_backend!r} cannot look ahead, as {info.architecture} does.",
+            f"The attention backend {config.attention_backend!r} cannot look ahead in some layers only, as "
+            f"{info.architecture} does.",
             "Use attention_backend='torch'.",
             param="attention_backend",
         )

@@ -21,6 +21,8 @@ def allocate(info: ModelInfo, config: EngineConfig, capacity: Capacity, device: 
             layers[layer] = LayerKV(
                 _zeros((*shape, group.head_dim), dtype, device), _zeros((*shape, group.value_dim), dtype, device), index
             )
+        # A reader is handed its source's keys and values and writes them again, to the same places.
+        layers |= {reader: layers[source] for reader, source in group.readers}
     return layers
 
 

@@ -50,9 +50,10 @@ def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_e
                 "Make it smaller, or raise mm_encoder_budget.",
                 item=name,
             )
-        if info.atomic_spans and span.stop - span.start > config.max_num_batched_tokens:
+        longest = max((high - low for low, high in span.runs()), default=0)
+        if info.atomic_spans and longest > config.max_num_batched_tokens:
             raise PromptTooLongError(
-                f"It takes {span.stop - span.start} tokens, which this model computes in one step; a step computes "
+                f"It takes {longest} tokens at a stretch, which this model computes in one step; a step computes "
                 f"{config.max_num_batched_tokens}.",
                 "Make it smaller, or raise max_num_batched_tokens.",
                 item=name,
@@ -79,7 +80,7 @@ def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tabl
         )
     piece = length if not config.chunked_prefill else 1
     if info.atomic_spans:
-        piece = max([piece, *(span.stop - span.start for span in request.spans)])
+        piece = max([piece, *(high - low for span in request.spans for low, high in span.runs())])
     if not tables.fits_slice(piece, length + request.params.max_tokens):
         raise CapacityError(
             f"The KV cache is too small to compute {piece} tokens in one step.",

@@ -197,7 +197,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, draft: Draft) -> bool:
         """Give the queue's first sequence a row and its first slice, if it can have both."""
         spans = sequence.request.spans if self._info.atomic_spans else ()
-        num_hit = self._tables.find_hit(sequence, ((span.start, span.stop) for span in spans))
+        num_hit = self._tables.find_hit(sequence, (run for span in spans for run in span.runs()))
         start = num_hit * self._config.block_size
         sequence.begin(start)
         stop = self._embed_limit(sequence, start, min(sequence.end, start + draft.budget), draft)
@@ -246,8 +246,9 @@ class Scheduler:
         """Shorten a slice that would end strictly inside a span or prompt, if this model computes those whole."""
         if self._info.atomic_spans:
             for span in sequence.request.spans:
-                if span.start < stop < span.stop:
-                    return max(start, span.start)
+                for low, high in span.runs() if span.start < stop < span.stop else ():
+                    if low < stop < high:
+                        return max(start, low)
         if self._info.both_ways == "prompt" and start < stop < sequence.num_prompt:
             return start
         return stop

@@ -68,7 +68,8 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
         media["videos"] = [clip.array for clip in ask.videos]
         known = [clip.metadata for clip in ask.videos]
         if all(entry is not None for entry in known):
-            media["video_metadata"] = known
+            # Frames whose places are known were chosen already; some processors would choose among them again.
+            media |= {"video_metadata": known, "do_sample_frames": False}
     return dict(processor(family)(text=[ask.prompt(family)], return_tensors="pt", **media))
 
 

@@ -17,7 +17,7 @@ CombineRule = Callable[[Sequence[EncodeItem]], list[TowerCall]]
 _COMBINE = {"llava_next": "anyres", "llava_onevision": "anyres", "llava_next_video": "anyres"}
 
 
-_WIDE = {"qwen3_vl": "deepstack", "qwen3_vl_moe": "deepstack"}
+_WIDE = {"gemma4": "per_layer", "qwen3_vl": "deepstack", "qwen3_vl_moe": "deepstack"}
 
 
 class Wide(Protocol):
@@ -44,7 +44,7 @@ def wide_of(model_type: str, model: Any) -> Wide | None:
     if name is None:
         return None
     module = importlib.import_module(f"beheld.models.families.{name}")
-    wide: Wide = module.FAMILY(model)
+    wide: Wide | None = module.wide(model)
     return wide
 
 

@@ -41,4 +41,6 @@ class Deepstack:
         return logits
 
 
-FAMILY = Deepstack
+def wide(model: Any) -> Deepstack:
+    """The further columns of this model; see Wide."""
+    return Deepstack(model)

@@ -1,0 +1,54 @@
+"""Gemma 3n and Gemma 4: every layer adds something that it looks up by the token's id."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from beheld.core.errors import ModelError
+
+
+class PerLayer:
+    """Carries what L layers look up, D numbers each, as L * D further columns of a row.
+
+    Media have the columns of the padding token, whose id, 0, stands in their places in a batch.
+    """
+
+    def __init__(self, model: Any) -> None:
+        text = model.config.get_text_config(decoder=True)
+        if text.pad_token_id != 0:
+            raise ModelError(f"{type(model).__name__} pads with the id {text.pad_token_id}; only 0 can be run.")
+        self._model = model
+        self._shape = (text.num_hidden_layers, text.hidden_size_per_layer_input)
+        self.width = self._shape[0] * self._shape[1]
+        self._look_up = model.model.language_model.get_per_layer_inputs
+        self._further = len(inspect.signature(self._look_up).parameters) - 1
+
+    def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
+        """What the layers look up: (T, L * D)."""
+        found: Tensor = self._look_up(ids_T.unsqueeze(0), *[None] * self._further)
+        return found[0].flatten(1).to(embeds_TH.dtype)
+
+    def of_media(self, result: Any) -> Tensor | None:
+        """Nothing of the tower's own."""
+        return None
+
+    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """The model takes them as a keyword."""
+        output = self._model(
+            inputs_embeds=embeds_TH.unsqueeze(0),
+            per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
+            position_ids=positions,
+            logits_to_keep=wanted_S,
+            use_cache=False,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def wide(model: Any) -> PerLayer | None:
+    """The further columns of this model, if its layers look anything up; see Wide."""
+    text = model.config.get_text_config(decoder=True)
+    return PerLayer(model) if getattr(text, "hidden_size_per_layer_input", None) else None
