@@ -19,6 +19,13 @@ from tests import tiny
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
 
+# The families whose processors give what these tests compare tensor by tensor: features of items that are simply
+# joined. All families, these too, are compared token by token in tests/oracle.
+IMAGE_FAMILIES = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
+VIDEO_FAMILIES = ("llava_onevision", "qwen2_vl", "qwen2_5_vl")
+# Families with a chat template of their own.
+CHAT_FAMILIES = tuple(family for family in tiny.TINY if not family.startswith("paligemma"))
+
 
 @cache
 def info(family: str) -> ModelInfo:

@@ -47,7 +47,7 @@ def without_system(family: str, messages: list[dict[str, Any]]) -> list[dict[str
     return messages if family in ("qwen2", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "llava") else messages[1:]
 
 
-@pytest.mark.parametrize("family", tiny.TINY)
+@pytest.mark.parametrize("family", pipes.CHAT_FAMILIES)
 def test_text_gives_the_ids_of_the_template(family: str) -> None:
     talk = without_system(family, TALK)
     request = chat(family, talk)
@@ -57,7 +57,7 @@ def test_text_gives_the_ids_of_the_template(family: str) -> None:
     assert list(request.token_ids) == theirs(family, continued, continue_final_message=True)
 
 
-@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", sorted(set(pipes.CHAT_FAMILIES) & set(tiny.IMAGE_FAMILIES)))
 def test_pictures_between_texts(family: str) -> None:
     first, second = tiny.pictures(2)
     content = [

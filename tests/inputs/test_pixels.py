@@ -58,7 +58,7 @@ def compare_images(family: str, items: list[MediaItem], expected: dict[str, Any]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
-@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", pipes.IMAGE_FAMILIES)
 def test_pictures(family: str, count: int) -> None:
     for seed in range(2):
         pictures = tiny.pictures(count, seed=seed + count)
@@ -67,7 +67,7 @@ def test_pictures(family: str, count: int) -> None:
         assert len(request.spans) == len(request.receipts) == count
 
 
-@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+@pytest.mark.parametrize("family", pipes.VIDEO_FAMILIES)
 def test_videos(family: str) -> None:
     for count in (1, 2):
         videos = [tiny.frames(6, seed) for seed in range(count)]
@@ -75,7 +75,7 @@ def test_videos(family: str) -> None:
         compare(family, request, theirs(family, tiny.prompt(family, 0, count, "Hi?"), [], videos))
 
 
-@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+@pytest.mark.parametrize("family", pipes.VIDEO_FAMILIES)
 def test_pictures_and_videos_in_one_prompt(family: str) -> None:
     pictures, video = tiny.pictures(2), tiny.frames(4)
     mark = tiny.markers(family, 1), tiny.markers(family, 0, 1)
@@ -90,7 +90,7 @@ def test_pictures_and_videos_in_one_prompt(family: str) -> None:
     assert [receipt.index for receipt in request.receipts] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+@pytest.mark.parametrize("family", pipes.VIDEO_FAMILIES)
 def test_a_video_as_pictures_and_as_a_pair(family: str) -> None:
     from PIL import Image
 
@@ -105,7 +105,7 @@ def test_a_video_as_pictures_and_as_a_pair(family: str) -> None:
     assert timed.spans[0].item.digest != bare.spans[0].item.digest
 
 
-@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", pipes.IMAGE_FAMILIES)
 def test_spans_stand_where_the_placeholders_are(family: str) -> None:
     pipe = pipes.shared(family)
     token = pipes.info(family).placeholder_ids["image"]
@@ -116,7 +116,7 @@ def test_spans_stand_where_the_placeholders_are(family: str) -> None:
         assert span.item.num_embeds == span.stop - span.start == len(span.item.replacement_ids)
 
 
-@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", pipes.IMAGE_FAMILIES)
 def test_a_prompt_of_ids(family: str) -> None:
     pipe = pipes.shared(family)
     pictures = tiny.pictures(2)
@@ -129,7 +129,7 @@ def test_a_prompt_of_ids(family: str) -> None:
 
 def test_company_changes_a_onevision_picture_and_no_other() -> None:
     picture = tiny.picture(112, 56, 1)
-    for family in tiny.IMAGE_FAMILIES:
+    for family in pipes.IMAGE_FAMILIES:
         pipe = pipes.shared(family)
         alone = pipes.ask(pipe, family, [picture]).spans[0].item
         among = pipes.ask(pipe, family, [picture, tiny.picture(56, 56, 2)]).spans[0].item

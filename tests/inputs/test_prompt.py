@@ -71,7 +71,7 @@ def test_a_text_model_takes_no_pictures() -> None:
         prepare("llama", {"prompt": "Hi", "multi_modal_data": {"image": PICTURE}})
 
 
-@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", pipes.IMAGE_FAMILIES)
 @pytest.mark.parametrize(("markers", "items"), [(0, 1), (1, 0), (1, 2), (3, 2)])
 def test_markers_must_match_the_media(family: str, markers: int, items: int) -> None:
     prompt = {"prompt": tiny.prompt(family, markers), "multi_modal_data": {"image": [PICTURE] * items}}

@@ -10,7 +10,7 @@ import pytest
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import Sampling, SamplingParams, StructuredOutputs
+from beheld.core.params import Sampling, SamplingParams
 from beheld.inputs.seal import recommended
 from tests.inputs import pipes
 
@@ -85,8 +85,6 @@ def test_changed_fields_are_checked_again() -> None:
 
 
 def test_what_is_not_built_is_refused() -> None:
-    with pytest.raises(ParamsError, match="structured_outputs"):
-        seal(structured_outputs=StructuredOutputs(regex="a"))
     pipe = pipes.make(FAMILY, max_logprobs=3)
     with pytest.raises(ParamsError, match="max_logprobs=3"):
         pipe.seal(SamplingParams(logprobs=4), 1, 0)
