@@ -127,7 +127,8 @@ def make_gemma4(path: Path) -> None:
 def make_gemma4_dense(path: Path) -> None:
     """As google/gemma-4-31B-it: pictures read both ways, full layers whose values are their keys."""
     own = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}
-    _gemma4(path, "gemma4_dense", own | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0})
+    plain = {"final_logit_softcapping": None, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    _gemma4(path, "gemma4_dense", own | plain)
 
 
 def _gemma4(path: Path, name: str, own: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.known import REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
 from beheld.core.errors import ModelError
@@ -17,6 +18,8 @@ _TOKEN_FIELDS = {
 }
 # Families whose videos are frames in the places of pictures, without a token of their own.
 _VIDEOS_AS_PICTURES = frozenset(("internvl", "smolvlm"))
+# Families whose sound has not been compared with transformers.
+_UNHEARD = frozenset(("gemma4",))
 _BOTH_WAYS = {"gemma3": "media", "paligemma": "prompt"}
 _LAYER_KINDS = {"full_attention": "full", "sliding_attention": "sliding", "attention": "full"}
 
@@ -70,6 +73,11 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     text = config.get_text_config(decoder=True)
     generation = read_json(path / "generation_config.json")
     tokenizer = read_json(path / "tokenizer_config.json")
+    if config.model_type in REFUSED:
+        raise ModelError(
+            f"{_architecture(config)} cannot be run yet: {REFUSED[config.model_type]}.",
+            "`beheld models` lists the families that can.",
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(
             f"{_architecture(config)} is an encoder-decoder model.", "Only decoder-only models can be run so far."
@@ -164,6 +172,8 @@ def _placeholders(config: Any) -> dict[str, int]:
             if isinstance(value, int):
                 found[modality] = value
                 break
+    if config.model_type in _UNHEARD:
+        found.pop("audio", None)
     if config.model_type in _VIDEOS_AS_PICTURES and "image" in found:
         found["video"] = found["image"]
     return found

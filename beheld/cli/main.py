@@ -13,6 +13,7 @@ _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
     "ask": "ask a model about pictures and videos",
     "plan": "say how many tokens media take and how much memory a model needs, without its weights",
+    "models": "list the model families that run, and those refused and why",
     "doctor": "say what this machine can run, and why",
 }
 
@@ -45,6 +46,8 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.ask import add_arguments
     elif name == "serve":
         from beheld.cli.serve import add_arguments
+    elif name == "models":
+        from beheld.cli.models import add_arguments
     elif name == "plan":
         from beheld.cli.plan import add_arguments
     else:

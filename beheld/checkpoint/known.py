@@ -1,0 +1,196 @@
+"""The model families that are known by name: those that are tested against transformers, and those refused, with why.
+
+Every row of TESTED has a small checkpoint of its own in tests/ whose answers are compared with transformers', token by
+token; docs/models.md is written from these tables (`beheld models --markdown`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PICTURES = ("image",)
+BOTH = ("image", "video")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A family that runs.
+
+    Attributes:
+        name: as the tests call it.
+        architecture: the class name in config.json.
+        example: a public checkpoint of it.
+        takes: what it accepts besides text.
+        note: what is peculiar to it.
+    """
+
+    name: str
+    architecture: str
+    example: str
+    takes: tuple[str, ...] = ()
+    note: str = ""
+
+
+TESTED = (
+    Known(
+        "aria", "AriaForConditionalGeneration", "rhymes-ai/Aria", PICTURES, "experts; pictures asked by learned queries"
+    ),
+    Known(
+        "aya_vision",
+        "AyaVisionForConditionalGeneration",
+        "CohereForAI/aya-vision-8b",
+        PICTURES,
+        "tiles; sliding and full layers",
+    ),
+    Known(
+        "cohere2_vision",
+        "Cohere2VisionForConditionalGeneration",
+        "CohereLabs/command-a-vision-07-2025",
+        PICTURES,
+        "tiles; sliding and full layers",
+    ),
+    Known("gemma2", "Gemma2ForCausalLM", "google/gemma-2-2b-it", (), "soft caps; sliding and full layers"),
+    Known(
+        "gemma3",
+        "Gemma3ForConditionalGeneration",
+        "google/gemma-3-4b-it",
+        PICTURES,
+        "each picture is read both ways, in one step",
+    ),
+    Known("gemma3_text", "Gemma3ForCausalLM", "google/gemma-3-1b-it", (), "sliding and full layers"),
+    Known(
+        "gemma4",
+        "Gemma4ForConditionalGeneration",
+        "google/gemma-4-E2B-it",
+        BOTH,
+        "per-layer embeddings; layers that read another's cache; no sound yet",
+    ),
+    Known("glm4v", "Glm4vForConditionalGeneration", "zai-org/GLM-4.1V-9B-Thinking", BOTH, "three-axis positions"),
+    Known("glm4v_moe", "Glm4vMoeForConditionalGeneration", "zai-org/GLM-4.5V", BOTH, "three-axis positions; experts"),
+    Known("glm46v", "Glm46VForConditionalGeneration", "zai-org/GLM-4.6V-Flash", BOTH, "three-axis positions"),
+    Known("idefics3", "Idefics3ForConditionalGeneration", "HuggingFaceM4/Idefics3-8B-Llama3", PICTURES, "tiles"),
+    Known("internvl", "InternVLForConditionalGeneration", "OpenGVLab/InternVL3-1B-hf", BOTH, "tiles"),
+    Known("llama", "LlamaForCausalLM", "meta-llama/Llama-2-7b-chat-hf"),
+    Known("llava", "LlavaForConditionalGeneration", "llava-hf/llava-1.5-7b-hf", PICTURES),
+    Known("llava_next", "LlavaNextForConditionalGeneration", "llava-hf/llava-v1.6-mistral-7b-hf", PICTURES, "tiles"),
+    Known(
+        "llava_next_video",
+        "LlavaNextVideoForConditionalGeneration",
+        "llava-hf/LLaVA-NeXT-Video-7B-hf",
+        BOTH,
+        "pooled frames",
+    ),
+    Known(
+        "llava_onevision",
+        "LlavaOnevisionForConditionalGeneration",
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+        BOTH,
+        "tiles for a lone picture",
+    ),
+    Known("mistral", "MistralForCausalLM", "mistralai/Mistral-7B-v0.1", (), "sliding layers"),
+    Known(
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        PICTURES,
+        "pictures of their own size",
+    ),
+    Known(
+        "paligemma",
+        "PaliGemmaForConditionalGeneration",
+        "google/paligemma-3b-mix-224",
+        PICTURES,
+        "the prompt is read both ways, in one step; no shared prefixes; pictures only",
+    ),
+    Known(
+        "paligemma2",
+        "PaliGemmaForConditionalGeneration",
+        "google/paligemma2-3b-ft-docci-448",
+        PICTURES,
+        "as PaliGemma, with soft caps",
+    ),
+    Known(
+        "pixtral_hf",
+        "LlavaForConditionalGeneration",
+        "mistral-community/pixtral-12b",
+        PICTURES,
+        "pictures of their own size",
+    ),
+    Known("qwen2", "Qwen2ForCausalLM", "Qwen/Qwen2-0.5B-Instruct"),
+    Known("qwen2_vl", "Qwen2VLForConditionalGeneration", "Qwen/Qwen2-VL-7B-Instruct", BOTH, "three-axis positions"),
+    Known(
+        "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "Qwen/Qwen2.5-VL-3B-Instruct", BOTH, "three-axis positions"
+    ),
+    Known(
+        "qwen3_vl",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen/Qwen3-VL-4B-Instruct",
+        BOTH,
+        "three-axis positions; the tower also enters the first layers",
+    ),
+    Known("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "Qwen/Qwen3-VL-30B-A3B-Instruct", BOTH, "experts"),
+    Known(
+        "smolvlm",
+        "SmolVLMForConditionalGeneration",
+        "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+        BOTH,
+        "tiles; its processor needs the package num2words",
+    ),
+)
+
+REFUSED = {
+    "chameleon": "its head bars the ids of pictures, which is not compared with transformers yet",
+    "ernie4_5_vl_moe": "its experts are chosen by the kind of each token, which layers are not told yet",
+    "florence2": "it is an encoder-decoder model",
+    "fuyu": "pictures enter as rows of patches without a tower, which is not built yet",
+    "gemma3n": "its tower needs the package timm, and its layers are not compared with transformers yet",
+    "hunyuan_vl": "its four-axis positions are not compared with transformers yet",
+    "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
+    "llama4": "its attention in chunks, and the scale that grows with the position, are not built yet",
+    "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
+    "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
+    "mllama": "its layers attend to pictures beside the text, for which there is no cache yet",
+    "molmo2": "its vocabulary in two parts is not compared with transformers yet",
+    "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
+    "qwen2_5_omni": "sound in positions of three axes is not compared with transformers yet",
+    "qwen2_audio": "sound is not compared with transformers yet",
+    "qwen3_5": "some of its layers are linear attention, for which there is no cache",
+    "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
+    "qwen3_omni_moe": "sound in positions of three axes is not compared with transformers yet",
+    "voxtral": "sound is not compared with transformers yet",
+}
+"""Model type -> what is missing. These are refused by name: no answer is better than a wrong one."""
+
+
+def markdown() -> str:
+    """docs/models.md."""
+    lines = [
+        "# Models",
+        "",
+        "Written by `beheld models --markdown > docs/models.md`; a test checks that it is current.",
+        "",
+        "## What runs",
+        "",
+        "For each of these, a small random checkpoint in the layout of the real one is part of the tests. Its greedy",
+        "answers and their log-probabilities equal those of transformers' `generate`, token by token: alone and in a",
+        "batch of sixteen, with prompts cut into steps, after a shared prefix, after preemption, with several pictures,",
+        "with videos.",
+        "",
+        "| family | architecture | for example | takes | remarks |",
+        "|---|---|---|---|---|",
+    ]
+    for known in sorted(TESTED, key=lambda known: known.name):
+        takes = ", ".join(("text", *known.takes))
+        lines.append(f"| {known.name} | {known.architecture} | {known.example} | {takes} | {known.note} |")
+    lines += [
+        "",
+        "Other architectures of transformers with full and sliding attention are tried by the same means. At load, a",
+        "dry pass checks that every layer calls the paged attention once; what they answer has not been compared.",
+        "",
+        "## What is refused",
+        "",
+        "| model type | what is missing |",
+        "|---|---|",
+        *(f"| {name} | {reason} |" for name, reason in sorted(REFUSED.items())),
+    ]
+    return "\n".join(lines) + "\n"

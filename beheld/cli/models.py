@@ -1,0 +1,27 @@
+"""`beheld models`: which families run, and which are refused and why."""
+
+from __future__ import annotations
+
+import argparse
+
+from beheld.checkpoint import known
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--markdown", action="store_true", help="print the page docs/models.md")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables."""
+    if arguments.markdown:
+        print(known.markdown(), end="")
+        return 0
+    print("runs, and answers as transformers does")
+    for row in sorted(known.TESTED, key=lambda row: row.name):
+        print(f"  {row.name:18} {', '.join(('text', *row.takes)):20} {row.example}")
+    print("refused")
+    for name, reason in sorted(known.REFUSED.items()):
+        print(f"  {name:18} {reason}")
+    return 0

@@ -1,0 +1,49 @@
+"""The list of families says what is tested, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from beheld.checkpoint import known
+from beheld.checkpoint.info import read_info
+from beheld.cli.main import main
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ModelError
+from tests import tiny
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+
+
+def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--markdown"]) == 0
+    assert PAGE.read_text(encoding="utf-8") == capsys.readouterr().out
+
+
+def test_the_list_is_that_of_the_tests() -> None:
+    variants = {"gemma4_dense"}
+    assert {row.name for row in known.TESTED} == set(tiny.TINY) - variants
+
+
+@pytest.mark.parametrize("row", known.TESTED, ids=lambda row: row.name)
+def test_a_row_says_what_the_checkpoint_says(row: known.Known) -> None:
+    info = read_info(tiny.checkpoint(row.name), EngineArgs())
+    assert info.architecture == row.architecture
+    assert info.modalities == row.takes
+
+
+@pytest.mark.parametrize("model_type", known.REFUSED)
+def test_what_is_refused_says_why(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    with pytest.raises(ModelError) as caught:
+        read_info(tmp_path, EngineArgs())
+    assert known.REFUSED[model_type] in str(caught.value) or "not one this version" in str(caught.value)
+
+
+def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "Qwen/Qwen2-VL-7B-Instruct" in out
+    assert known.REFUSED["mllama"] in out
