@@ -60,16 +60,23 @@ def _padded(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest:
         return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(0, 1)
     if windows * longest > 4 * total:
         # Mostly padding: one long picture among many small windows.
-        parts = [
-            F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in qkv), scale=scale)[0].transpose(0, 1)
-            for qkv in zip(*(x.split(lengths_W.tolist()) for x in (q_THC, k_THC, v_THC)), strict=True)
-        ]
-        return torch.cat(parts)
+        lengths = lengths_W.tolist()
+        windows_qkv = zip(q_THC.split(lengths), k_THC.split(lengths), v_THC.split(lengths), strict=True)
+        return torch.cat([_alone(q, k, v, scale) for q, k, v in windows_qkv])
     shown_WL = torch.arange(longest, device=cu_W1.device) < lengths_W.unsqueeze(1)
-    padded = []
-    for x_THC in (q_THC, k_THC, v_THC):
-        x_WLHC = x_THC.new_zeros((windows, longest, *x_THC.shape[1:]))
-        x_WLHC[shown_WL] = x_THC
-        padded.append(x_WLHC.transpose(1, 2))
-    out_WHLC = F.scaled_dot_product_attention(*padded, attn_mask=shown_WL[:, None, None, :], scale=scale)
+    q, k, v = (_spread(x, shown_WL).transpose(1, 2) for x in (q_THC, k_THC, v_THC))
+    out_WHLC = F.scaled_dot_product_attention(q, k, v, attn_mask=shown_WL[:, None, None, :], scale=scale)
     return out_WHLC.transpose(1, 2)[shown_WL]
+
+
+def _alone(q_LHC: Tensor, k_LHC: Tensor, v_LHC: Tensor, scale: float | None) -> Tensor:
+    """One window."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_LHC, k_LHC, v_LHC))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)[0].transpose(0, 1)
+
+
+def _spread(x_THC: Tensor, shown_WL: Tensor) -> Tensor:
+    """Tokens into rows of windows (W, L, H, C); zeros where a row is padding."""
+    x_WLHC = x_THC.new_zeros((*shown_WL.shape, *x_THC.shape[1:]))
+    x_WLHC[shown_WL] = x_THC
+    return x_WLHC
