@@ -113,6 +113,9 @@ class EventStream(Response):
             await until_gone(self._send(send), receive)
         except (Gone, OSError) as error:
             self._finished(error)
+        except BaseException:
+            self._finished(Gone())
+            raise
         finally:
             await self._chunks.aclose()
 
