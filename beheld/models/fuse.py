@@ -63,7 +63,7 @@ class FirstOfFused(nn.Module):
         super().__init__()
         self.sizes = [linear.out_features for linear in linears]
         self.in_features = linears[0].in_features
-        self.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+        self.weight = nn.Parameter(torch.cat([linear.weight.data for linear in linears]), requires_grad=False)
         biases = [linear.bias for linear in linears]
         self.bias = None
         if any(bias is not None for bias in biases):
@@ -83,6 +83,8 @@ class FirstOfFused(nn.Module):
 
 class RestOfFused(nn.Module):
     """Stands where one of the other layers stood."""
+
+    first: FirstOfFused
 
     def __init__(self, first: FirstOfFused, index: int) -> None:
         super().__init__()
@@ -104,10 +106,9 @@ def fuse_linears(model: nn.Module) -> int:
     fused = 0
     for module in list(model.modules()):
         for names in _FUSABLE:
-            linears = [getattr(module, name, None) for name in names]
-            if not all(type(linear) is nn.Linear for linear in linears):
-                continue
-            if len({linear.in_features for linear in linears}) != 1:
+            found = [getattr(module, name, None) for name in names]
+            linears = [linear for linear in found if isinstance(linear, nn.Linear) and type(linear) is nn.Linear]
+            if len(linears) < len(names) or len({linear.in_features for linear in linears}) != 1:
                 continue
             first = FirstOfFused(linears)
             setattr(module, names[0], first)
