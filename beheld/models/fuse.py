@@ -64,10 +64,10 @@ class FirstOfFused(nn.Module):
         self.sizes = [linear.out_features for linear in linears]
         self.in_features = linears[0].in_features
         self.weight = nn.Parameter(torch.cat([linear.weight.data for linear in linears]), requires_grad=False)
-        biases = [linear.bias for linear in linears]
+        biases: list[Tensor | None] = [linear.bias for linear in linears]
         self.bias = None
         if any(bias is not None for bias in biases):
-            filled = [
+            filled: list[Tensor] = [
                 linear.weight.new_zeros(linear.out_features) if bias is None else bias
                 for linear, bias in zip(linears, biases, strict=True)
             ]
