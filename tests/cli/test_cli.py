@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +133,17 @@ def test_wrong_usage(capsys: Capture, words: list[str], message: str) -> None:
         main(["ask", *words])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_process_of_its_own_says_nothing_but_the_answer(picture: Path, model: list[str]) -> None:
+    command = [sys.executable, "-m", "beheld.cli.main", "ask", str(picture), "What?", "--temperature", "0", *model]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip()
+    assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == []
+
+
+def test_nothing_is_complained_of_at_the_end(picture: Path, model: list[str]) -> None:
+    words = ["ask", str(picture), "What is this?", "--max-tokens", "2", *model]
+    done = subprocess.run([sys.executable, "-m", "beheld.cli.main", *words], capture_output=True, text=True, check=True)
+    assert "leak" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 3, done.stderr

@@ -51,7 +51,6 @@ def test_collector_is_paused_and_comes_back() -> None:
             pass
         assert not gc.isenabled(), "the inner one must not switch it on"
     assert gc.isenabled()
-    gc.unfreeze()
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
