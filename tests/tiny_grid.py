@@ -5,7 +5,6 @@ Each is laid out as the checkpoint that its function names; see tiny.py for what
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,9 +226,6 @@ TINY: dict[str, Callable[[Path], None]] = {
     "glm46v": make_glm46v,
     "aria": make_aria,
 }
-READY: tuple[str, ...] = tuple(TINY)
-if not os.environ.get("BEHELD_DRAFTS"):
-    TINY = {name: TINY[name] for name in READY}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES = tuple(name for name in TINY if name != "aria")
 GLM_TURN = "[gMASK]<sop><|user|>\n{}<|assistant|>\n"

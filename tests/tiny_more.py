@@ -5,7 +5,6 @@ Each is laid out as the checkpoint that its function names; see tiny.py for what
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -411,11 +410,8 @@ TINY: dict[str, Callable[[Path], None]] = {
     "smolvlm": make_smolvlm,
     "llava_next_video": make_llava_next_video,
 }
-READY = tuple(TINY)
-if not os.environ.get("BEHELD_DRAFTS"):
-    TINY = {name: TINY[name] for name in READY}
 IMAGE_FAMILIES = tuple(TINY)
-VIDEO_FAMILIES = tuple(name for name in ("internvl", "llava_next_video", "smolvlm") if name in TINY)
+VIDEO_FAMILIES = ("internvl", "llava_next_video", "smolvlm")
 CHATML_TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FORMS.update(
     {
