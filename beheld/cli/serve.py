@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers in work at once; more get 503 (default: 1024)",
     )
     group.add_argument(
-        "--engine", choices=("process", "thread"), default=None, help="where the engine runs (default: process)"
+        "--engine",
+        choices=("process", "thread"),
+        default=None,
+        help="where the engine runs (default: process with a GPU)",
     )
     group.add_argument("--drain-timeout", type=float, default=None, help="seconds for running answers after SIGTERM")
     group.add_argument("--tool-call-parser", choices=("hermes", "json"), help="how the model writes tool calls")
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.engine.process import spawn
 
     # The engine's process loads its libraries while this one loads the same.
-    place = "thread" if arguments.engine == "thread" else spawn()
+    place = spawn() if _place(arguments) == "process" else "thread"
     from beheld.api.async_llm import AsyncLLM
     from beheld.server.serve import run as serve
 
@@ -76,6 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if llm.alive else 3
     finally:
         llm.close()
+
+
+def _place(arguments: argparse.Namespace) -> str:
+    """Where the engine runs if nothing was said: on a CPU both sides would only take each other's cores."""
+    if arguments.engine is not None:
+        return str(arguments.engine)
+    gpu = arguments.device != "cpu" and Path("/dev/nvidiactl").exists()
+    return "process" if gpu else "thread"
 
 
 def server_options(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any]) -> ServerOptions:

@@ -72,7 +72,7 @@ def test_69_sigterm_drains_and_exits_with_0() -> None:
 
 
 def test_69_a_second_signal_ends_at_once() -> None:
-    with served("--max-model-len", "2048", "--drain-timeout", "60") as (process, port):
+    with served("--max-model-len", "2048", "--drain-timeout", "60", "--engine", "process") as (process, port):
         threads = []
         for _ in range(8):
             body = LONG | {"max_tokens": 2000, "n": 8}
@@ -98,7 +98,7 @@ def _ask(port: int, body: dict[str, Any]) -> None:
 
 
 def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
-    with served("--max-model-len", "2048") as (process, port):
+    with served("--max-model-len", "2048", "--engine", "process") as (process, port):
         (engine,) = _children(process.pid)
         link = socket.create_connection(("127.0.0.1", port), timeout=20)
         link.sendall(request_bytes("/v1/completions", LONG | {"max_tokens": 2000, "stream": True}))
@@ -115,7 +115,7 @@ def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
 
 
 def test_68_the_engine_ends_with_the_server() -> None:
-    with served("--max-model-len", "1024") as (process, port):
+    with served("--max-model-len", "1024", "--engine", "process") as (process, port):
         (engine,) = _children(process.pid)
         process.kill()
         process.wait(5)
