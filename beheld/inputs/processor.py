@@ -169,7 +169,7 @@ class ItemProcessor:
         import torch
 
         layout: dict[str, tuple[Any, ...]] = {}
-        dropped = frozenset(self.loaded().unused_input_names)
+        dropped = frozenset(getattr(self.loaded(), "unused_input_names", ()))
         features: dict[str, Any] = {}
         for name, value in outputs.items():
             if name in self._family.layout:
