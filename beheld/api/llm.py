@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.api.feed import Job
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, mix
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import ConfigError, EngineDeadError, ParamsError
+from beheld.core.errors import ConfigError, EngineDeadError, ParamsError, PromptError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
@@ -72,7 +72,7 @@ class LLM:
         Returns:
             One output per prompt, in order.
         """
-        items = [prompts] if _is_one(prompts) else list(prompts)
+        items = [prompts] if _is_one(prompts) else _listed(prompts)
         jobs = self._jobs(items, self._inputs.prepare, sampling_params, lora_request, priority)
         return self._all(jobs, len(items), use_tqdm, on_error)
 
@@ -107,9 +107,8 @@ class LLM:
         on_error: str = "raise",
     ) -> list[RequestOutput]:
         """Answer one conversation or many, given as OpenAI messages; content may hold media."""
-        if not messages:
-            return []
-        many: list[Any] = [messages] if isinstance(messages[0], dict) else list(messages)
+        given = _listed(messages)
+        many: list[Any] = [given] if given and isinstance(given[0], Mapping) else given
         options: dict[str, Any] = {
             "chat_template": chat_template or self._args.chat_template,
             "content_format": chat_template_content_format,
@@ -208,6 +207,13 @@ class LLM:
         count = len(items) if isinstance(items, Sequence) else None
         if params is None:
             params = self.get_default_sampling_params()
+        for one in params if isinstance(params, list | tuple) else (params,):
+            if not isinstance(one, SamplingParams):
+                raise ParamsError(
+                    f"sampling_params must be SamplingParams, not {type(one).__name__}.",
+                    "Write SamplingParams(temperature=0, ...).",
+                    param="sampling_params",
+                )
         for name, value in (("sampling_params", params), ("lora_request", lora), ("priority", priority)):
             if count is not None and isinstance(value, list | tuple) and len(value) != count:
                 raise ParamsError(f"There are {len(value)} {name} for {count} prompts.", param=name)
@@ -240,8 +246,6 @@ class LLM:
     def _all(
         self, jobs: Iterator[Job], total: int, use_tqdm: bool | Callable[..., Any], on_error: str
     ) -> list[RequestOutput]:
-        if on_error not in ("raise", "return"):
-            raise ParamsError(f"on_error must be 'raise' or 'return', got {on_error!r}.", param="on_error")
         outputs = dict(self._live().results(jobs, on_error, total=total, progress=use_tqdm))
         return [outputs[index] for index in range(total)]
 
@@ -251,6 +255,13 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str | dict) or (
         isinstance(prompts, list | tuple) and bool(prompts) and isinstance(prompts[0], int)
     )
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """The prompts, or the messages, as a list of our own."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, str | bytes | Mapping):
+        raise PromptError(f"A {type(prompts).__name__} is not a list of prompts or messages.", "Give a list.")
+    return list(prompts)
 
 
 def _at(values: Any, index: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from beheld.api.feed import Fed, Feed, Job
 from beheld.core.config import EngineConfig
-from beheld.core.errors import EngineError, UserError
+from beheld.core.errors import BeheldError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
@@ -93,6 +93,8 @@ class OfflineRun:
         Raises:
             UserError, EngineError: the first job's error, unless `on_error` is "return".
         """
+        if on_error not in ("raise", "return"):
+            raise ParamsError(f"on_error must be 'raise' or 'return', got {on_error!r}.", param="on_error")
         bars = Bars(total, progress)
         try:
             for index, output, _ in self._progress(jobs, on_error, bars):
@@ -158,12 +160,12 @@ class OfflineRun:
                 self.core.add(request)
                 added.append(request.id)
                 self._live[request.id] = live
-        except (UserError, EngineError) as error:
+        except Exception as error:
             for request_id in added:
                 self._forget(request_id)
             if on_error == "raise":
                 raise
-            return RequestOutput(job.id, None, None, [], finished=True, error=error)
+            return RequestOutput(job.id, None, None, [], finished=True, error=_ours(error))
         return None
 
     def _push(self, event: TokenEvent, live: _Live) -> RequestOutput | None:
@@ -199,3 +201,12 @@ class OfflineRun:
             self._forget(request_id)
         while in_flight is not None:
             in_flight, _ = self.core.step(in_flight)
+
+
+def _ours(error: Exception) -> BeheldError:
+    """An error of our own tree: nothing that goes wrong with one request may end a run that was told to go on."""
+    if isinstance(error, BeheldError):
+        return error
+    made = EngineError(f"Preparing the request failed: {type(error).__name__}: {error}.", "Please report this.")
+    made.__cause__ = error
+    return made

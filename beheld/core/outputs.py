@@ -80,7 +80,7 @@ class RequestOutput:
     Attributes:
         media: one receipt per media item: what was given, what the model saw, what was lost.
         error: set when the request failed and `on_error="return"` was asked for; `outputs` is then empty.
-        milliseconds: time per stage ("prepare", "queue", "first_token", "total").
+        milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start).
     """
 
     request_id: str

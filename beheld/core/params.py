@@ -10,7 +10,6 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 
-MAX_LOGPROBS = 20
 GREEDY_BELOW = 1e-5
 LogitsProcessor = Callable[..., Any]
 
@@ -145,7 +144,8 @@ class SamplingParams:
         whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         whole("top_k", self.top_k, -1)
         for name in ("logprobs", "prompt_logprobs"):
-            whole(name, getattr(self, name), 0, MAX_LOGPROBS, optional=True)
+            # The engine's max_logprobs bounds them when the request is sealed.
+            whole(name, getattr(self, name), 0, optional=True)
         whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
 
     def _verify_floats(self) -> None:
@@ -167,17 +167,33 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             raise ParamsError("stop strings need detokenize=True.", "Use stop_token_ids instead.", param="stop")
         strings("bad_words", self.bad_words)
+        for name in ("stop_token_ids", "allowed_token_ids", "logits_processors"):
+            sequence(name, getattr(self, name))
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 whole(name, token, 0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParamsError("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise ParamsError("logit_bias must map token ids to numbers.", "Give {token_id: bias}.", param="logit_bias")
         for token, bias in (self.logit_bias or {}).items():
             whole("logit_bias", int(token) if isinstance(token, str) and token.isdigit() else token, 0)
             number("logit_bias", bias, -100.0, 100.0)
         for processor in self.logits_processors or ():
             if not callable(processor):
                 raise ParamsError("logits_processors must hold callables.", param="logits_processors")
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
+            raise ParamsError(
+                "structured_outputs must be a StructuredOutputs.",
+                "Give StructuredOutputs(json=...), or regex, choice or grammar.",
+                param="structured_outputs",
+            )
+        if not (self.spaces_between_special_tokens or self.skip_special_tokens):
+            raise ParamsError(
+                "spaces_between_special_tokens=False is not available.",
+                "Leave it out.",
+                param="spaces_between_special_tokens",
+            )
 
     def clone(self) -> SamplingParams:
         """An independent copy (lists copied one level deep)."""
@@ -226,6 +242,12 @@ def number(name: str, value: Any, low: float, high: float) -> None:
         raise ParamsError(f"{name} must be a finite number, got {value!r}.", param=name)
     if not low <= value <= high:
         raise ParamsError(f"{name} must be from {low:g} to {high:g}, got {value:g}.", param=name)
+
+
+def sequence(name: str, value: Any) -> None:
+    """Raise ParamsError unless `value` is None, a list, a tuple or a set."""
+    if value is not None and not isinstance(value, list | tuple | set | frozenset):
+        raise ParamsError(f"{name} must be a list, got {value!r}.", param=name)
 
 
 def strings(name: str, value: Any) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,14 +95,48 @@ def check(args: EngineArgs) -> None:
     for name, default in _NO_MEANING.items():
         if getattr(args, name) != default:
             logger.info("%s has no meaning here and changes nothing.", name)
-    if not 0.0 < args.gpu_memory_utilization <= 1.0:
-        raise ConfigError("gpu_memory_utilization must be above 0 and at most 1.", param="gpu_memory_utilization")
-    if args.media_workers is not None and args.media_workers < 0:
-        raise ConfigError("media_workers must be a whole number from 0.", param="media_workers")
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_gpu_blocks_override"):
+    _check_numbers(args)
+    for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "override_generation_config"):
         value = getattr(args, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name} must be a whole number above 0, got {value!r}.", param=name)
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} must be a mapping, got {value!r}.", param=name)
+    if args.hf_overrides is not None and not (isinstance(args.hf_overrides, Mapping) or callable(args.hf_overrides)):
+        raise ConfigError("hf_overrides must be a mapping or a function of the configuration.", param="hf_overrides")
+    if args.model is not None and not isinstance(args.model, str | os.PathLike):
+        raise ConfigError(f"model must be a folder or a hub name, got {args.model!r}.", param="model")
+    if args.generation_config not in ("auto", "vllm"):
+        raise ConfigError(
+            f"generation_config={args.generation_config!r} is not available in this version.",
+            "Available: 'auto' (the checkpoint's), 'vllm' (none); see also override_generation_config.",
+            param="generation_config",
+        )
+
+
+def _check_numbers(args: EngineArgs) -> None:
+    lows = {
+        "max_model_len": 1,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1,
+        "block_size": 1,
+        "num_gpu_blocks_override": 1,
+        "mm_encoder_budget": 1,
+        "kv_cache_memory_bytes": 1,
+        "media_workers": 0,
+        "max_logprobs": 0,
+        "seed": -(2**63),
+    }
+    for name, low in lows.items():
+        value = getattr(args, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+            raise ConfigError(f"{name} must be a whole number from {low}, got {value!r}.", param=name)
+    for name, high in (("gpu_memory_utilization", 1.0), ("mm_processor_cache_gb", math.inf)):
+        value = getattr(args, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= high:
+            raise ConfigError(f"{name} must be a number from 0 to {high:g}, got {value!r}.", param=name)
+    if args.gpu_memory_utilization == 0.0:
+        raise ConfigError("gpu_memory_utilization must be above 0.", param="gpu_memory_utilization")
 
 
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:

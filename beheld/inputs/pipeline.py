@@ -10,6 +10,7 @@ from typing import Any
 from beheld.checkpoint.resolve import read_json, resolve_tokenizer
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import (
+    ConfigError,
     LimitError,
     MediaError,
     ModelError,
@@ -19,7 +20,7 @@ from beheld.core.errors import (
     TemplateError,
 )
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import Sampling, SamplingParams, whole
 from beheld.core.request import LoRARequest, Request
 from beheld.inputs import chat, control, embeds, expand
 from beheld.inputs.cache import CacheStats, MediaCache
@@ -391,6 +392,7 @@ class InputPipeline:
         arrival: float,
         seed: int,
     ) -> Request:
+        self._check_order(lora, priority)
         token_ids, spans = expand.expand(ids, items, self._tokenizer.marks)
         self._check_length(token_ids, spans)
         return Request(
@@ -405,6 +407,18 @@ class InputPipeline:
             receipts=receipts,
             prompt=prompt,
         )
+
+    def _check_order(self, lora: LoRARequest | None, priority: int) -> None:
+        """Refuse an adapter or a priority that would change nothing."""
+        if lora is not None:
+            raise ConfigError("LoRA adapters are not available in this version.", "Leave it out.", param="lora_request")
+        whole("priority", priority, -(2**63), 2**63 - 1)
+        if priority != 0 and self._config.policy != "priority":
+            raise ParamsError(
+                "A priority means nothing with scheduling_policy='fcfs'.",
+                "Start the engine with scheduling_policy='priority'.",
+                param="priority",
+            )
 
     def _check_length(self, token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> None:
         if not token_ids:

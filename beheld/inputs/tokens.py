@@ -53,9 +53,11 @@ class PromptTokenizer:
         """Token ids of trusted text: what spells a special token is that token.
 
         Raises:
-            PromptError: there is no tokenizer.
+            PromptError: there is no tokenizer, or the text holds half a surrogate pair, which is no character.
         """
         tokenizer = self._require()
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
         with self._lock:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
         return ids

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from beheld import LLM, EngineArgs, SamplingParams
+from beheld import LLM, EngineArgs, LoRARequest, SamplingParams
 from beheld.core.errors import (
     BeheldError,
     ConfigError,
@@ -75,11 +75,22 @@ def test_engine_args_go_back_into_llm() -> None:
         ("device", "abacus"),
         ("attention_backend", "none"),
         ("scheduling_policy", "random"),
+        ("limit_mm_per_prompt", [1]),
+        ("mm_processor_kwargs", 7),
+        ("hf_overrides", 5),
+        ("model", 5),
+        ("seed", "a"),
+        ("max_logprobs", "a"),
+        ("mm_encoder_budget", "x"),
+        ("mm_processor_cache_gb", -1),
+        ("gpu_memory_utilization", "x"),
+        ("kv_cache_memory_bytes", "1G"),
+        ("generation_config", "/somewhere"),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        LLM(str(tiny.checkpoint("llama")), **{option: value})
+        LLM(**{"model": str(tiny.checkpoint("llama")), option: value})
     assert caught.value.param == option
 
 
@@ -219,6 +230,7 @@ def test_bad_requests_get_their_error_and_the_others_finish(llm: LLM) -> None:
         ({"prompt": good["prompt"], "multi_modal_data": {"smell": 1}}, BeheldError),
         ({"promt": "x"}, PromptError),
         ("", PromptError),
+        ("half a pair: \ud800", PromptError),
     ]
     prompts = [good, *(prompt for prompt, _ in bad), good]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
@@ -251,6 +263,51 @@ def test_wrong_calls(llm: LLM) -> None:
         llm.generate(ask("x"), changed, use_tqdm=False)
     assert llm.generate([], GREEDY) == []
     assert llm.chat([], GREEDY) == []
+    for wrong in (5, None):
+        with pytest.raises(PromptError):
+            llm.generate(wrong, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(PromptError):
+        llm.chat({"role": "user", "content": "x"}, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(ParamsError, match="sampling_params"):
+        llm.generate(ask("x"), {"temperature": 0})  # type: ignore[arg-type]
+    with pytest.raises(ParamsError, match="on_error"):
+        next(llm.generate_iter([ask("x")], GREEDY, on_error="ignore"))
+
+
+def test_what_would_change_nothing_is_refused(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="LoRA"):
+        llm.generate(ask("x"), GREEDY, lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
+    with pytest.raises(ParamsError, match="scheduling_policy"):
+        llm.generate([ask("x")], GREEDY, priority=[1], use_tqdm=False)
+    with pytest.raises(ParamsError, match="priority"):
+        llm.generate([ask("x")], GREEDY, priority=["a"], use_tqdm=False)  # type: ignore[list-item]
+
+
+def test_whatever_goes_wrong_in_preparing_one_request_the_others_finish(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = llm._inputs.prepare
+
+    def broken(prompt: Any, *args: Any, **options: Any) -> Any:
+        if prompt == "break":
+            raise ZeroDivisionError("a defect of ours")
+        return honest(prompt, *args, **options)
+
+    monkeypatch.setattr(llm._inputs, "prepare", broken)
+    bad, good = llm.generate(["break", ask("x")], GREEDY, use_tqdm=False, on_error="return")
+    assert isinstance(bad.error, EngineError)
+    assert "a defect of ours" in str(bad.error)
+    assert good.error is None
+    assert len(good.outputs[0].token_ids) == 8
+
+
+def test_more_log_probabilities_where_the_engine_allows_them() -> None:
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=64, max_logprobs=30) as llm:
+        (output,) = llm.generate("Hello", SamplingParams(max_tokens=1, temperature=0, logprobs=30), use_tqdm=False)
+        assert output.outputs[0].logprobs is not None
+        assert len(output.outputs[0].logprobs[0]) == 30
+        with pytest.raises(ParamsError, match="max_logprobs"):
+            llm.generate("Hello", SamplingParams(logprobs=31), use_tqdm=False)
 
 
 # ---- streams and iterators -------------------------------------------------------------------------------------------

@@ -77,6 +77,23 @@ def test_bad_words_stand_at_the_start_and_after_a_blank() -> None:
         seal(bad_words=["  "])
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop_token_ids": 5},
+        {"allowed_token_ids": 3},
+        {"logit_bias": [1, 2]},
+        {"structured_outputs": {"choice": ["a"]}},
+        {"spaces_between_special_tokens": False, "skip_special_tokens": False},
+        {"logits_processors": len},
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_by_name(params: dict[str, Any]) -> None:
+    with pytest.raises(ParamsError) as caught:
+        SamplingParams(**params)
+    assert caught.value.param == next(iter(params))
+
+
 def test_changed_fields_are_checked_again() -> None:
     params = SamplingParams()
     params.top_p = 7.0
