@@ -217,6 +217,8 @@ def _media(part: Mapping[str, Any], kind: str, where: str, limits: MediaLimits) 
     elif isinstance(source, Mapping) and "url" in source:
         uuid = source.get("uuid", uuid)
         source = source.get("url")
+    elif isinstance(source, Mapping) and kind.endswith("_url"):
+        source = None
     if source is None:
         raise PromptError(
             f"{where} holds no {modality}.", f'Give it under {kind!r}, for example {{"type": {kind!r}, ...}}.'

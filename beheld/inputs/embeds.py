@@ -127,7 +127,12 @@ def _seconds(value: Any, count: int) -> list[float | None]:
 def _tensor(value: Any) -> Any:
     import torch
 
-    tensor = torch.as_tensor(value)
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DecodeError(
+            f"A {type(value).__name__} does not hold embeddings.", "Give a tensor of floating-point numbers."
+        ) from error
     if tensor.is_meta or tensor.is_sparse or tensor.layout != torch.strided:
         raise DecodeError("Embeddings must be a dense tensor with values.")
     if not tensor.is_floating_point():

@@ -53,7 +53,7 @@ class InputPipeline:
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
-        ConfigError, ParamsError: an option of the pipeline is wrong.
+        ConfigError, ParamsError, TemplateError: an option of the pipeline is wrong.
     """
 
     def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
@@ -65,6 +65,9 @@ class InputPipeline:
             None if args.skip_tokenizer_init else _load(info, args), info.placeholder_ids, self._family.places
         )
         self._templates = ChatTemplates(self._tokenizer.inner, Path(info.path), self._family.template)
+        if args.chat_template:
+            # A wrong one is told of now, not with the first conversation.
+            self._templates.resolve(args.chat_template, None)
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer)
         self._cache = MediaCache(config.processor_cache_bytes)

@@ -20,6 +20,7 @@ from beheld.core.errors import (
     ParamsError,
     PromptError,
     PromptTooLongError,
+    TemplateError,
 )
 from tests import tiny
 
@@ -51,6 +52,11 @@ def ids(outputs: list[Any]) -> list[list[int]]:
 def test_unknown_option_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"max_modle_len.*max_model_len"):
         LLM("x", max_modle_len=3)
+
+
+def test_a_wrong_chat_template_is_told_of_at_once() -> None:
+    with pytest.raises(TemplateError, match="nowhere"):
+        LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=64, chat_template="/nowhere.jinja")
 
 
 def test_engine_args_go_back_into_llm() -> None:

@@ -143,6 +143,7 @@ def test_options_of_a_part_are_options_of_its_item() -> None:
         ([{"role": "user", "content": [3]}], "Part 1 of message 1"),
         ([{"role": "user", "content": [{"type": "text"}]}], "no text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "holds no image"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "holds no image"),
         ([{"role": "user", "content": [{"type": "imag_url", "x": ""}]}], "'image_url'"),
         ([{"role": "user", "content": [{"type": "hologram"}]}], "Known"),
     ],

@@ -95,6 +95,7 @@ INF = torch.full((1, 4, HIDDEN), float("inf"))
         (torch.empty(1, 4, HIDDEN, device="meta"), "dense"),
         (torch.ones(4, HIDDEN).to_sparse(), "dense"),
         ({"image_embeds": torch.randn(1, 4, HIDDEN), "image_size": 3}, "'image_size'"),
+        ({"image_embeds": "x"}, "A str does not hold embeddings"),
         ({"image_grid_thw": torch.tensor([[1, 4, 4]])}, "lack the tensor"),
         ([torch.randn(4, HIDDEN), torch.randn(4, HIDDEN - 1)], "shape"),
         (np.full((1, 4, HIDDEN), np.nan, np.float32), "not finite"),
