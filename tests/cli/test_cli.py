@@ -147,3 +147,9 @@ def test_nothing_is_complained_of_at_the_end(picture: Path, model: list[str]) ->
     done = subprocess.run([sys.executable, "-m", "beheld.cli.main", *words], capture_output=True, text=True, check=True)
     assert "leak" not in done.stderr
     assert len(done.stderr.splitlines()) <= 3, done.stderr
+
+
+def test_json_and_stream_exclude_each_other(capsys: Capture, picture: Path) -> None:
+    with pytest.raises(SystemExit):
+        run(capsys, "ask", picture, "What?", "--json", "--stream")
+    assert "not allowed with" in capsys.readouterr().err
