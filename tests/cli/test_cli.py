@@ -6,8 +6,6 @@ import io
 import json
 import subprocess
 import sys
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
