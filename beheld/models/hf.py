@@ -149,4 +149,5 @@ class HFAdapter:
 
     def weights_bytes(self) -> int:
         """Memory that the weights take."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
+        return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())

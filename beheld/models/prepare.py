@@ -9,7 +9,14 @@ from torch import nn
 
 from beheld.attention.op import number_layers
 from beheld.core.config import EngineConfig
-from beheld.models.fuse import compile_layers, fuse_linears, small_batch_linears
+from beheld.models.fuse import (
+    PackedLinear,
+    SmallBatchLinear,
+    can_pack,
+    compile_layers,
+    fuse_linears,
+    replace_linears,
+)
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -22,7 +29,8 @@ def prepare(model: Any, config: EngineConfig) -> Any:
         return model
     if config.device == "cpu":
         if config.dtype == "float32":
-            logger.debug("%d linear layers compute small batches by outputs.", small_batch_linears(model))
+            kind = PackedLinear if can_pack() else SmallBatchLinear
+            logger.debug("%d linear layers are now %s.", replace_linears(model, kind), kind.__name__)
         return model
     if config.dtype == "float32":
         # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.

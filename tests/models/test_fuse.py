@@ -18,8 +18,17 @@ def load(family: str) -> Any:
     return kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
 
 
+def small_batches(model: Any) -> int:
+    return fuse.replace_linears(model, fuse.SmallBatchLinear)
+
+
+def packed(model: Any) -> int:
+    assert fuse.can_pack()
+    return fuse.replace_linears(model, fuse.PackedLinear)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen2_5_vl"])
-@pytest.mark.parametrize("surgery", [fuse.fuse_linears, fuse.small_batch_linears])
+@pytest.mark.parametrize("surgery", [fuse.fuse_linears, small_batches, packed])
 @torch.inference_mode()
 def test_logits_are_those_of_the_model_as_it_came(family: str, surgery: Any) -> None:
     model = load(family)
@@ -28,7 +37,8 @@ def test_logits_are_those_of_the_model_as_it_came(family: str, surgery: Any) -> 
     parameters = sum(p.numel() for p in model.parameters())
     decoder = model.get_decoder()
     assert surgery(decoder) >= 2 * len(decoder.layers)
-    assert sum(p.numel() for p in model.parameters()) == parameters
+    kept = sum(p.numel() for p in model.parameters())
+    assert kept + sum(getattr(m, "packed_bytes", 0) for m in model.modules()) // 4 == parameters
     torch.testing.assert_close(model(input_ids=ids).logits, before, atol=2e-5, rtol=1e-4)
     single = ids[:1, :1]
     torch.testing.assert_close(

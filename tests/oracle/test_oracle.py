@@ -16,7 +16,9 @@ from tests import tiny
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask, Case
 
-LOGPROB_TOLERANCE = 1e-4
+# Where it is not 1e-4: Gemma 4's tiny checkpoint has norms that widen the rounding of any two float32 products of its
+# matrices (up to 1.1e-4 between oneDNN's and MKL's).
+LOGPROB_TOLERANCE = {"gemma4": 2e-4, "gemma4_dense": 2e-4}
 RUNS = [(family, name, case) for family in tiny.TINY for name in cases.ENGINES for case in cases.cases(family)]
 
 
@@ -78,7 +80,7 @@ def check(llm: LLM, family: str, asks: Sequence[Ask]) -> None:
         assert tuple(output.prompt_token_ids) == expected.prompt_ids, ask
         assert tuple(got.token_ids) == expected.token_ids, ask
         said = [step[token].logprob for step, token in zip(got.logprobs, got.token_ids, strict=True)]
-        assert said == pytest.approx(expected.logprobs, abs=LOGPROB_TOLERANCE), ask
+        assert said == pytest.approx(expected.logprobs, abs=LOGPROB_TOLERANCE.get(family, 1e-4)), ask
 
 
 @pytest.mark.parametrize(("family", "name", "case"), RUNS, ids=lambda value: getattr(value, "name", value))
