@@ -9,7 +9,10 @@ from typing import Any
 from beheld.checkpoint.known import REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import ConfigError, ModelError
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 _TOKEN_FIELDS = {
     "image": ("image_token_id", "image_token_index"),
@@ -53,8 +56,13 @@ def _override(config: Any, overrides: Mapping[str, Any] | Callable[[Any], Any] |
     if overrides is None:
         return config
     if callable(overrides):
-        return overrides(config)
+        changed = overrides(config)
+        if changed is None:
+            raise ConfigError("The hf_overrides function gave None.", "It must return the configuration.")
+        return changed
     for name, value in overrides.items():
+        if not hasattr(config, name):
+            logger.warning("hf_overrides sets %r, which %s does not have.", name, type(config).__name__)
         current = getattr(config, name, None)
         if isinstance(value, Mapping) and hasattr(current, "to_dict"):
             _override(current, value)

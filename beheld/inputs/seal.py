@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.errors import ParamsError
 from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams
+from beheld.inputs.logits import EngineProcessors
 from beheld.structured.compile import Compiler, grammar_of
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -33,13 +34,7 @@ class Sealer:
             frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
         )
         self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
-        for processor in config.logits_processors:
-            if isinstance(processor, type) or not callable(processor):
-                raise ConfigError(
-                    "logits_processors as classes are not available in this version.",
-                    "Give functions (output_ids, logits) -> logits, or set them in SamplingParams.",
-                    param="logits_processors",
-                )
+        self._processors = EngineProcessors(config.logits_processors, config)
 
     def seal(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
         """The sealed parameters of one sequence.
@@ -80,7 +75,7 @@ class Sealer:
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             grammar=grammar,
-            processors=(*self._config.logits_processors, *(params.logits_processors or ())),
+            processors=self._processors.of(params),
         )
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:

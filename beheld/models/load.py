@@ -50,7 +50,9 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
     for auto_name in ("AutoModelForImageTextToText", "AutoModelForCausalLM"):
         mapping = getattr(transformers, auto_name)._model_mapping
         if type(hf_config) in mapping:
-            return mapping[type(hf_config)]
+            found = mapping[type(hf_config)]
+            logger.warning("transformers has no class %s; using %s.", info.architecture, found.__name__)
+            return found
     raise ModelError(
         f"transformers has no class that generates text for the architecture {info.architecture!r}.",
         "Update transformers, or name another architecture with hf_overrides={'architectures': [...]}.",

@@ -105,8 +105,12 @@ def test_what_is_not_built_is_refused() -> None:
     pipe = pipes.make(FAMILY, max_logprobs=3)
     with pytest.raises(ParamsError, match="max_logprobs=3"):
         pipe.seal(SamplingParams(logprobs=4), 1, 0)
-    with pytest.raises(ConfigError, match="classes"):
+    with pytest.raises(ConfigError, match="new_req_logits_processor"):
         pipes.make(FAMILY, {"logits_processors": (dict,)})
+    with pytest.raises(ConfigError, match="no logits processor"):
+        pipes.make(FAMILY, {"logits_processors": ("nowhere:Nothing",)})
+    with pytest.raises(ParamsError, match="read by nobody"):
+        seal(extra_args={"ngram_size": 3})
     bare = pipes.make(FAMILY, skip_tokenizer_init=True)
     for params in (SamplingParams(stop=["x"]), SamplingParams(bad_words=["x"])):
         with pytest.raises(ParamsError, match="tokenizer"):
@@ -135,3 +139,34 @@ def test_recommended_parameters() -> None:
     path = Path(pipes.info("qwen2_5_vl").path) / "generation_config.json"
     stated = json.loads(path.read_text())
     assert pipes.shared("qwen2_5_vl").default_params().repetition_penalty == stated["repetition_penalty"]
+
+
+class Banned:
+    """As vLLM's processor classes: made once with three arguments, asked for a function for each request."""
+
+    def __init__(self, config: Any, device: Any, is_pin_memory: bool) -> None:
+        self.device = device
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Any:
+        banned = (params.extra_args or {}).get("banned")
+        if banned is None:
+            return None
+        if not isinstance(banned, int):
+            raise ValueError("banned must be a number")
+
+        def process(output_ids: Any, logits: Any) -> Any:
+            logits[banned] = float("-inf")
+            return logits
+
+        return process
+
+
+def test_classes_make_a_function_for_each_request_that_wants_one() -> None:
+    pipe = pipes.make(FAMILY, {"logits_processors": (Banned,)})
+    assert pipe.seal(SamplingParams(), 1, 0).processors == ()
+    (process,) = pipe.seal(SamplingParams(extra_args={"banned": 2}), 1, 0).processors
+    assert process([], [0.0, 0.0, 0.0]) == [0.0, 0.0, float("-inf")]
+    with pytest.raises(ParamsError, match="banned must be a number"):
+        pipe.seal(SamplingParams(extra_args={"banned": "x"}), 1, 0)
+    by_name = pipes.make(FAMILY, {"logits_processors": ("tests.inputs.test_seal:Banned",)})
+    assert len(by_name.seal(SamplingParams(extra_args={"banned": 2}), 1, 0).processors) == 1

@@ -1,0 +1,104 @@
+"""Logits processors of the engine: functions for every request, and classes that make one for a request.
+
+A class is made once, without arguments or with (configuration, device, whether memory is pinned) as vLLM's are, and has
+`new_req_logits_processor(params)`, which gives a function for a request, or None. Such a class may read
+`SamplingParams.extra_args`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from beheld.core.config import EngineConfig
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import LogitsProcessor, SamplingParams
+
+
+class EngineProcessors:
+    """What `LLM(logits_processors=[...])` was given: functions, classes, or classes by name ("module:Class").
+
+    Raises:
+        ConfigError: an entry is none of these, or cannot be made.
+    """
+
+    def __init__(self, given: Sequence[Any], config: EngineConfig) -> None:
+        self._functions: list[LogitsProcessor] = []
+        self._makers: list[Any] = []
+        for entry in given:
+            entry = _named(entry) if isinstance(entry, str) else entry
+            if isinstance(entry, type):
+                self._makers.append(_made(entry, config))
+            elif callable(entry):
+                self._functions.append(entry)
+            else:
+                raise ConfigError(
+                    f"logits_processors holds {entry!r}.",
+                    "Give functions (output_ids, logits) -> logits, or classes with new_req_logits_processor.",
+                    param="logits_processors",
+                )
+
+    def of(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
+        """All processors of one request: the engine's, then its own.
+
+        Raises:
+            ParamsError: extra_args were given and nobody reads them, or a class refuses them.
+        """
+        if params.extra_args and not self._makers:
+            raise ParamsError(
+                f"extra_args ({', '.join(map(repr, params.extra_args))}) would be read by nobody.",
+                "Load a class that reads them with LLM(logits_processors=[...]).",
+                param="extra_args",
+            )
+        made = [self._for_request(maker, params) for maker in self._makers]
+        return (*self._functions, *(one for one in made if one is not None), *(params.logits_processors or ()))
+
+    def _for_request(self, maker: Any, params: SamplingParams) -> LogitsProcessor | None:
+        try:
+            function: LogitsProcessor | None = maker.new_req_logits_processor(params)
+        except Exception as error:
+            raise ParamsError(
+                f"{type(maker).__name__} refuses this request: {error}", "Check extra_args.", param="extra_args"
+            ) from error
+        if function is not None and not callable(function):
+            raise ParamsError(
+                f"{type(maker).__name__}.new_req_logits_processor gave {function!r}.",
+                "It must give a function or None.",
+                param="logits_processors",
+            )
+        return function
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"There is no logits processor {name!r}: {error}.", "Name it as module:Class.", param="logits_processors"
+        ) from error
+
+
+def _made(kind: type, config: EngineConfig) -> Any:
+    if not callable(getattr(kind, "new_req_logits_processor", None)):
+        raise ConfigError(
+            f"{kind.__name__} has no new_req_logits_processor(params).",
+            "Give a class that makes a function for each request, or a function.",
+            param="logits_processors",
+        )
+    try:
+        wants = [
+            p
+            for p in inspect.signature(kind).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except ValueError:
+        wants = []
+    try:
+        return kind(config, config.device, False) if len(wants) == 3 else kind()
+    except Exception as error:
+        raise ConfigError(
+            f"{kind.__name__} cannot be made: {error}", "Check its constructor.", param="logits_processors"
+        ) from error
