@@ -42,7 +42,13 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
 }
-_NO_MEANING = {"swap_space": None, "disable_custom_all_reduce": False}
+_NO_MEANING = {
+    "swap_space": None,
+    "disable_custom_all_reduce": False,
+    "disable_log_stats": False,
+    "max_loras": 1,
+    "max_lora_rank": 16,
+}
 
 
 @dataclass
@@ -92,6 +98,12 @@ def check(args: EngineArgs) -> None:
         if value not in allowed:
             known = ", ".join(repr(v) for v in allowed)
             raise ConfigError(f"{name}={value!r} is not available in this version.", f"Available: {known}.", param=name)
+    if args.allowed_local_media_path and not Path(args.allowed_local_media_path).is_dir():
+        raise ConfigError(
+            f"allowed_local_media_path={args.allowed_local_media_path!r} is not a folder.",
+            "Name the folder whose files chat messages may show.",
+            param="allowed_local_media_path",
+        )
     for name, default in _NO_MEANING.items():
         if getattr(args, name) != default:
             logger.info("%s has no meaning here and changes nothing.", name)

@@ -348,7 +348,7 @@ class Scheduler:
     def _fail_step(self, sequence: Sequence, reason: str) -> TokenEvent:
         """End a sequence whose step failed; none of its blocks is shared any more."""
         self._tables.drop_keys(sequence)
-        text = "The model produced NaN for this request." if reason == "nan" else reason
+        text = "The model produced NaN, or no finite logit, for this request." if reason == "nan" else reason
         return self._end(sequence, FinishReason.ERROR, StepError(text))
 
     def _lose(self, digest: bytes) -> None:

@@ -81,6 +81,7 @@ def test_engine_args_go_back_into_llm() -> None:
         ("device", "abacus"),
         ("attention_backend", "none"),
         ("scheduling_policy", "random"),
+        ("allowed_local_media_path", "/no/such/folder"),
         ("limit_mm_per_prompt", [1]),
         ("mm_processor_kwargs", 7),
         ("hf_overrides", 5),
