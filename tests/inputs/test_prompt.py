@@ -35,7 +35,9 @@ def test_forms_of_text_and_ids() -> None:
         {"prompt": text, "multi_modal_data": {"image": None}, "mm_processor_kwargs": None},
     ):
         assert list(prepare("llama", prompt).token_ids) == ids
-    request = prepare("llama", {"prompt": text, "cache_salt": "mine"}, priority=3, arrival=1.5)
+    ranked = pipes.make("llama", {"policy": "priority"})
+    salted = {"prompt": text, "cache_salt": "mine"}
+    request = ranked.prepare(salted, pipes.ONE_TOKEN, request_id="r", priority=3, arrival=1.5)
     assert (request.salt, request.priority, request.arrival, request.id) == (b"mine", 3, 1.5, "r")
     assert request.prompt == text
 
