@@ -17,6 +17,9 @@ from torch import Tensor
 
 NAME = "beheld_flash_tower"
 
+# With more lengths than this, windows are computed one by one.
+_MOST_LENGTHS = 8
+
 # Families whose towers were seen to pack, and to call attention with the running sum and nothing else of their own.
 PACKING = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
 
@@ -45,38 +48,27 @@ def tower_attention(
     assert cu_seq_lens_q is not None
     assert max_length_q is not None
     q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (query, key, value))
-    return _padded(q_THC, k_THC, v_THC, cu_seq_lens_q, max_length_q, scaling).unsqueeze(0), None
+    return _windows(q_THC, k_THC, v_THC, cu_seq_lens_q, max_length_q, scaling).unsqueeze(0), None
 
 
-def _padded(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest: int, scale: float | None) -> Tensor:
-    """Windows of one length as a batch; where they differ, the shorter ones are padded and their padding is hidden.
-
-    Token t of window w stands in row w, column t - cu[w].
-    """
+def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest: int, scale: float | None) -> Tensor:
+    """Windows of one length are a batch; a tower has few lengths (whole windows, and those at two edges)."""
     lengths_W = cu_W1[1:] - cu_W1[:-1]
-    windows, total = len(lengths_W), q_THC.shape[0]
-    if windows * longest == total:
-        q, k, v = (x.unflatten(0, (windows, longest)).transpose(1, 2) for x in (q_THC, k_THC, v_THC))
-        return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(0, 1)
-    if windows * longest > 4 * total:
-        # Mostly padding: one long picture among many small windows.
-        lengths = lengths_W.tolist()
-        windows_qkv = zip(q_THC.split(lengths), k_THC.split(lengths), v_THC.split(lengths), strict=True)
-        return torch.cat([_alone(q, k, v, scale) for q, k, v in windows_qkv])
-    shown_WL = torch.arange(longest, device=cu_W1.device) < lengths_W.unsqueeze(1)
-    q, k, v = (_spread(x, shown_WL).transpose(1, 2) for x in (q_THC, k_THC, v_THC))
-    out_WHLC = F.scaled_dot_product_attention(q, k, v, attn_mask=shown_WL[:, None, None, :], scale=scale)
-    return out_WHLC.transpose(1, 2)[shown_WL]
+    if len(lengths_W) * longest == q_THC.shape[0]:
+        return _batch(q_THC, k_THC, v_THC, longest, scale)
+    lengths = lengths_W.tolist()
+    if len(set(lengths)) > _MOST_LENGTHS:
+        parts = zip(q_THC.split(lengths), k_THC.split(lengths), v_THC.split(lengths), strict=True)
+        return torch.cat([_batch(*qkv, length, scale) for qkv, length in zip(parts, lengths, strict=True) if length])
+    length_T = lengths_W.repeat_interleave(lengths_W)
+    out_THC = torch.empty_like(q_THC)
+    for length in set(lengths) - {0}:
+        own = (length_T == length).nonzero().squeeze(1)
+        out_THC[own] = _batch(q_THC[own], k_THC[own], v_THC[own], length, scale)
+    return out_THC
 
 
-def _alone(q_LHC: Tensor, k_LHC: Tensor, v_LHC: Tensor, scale: float | None) -> Tensor:
-    """One window."""
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_LHC, k_LHC, v_LHC))
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)[0].transpose(0, 1)
-
-
-def _spread(x_THC: Tensor, shown_WL: Tensor) -> Tensor:
-    """Tokens into rows of windows (W, L, H, C); zeros where a row is padding."""
-    x_WLHC = x_THC.new_zeros((*shown_WL.shape, *x_THC.shape[1:]))
-    x_WLHC[shown_WL] = x_THC
-    return x_WLHC
+def _batch(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, length: int, scale: float | None) -> Tensor:
+    """Windows of this length, one after the other."""
+    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THC, k_THC, v_THC))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(0, 1)

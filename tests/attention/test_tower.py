@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from beheld.attention.tower import tower_attention
 
 
-@pytest.mark.parametrize("lengths", [[16, 16, 16], [4, 16, 9], [1], [64, 1, 1, 1, 1, 1, 2, 1], [3, 5]])
+@pytest.mark.parametrize("lengths", [[16, 16, 16], [4, 16, 9], [1], [64, 1, 1, 1, 1, 1, 2, 1], [3, 5], [*range(1, 11)]])
 def test_equals_each_window_alone(lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 3, sum(lengths), 8, generator=generator) for _ in range(3))
