@@ -17,6 +17,7 @@ from beheld.models.adapter import ModelAdapter
 from beheld.models.load import model_class_of
 from beheld.runner import capacity
 from beheld.runner.runner import ModelRunner
+from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -34,6 +35,8 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     Raises:
         ModelError, CapacityError: with what to do.
     """
+    if config.device == "cpu":
+        keep_freed_memory()
     adapter = registry.build(hf_config, info, config)
     backend = select(config.device, _wanted_backend(info, config))
     reserved = 0

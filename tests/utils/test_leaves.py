@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beheld.utils import env
+from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.collector import paused_collector
 from beheld.utils.log import once
 from beheld.utils.lru import LRU
@@ -64,6 +65,10 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "maybe")
     with pytest.raises(ValueError, match="BEHELD_ALLOW_PRIVATE_FETCH"):
         env.ALLOW_PRIVATE_FETCH()
+
+
+def test_the_allocator_takes_the_settings() -> None:
+    assert keep_freed_memory()
 
 
 def test_once(caplog: pytest.LogCaptureFixture) -> None:
