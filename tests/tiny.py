@@ -623,9 +623,9 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_grid, tiny_masks, tiny_more  # noqa: E402
+from tests import tiny_grid, tiny_masks, tiny_more, tiny_new  # noqa: E402
 
-for _further in (tiny_more, tiny_grid, tiny_masks):
+for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES

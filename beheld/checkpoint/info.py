@@ -95,7 +95,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
-    axes = 3 if "mrope_section" in (_rope(text) or {}) else 1
+    axes = len((_rope(text) or {}).get("mrope_section") or (0,))
     return ModelInfo(
         path=str(path),
         name=args.model or "mote",

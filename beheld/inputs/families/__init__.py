@@ -63,6 +63,7 @@ _FILES = {
     "glm46v": "glm4v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",
+    "hunyuan_vl": "hunyuan_vl",
     "internvl": "internvl",
     "llava": "llava",
     "llava_next": "llava",
