@@ -26,11 +26,16 @@ _MASK = (1 << 61) - 1
 
 FULL = KVGroup("full", (0,), 1, 8, 8)
 SHARED = KVGroup("shared", (1,), 1, 8, 8)
+CROSS = KVGroup("cross", (3,), 1, 8, 8, num_states=12)
 
 
 def sliding(window: int) -> KVGroup:
     """A sliding group of that window."""
     return KVGroup("sliding", (2,), 1, 8, 8, window)
+
+
+Beside = list[tuple[int, bytes]]
+"""Where items with states stand, and their digests."""
 
 
 # ---- the model, by hand ----------------------------------------------------------------------------------------------
@@ -41,9 +46,12 @@ def mix(state: int, value: int) -> int:
     return (state * 6364136223846793005 + value * 1442695040888963407 + 1013904223) & _MASK
 
 
-def first_state(lora: LoRARequest | None) -> int:
-    """The state before any token."""
-    return 1 if lora is None else 1 + lora.lora_int_id
+def first_state(lora: LoRARequest | None, beside: Beside) -> int:
+    """The state before any token: positions before the first item with states attend to all of them."""
+    state = 1 if lora is None else 1 + lora.lora_int_id
+    for digest in [digest for _, digest in beside] if beside and beside[0][0] > 0 else ():
+        state = mix(state, embed_value(digest, 0))
+    return state
 
 
 def next_token(state: int) -> int:
@@ -63,7 +71,9 @@ def expected_tokens(request: Request, max_model_len: int) -> tuple[list[int], st
         mask = span.item.embed_mask or (True,) * (span.stop - span.start)
         places = [span.start + offset for offset, takes in enumerate(mask) if takes]
         embeds.update({place: embed_value(span.item.digest, index) for index, place in enumerate(places)})
-    state = first_state(request.lora)
+    beside = [(span.start, span.item.digest) for span in request.spans if span.item.num_states]
+    embeds |= {place: embed_value(digest, 0) for place, digest in beside}
+    state = first_state(request.lora, beside)
     for position, token in enumerate(request.token_ids):
         state = mix(state, embeds.get(position, token))
     output: list[int] = []
@@ -92,6 +102,7 @@ class FakeRow:
     num_computed: int
     broken: bool = False
     embeds: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    beside: set[bytes] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -211,12 +222,15 @@ class FakeRunner:
         assert admission.num_computed % self.config.block_size == 0
         blocks = [list(table) for table in admission.blocks]
         for group, table in zip(self.info.kv_groups, blocks, strict=True):
-            expected = 0 if group.kind == "shared" else admission.num_computed // self.config.block_size
+            expected = 0 if group.kind in ("shared", "cross") else admission.num_computed // self.config.block_size
             assert len(table) == expected, "the tables of a hit hold its blocks"
         row = FakeRow(admission, list(admission.token_ids), [], blocks, admission.num_computed)
         for span in admission.spans:
             row.embeds.update(_embed_places(span))
-        state = first_state(admission.lora)
+        beside = [(span.start, span.digest) for span in admission.spans if span.num_states]
+        row.embeds |= {place: (digest, 0) for place, digest in beside}
+        row.beside.update(digest for _, digest in beside)
+        state = first_state(admission.lora, beside)
         row.states = [state]
         for position in range(known):
             row.states.append(mix(row.states[-1], _value(row, position)))
@@ -254,8 +268,8 @@ class FakeRunner:
         size = self.config.block_size
         needed = -(-piece.stop // size)
         for index, (group, blocks) in enumerate(zip(self.info.kv_groups, piece.new_blocks, strict=True)):
-            if group.kind == "shared":
-                assert not blocks, "a shared group has no blocks"
+            if group.kind in ("shared", "cross"):
+                assert not blocks, f"a {group.kind} group has no blocks"
                 continue
             for block in blocks:
                 assert 0 < block < self.capacity.num_blocks[index], f"block {block} does not exist"
@@ -263,7 +277,10 @@ class FakeRunner:
             assert len(row.tables[index]) == needed, "exactly the blocks that the slice reaches"
 
     def _use_embeds(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> bool:
-        missing = False
+        # States are attended to from every position.
+        used |= row.beside
+        missing = not row.beside <= self._embeds.keys()
+        assert not missing or self.broken_digests, "states are used that are not there"
         for span in row.admission.spans:
             if self.info.atomic_spans:
                 for edge in (piece.start, piece.stop):
@@ -271,7 +288,8 @@ class FakeRunner:
                         takes = span.embed_mask or (True,) * (span.stop - span.start)
                         inside = takes[edge - span.start - 1] and takes[edge - span.start]
                         assert not inside, "a span that must be whole was cut"
-            if any(span.start <= p < span.stop and p in row.embeds for p in range(piece.start, piece.stop)):
+            takes_any = any(span.start <= p < span.stop and p in row.embeds for p in range(piece.start, piece.stop))
+            if takes_any and not span.num_states:
                 used.add(span.digest)
                 if span.digest not in self._embeds:
                     assert self.broken_digests, "embeddings are used that were not encoded"
@@ -382,10 +400,19 @@ def fake_capacity(info: ModelInfo, config: EngineConfig, num_blocks: int | tuple
 
 
 def fake_item(
-    name: str, num_tokens: int, mask: Iterable[bool] | None = None, features: Mapping[str, Any] | None = None
+    name: str,
+    num_tokens: int,
+    mask: Iterable[bool] | None = None,
+    features: Mapping[str, Any] | None = None,
+    num_states: int = 0,
 ) -> MediaItem:
-    """A picture of that name (equal names, equal pictures), which takes `num_tokens` places in the prompt."""
+    """A picture of that name (equal names, equal pictures), which takes `num_tokens` places in the prompt.
+
+    With `num_states` none of them takes an embedding.
+    """
     embed_mask = None if mask is None else tuple(mask)
+    if num_states:
+        embed_mask = (False,) * num_tokens
     assert embed_mask is None or len(embed_mask) == num_tokens
     return MediaItem(
         modality="image",
@@ -395,6 +422,7 @@ def fake_item(
         replacement_ids=(PLACEHOLDER,) * num_tokens,
         embed_mask=embed_mask,
         num_embeds=num_tokens if embed_mask is None else sum(embed_mask),
+        num_states=num_states,
     )
 
 

@@ -44,6 +44,8 @@ class MediaItem:
         replacement_ids: the token ids that replace the placeholder.
         embed_mask: which of those take an embedding, one bool each; None means all of them.
         num_embeds: how many take one.
+        num_states: how many states of it the layers of a cross group attend to, beside the sequence; an item has either
+            embeddings or states.
         feature_bytes: size of `features`, for the caches' bounds.
         lead, tail: ordinary text that the processor puts around the replacement; it is encoded with the prompt's own.
     """
@@ -58,6 +60,12 @@ class MediaItem:
     feature_bytes: int = 0
     lead: str = ""
     tail: str = ""
+    num_states: int = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Embeddings or states that the device keeps of it."""
+        return self.num_embeds + self.num_states
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:

@@ -14,7 +14,8 @@ from beheld.core.request import LoRARequest
 class SpanView:
     """A media span as the device needs it: no features, only identity, place and layout.
 
-    `embed_mask` is None when every position of the span takes an embedding.
+    `embed_mask` is None when every position of the span takes an embedding. Of an item with `num_states` none does:
+    layers of a cross group attend to its states instead.
     """
 
     modality: str
@@ -24,6 +25,7 @@ class SpanView:
     embed_mask: tuple[bool, ...] | None
     num_embeds: int
     layout: Mapping[str, tuple[Any, ...]]
+    num_states: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ class SeqSlice:
 
 @dataclass(frozen=True, eq=False)
 class EncodeItem:
-    """Run the tower for one item and keep its embeddings under `digest`."""
+    """Run the tower for one item and keep its embeddings, or its states, `num_embeds` of them, under `digest`."""
 
     digest: bytes
     modality: str

@@ -42,7 +42,7 @@ class Draft:
 
     def encode_item(self, item: MediaItem) -> None:
         """Run the tower for `item`."""
-        self.encode.append(EncodeItem(item.digest, item.modality, item.features, item.num_embeds))
+        self.encode.append(EncodeItem(item.digest, item.modality, item.features, item.num_kept))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

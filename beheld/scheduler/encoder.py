@@ -1,4 +1,4 @@
-"""Which embeddings live on the device, by digest, within a fixed number of them."""
+"""Which embeddings and states live on the device, by digest, within a fixed number of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from beheld.core.media import MediaItem
 
 
 class EncoderBudget:
-    """Counts embeddings on the device.
+    """Counts embeddings, or states of a cross group, on the device.
 
     An item that some sequence has computed in part, or that the step being planned needs, is held and stays. The rest
     stays until its room is wanted; the least recently used goes first, and is told to the device by `take_forgotten`.
 
-    A sequence holds at most one item between steps, the one whose place it has computed in part, and can always go on
-    with it. So nobody waits for room while keeping others from theirs, and waiting for room always ends.
+    Of items with embeddings, a sequence holds at most one between steps, the one whose place it has computed in part,
+    and can always go on with it; of items with states it holds all or none. So nobody waits for room while keeping
+    others from theirs, and waiting for room always ends.
     """
 
     def __init__(self, max_embeds: int) -> None:
@@ -53,13 +54,13 @@ class EncoderBudget:
             self.num_reused += 1
             return False
         self._holders[digest] = 1
-        self._num_held += item.num_embeds
+        self._num_held += item.num_kept
         if digest in self._sizes:
             del self._idle[digest]
             self.num_reused += 1
             return False
-        self._sizes[digest] = item.num_embeds
-        self._num_used += item.num_embeds
+        self._sizes[digest] = item.num_kept
+        self._num_used += item.num_kept
         self.num_encoded += 1
         while self._num_used > self.max_embeds:
             self._drop(next(iter(self._idle)))

@@ -8,7 +8,6 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from beheld.core.config import KVGroup
-from beheld.core.errors import ConfigError
 from beheld.scheduler.blocks import NULL_BLOCK, BlockPool
 from beheld.scheduler.prefix import extend_keys, longest_run, longest_window
 from beheld.scheduler.sequence import Sequence
@@ -221,8 +220,7 @@ class GroupTables:
 
 
 def _has_store(group: KVGroup) -> bool:
-    if group.kind == "cross":
-        raise ConfigError("Models with cross-attention to media are not built yet.")
-    assert group.kind in ("full", "sliding", "shared"), group.kind
+    assert group.kind in ("full", "sliding", "shared", "cross"), group.kind
     assert (group.kind == "sliding") == (group.window is not None), "a window belongs to a sliding group"
-    return group.kind != "shared"
+    # What stands beside the text takes no blocks: see holding.py.
+    return group.kind not in ("shared", "cross")

@@ -34,6 +34,7 @@ def refuse(
         )
     if not config.chunked_prefill:
         _refuse_media_at_once(request, max_encoder_tokens)
+    _refuse_states(request, max_encoder_tokens)
     _refuse_media(request, config, info, max_encoder_tokens)
     _refuse_blocks(request, config, info, tables)
 
@@ -58,6 +59,16 @@ def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_e
                 "Make it smaller, or raise max_num_batched_tokens.",
                 item=name,
             )
+
+
+def _refuse_states(request: Request, max_encoder_tokens: int) -> None:
+    sizes = {span.item.digest: span.item.num_states for span in request.spans}
+    if sum(sizes.values()) > max_encoder_tokens:
+        raise CapacityError(
+            f"Its media take {sum(sizes.values())} states, all of which it needs at once; the device keeps at most "
+            f"{max_encoder_tokens}.",
+            "Send fewer, or give the cache more memory (kv_cache_memory_bytes, mm_encoder_budget).",
+        )
 
 
 def _refuse_media_at_once(request: Request, max_encoder_tokens: int) -> None:

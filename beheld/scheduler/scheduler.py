@@ -22,9 +22,10 @@ from beheld.core.request import FinishReason, Request
 from beheld.scheduler.draft import Draft, Flight, SchedulerStats
 from beheld.scheduler.encoder import EncoderBudget
 from beheld.scheduler.groups import GroupTables
+from beheld.scheduler.holding import Holding
 from beheld.scheduler.limits import refuse
 from beheld.scheduler.queue import WaitingQueue
-from beheld.scheduler.sequence import Place, Sequence, Status
+from beheld.scheduler.sequence import Sequence, Status
 
 
 class Scheduler:
@@ -40,6 +41,7 @@ class Scheduler:
         most = self._tables.most_positions()
         self._most_positions = config.max_model_len if most is None else min(most, config.max_model_len)
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
+        self._media = Holding(self._encoder)
         self._queue = WaitingQueue()
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
@@ -150,7 +152,7 @@ class Scheduler:
         """The general case of one running sequence: chunks, media, and blocks that may have to be taken from others."""
         start = sequence.num_computed
         stop = min(sequence.end, start + draft.budget)
-        stop = self._cut(sequence, start, self._embed_limit(sequence, start, stop, draft))
+        stop = self._cut(sequence, start, self._media.limit(sequence, start, stop, draft))
         if stop <= start:
             return
         stop = self._find_blocks(sequence, stop, draft)
@@ -200,15 +202,16 @@ class Scheduler:
         num_hit = self._tables.find_hit(sequence, (run for span in spans for run in span.runs()))
         start = num_hit * self._config.block_size
         sequence.begin(start)
-        stop = self._embed_limit(sequence, start, min(sequence.end, start + draft.budget), draft)
+        stop = self._media.limit(sequence, start, min(sequence.end, start + draft.budget), draft)
         stop = self._cut(sequence, start, min(stop, self._tables.reach(sequence, num_hit)))
         whole = self._config.chunked_prefill or len(sequence.token_ids) > sequence.num_prompt
-        if stop <= start or (stop < sequence.end and not whole):
+        if stop <= start or (stop < sequence.end and not whole) or not self._media.can_admit(sequence, draft):
             return False
         self._queue.pop()
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
         insort(self._running, sequence, key=_order)
+        self._media.admit(sequence, draft)
         if sequence.num_cached is None:
             sequence.num_cached = start
             self._prefix_queries += sequence.num_prompt
@@ -232,7 +235,7 @@ class Scheduler:
         """Add the slice up to `stop`: everything it needs has been found to be there."""
         start = sequence.num_computed
         if sequence.place < len(sequence.places):
-            self._hold_embeds(sequence, start, stop, draft)
+            self._media.hold(sequence, start, stop, draft)
         samples = stop == len(sequence.token_ids) + sequence.num_in_flight
         new_blocks = self._tables.extend(sequence, stop)
         sequence.advance(stop)
@@ -253,41 +256,6 @@ class Scheduler:
             return start
         return stop
 
-    # ---- embeddings --------------------------------------------------------------------------------------------------
-
-    def _embed_limit(self, sequence: Sequence, start: int, stop: int, draft: Draft) -> int:
-        """How far the slice can go, up to `stop`, before it needs embeddings for which there is no room."""
-        planned: set[bytes] = set()
-        num_planned = 0
-        for place in _touched(sequence, start, stop):
-            digest = place.item.digest
-            if digest in planned or self._encoder.is_held(digest):
-                continue
-            if draft.encoder_closed or not self._encoder.has_room(num_planned + place.item.num_embeds):
-                draft.encoder_closed = True
-                return place.next_embed(start)
-            planned.add(digest)
-            num_planned += place.item.num_embeds
-        return stop
-
-    def _hold_embeds(self, sequence: Sequence, start: int, stop: int, draft: Draft) -> None:
-        """Hold what the slice needs until the end of the step, and what it leaves unfinished beyond it."""
-        touched = list(_touched(sequence, start, stop))
-        items = {place.item.digest: place.item for place in touched}
-        before = sequence.held
-        if before is not None:
-            items.pop(before.digest, None)
-        # What is there is held first, so that it is not dropped to make room for what is new.
-        for item in sorted(items.values(), key=lambda item: item.digest not in self._encoder):
-            if self._encoder.hold(item):
-                draft.encode_item(item)
-        mine = [*items] if before is None else [before.digest, *items]
-        after = sequence.held
-        if touched:
-            after = touched[-1].item if touched[-1].last > stop else None
-        sequence.held = after
-        draft.used.extend(digest for digest in mine if after is None or digest != after.digest)
-
     # ---- learning ----------------------------------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
@@ -298,7 +266,7 @@ class Scheduler:
             abandoned = self._flights.pop(old)
             assert all(s.status is Status.FINISHED for s in abandoned.sequences), "a result was skipped"
         for digest in result.lost:
-            self._lose(digest)
+            self._media.lose(digest, self._running)
         events: list[TokenEvent] = []
         size = self._config.block_size
         tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
@@ -351,12 +319,6 @@ class Scheduler:
         text = "The model produced NaN, or no finite logit, for this request." if reason == "nan" else reason
         return self._end(sequence, FinishReason.ERROR, StepError(text))
 
-    def _lose(self, digest: bytes) -> None:
-        self._encoder.lose(digest)
-        for sequence in self._running:
-            if sequence.held is not None and sequence.held.digest == digest:
-                sequence.held = None
-
     def _event(
         self,
         sequence: Sequence,
@@ -394,9 +356,7 @@ class Scheduler:
         self._tables.free(sequence)
         self._free_rows.append(sequence.row)
         self._released.append(sequence.row)
-        if sequence.held is not None:
-            self._encoder.release(sequence.held.digest)
-            sequence.held = None
+        self._media.leave(sequence)
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -462,26 +422,15 @@ class Scheduler:
             assert known <= sequence.most_tokens
             if sequence.status is Status.WAITING:
                 assert sequence.held is None, "a waiting sequence holds embeddings"
+                assert not sequence.states, "a waiting sequence holds states"
                 assert not any(sequence.tables), "a waiting sequence holds blocks"
         self._queue.check()
         self._tables.check(self._running)
-        self._encoder.check(s.held.digest for s in self._running if s.held is not None)
+        self._media.check(self._running)
 
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
-
-
-def _touched(sequence: Sequence, start: int, stop: int) -> list[Place]:
-    """The places of which the slice takes embeddings, in order."""
-    found: list[Place] = []
-    for index in range(sequence.place, len(sequence.places)):
-        place = sequence.places[index]
-        if place.first >= stop:
-            break
-        if place.needed(start, stop):
-            found.append(place)
-    return found
 
 
 def _collect_prompt(sequence: Sequence, piece: SeqSlice, logprobs: tuple[TokenLogprobs, ...]) -> None:

@@ -87,6 +87,8 @@ class Sequence:
         places: where its spans take embeddings, in order.
         place: index of the first place that is not computed completely.
         held: the item whose place is computed in part, and whose embeddings must therefore stay on the device.
+        state_items: its items that have states, each once.
+        states: those of them that it holds: all while it runs (unless the device lost one), none while it waits.
         views: its spans as the device sees them.
         num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
@@ -104,6 +106,7 @@ class Sequence:
     kept: list[int]
     places: tuple[Place, ...]
     views: tuple[SpanView, ...]
+    state_items: tuple[MediaItem, ...]
     prompt_logprobs: list[TokenLogprobs] | None
     end: int
     status: Status = Status.WAITING
@@ -117,6 +120,7 @@ class Sequence:
     num_keyed: int = 0
     place: int = 0
     held: MediaItem | None = None
+    states: list[MediaItem] = field(default_factory=list)
     num_cached: int | None = None
     silent: bool = True
 
@@ -141,6 +145,7 @@ class Sequence:
             kept=[0] * num_groups,
             places=tuple(found for found in map(place, request.spans) if found is not None),
             views=tuple(map(_view, request.spans)),
+            state_items=tuple({s.item.digest: s.item for s in request.spans if s.item.num_states}.values()),
             prompt_logprobs=None if request.params.prompt_logprobs is None else [],
             end=num_prompt,
         )
@@ -185,4 +190,5 @@ def _view(span: MediaSpan) -> SpanView:
         embed_mask=item.embed_mask,
         num_embeds=item.num_embeds,
         layout=item.layout,
+        num_states=item.num_states,
     )

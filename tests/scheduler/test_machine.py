@@ -18,6 +18,7 @@ from beheld.core.plan import StepPlan
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.scheduler.scheduler import Scheduler
 from tests.fakes import (
+    CROSS,
     FULL,
     SHARED,
     VOCAB,
@@ -39,9 +40,11 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (sliding(9),),
     (sliding(1), FULL, SHARED),
     (sliding(3), sliding(10)),
+    (FULL, CROSS),
 ]
 BROKEN_TOKEN = VOCAB - 1
 BAD = fake_item("bad", 5)
+BAD_BESIDE = fake_item("bad beside", 1, num_states=4)
 ITEMS = [
     fake_item("a", 3),
     fake_item("b", 7),
@@ -49,6 +52,12 @@ ITEMS = [
     fake_item("d", 6, [True] * 6),
     fake_item("text only", 3, [False] * 3),
     BAD,
+]
+BESIDE = [
+    fake_item("e", 1, num_states=3),
+    fake_item("f", 1, num_states=7),
+    fake_item("g", 2, num_states=8),
+    BAD_BESIDE,
 ]
 # Prompts are built from few pieces, so that they share prefixes, spans and whole blocks.
 PIECES = st.one_of(
@@ -102,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.config, self.info, capacity)
         self.runner = FakeRunner(self.config, self.info, capacity)
         self.runner.broken_tokens = {BROKEN_TOKEN}
-        self.runner.broken_digests = {BAD.digest}
+        self.runner.broken_digests = {BAD.digest, BAD_BESIDE.digest}
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, TokenEvent | None] = {}
@@ -134,6 +143,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         lora: LoRARequest | None,
         copies: int,
     ) -> None:
+        if self.info.cross is not None:
+            pieces = [BESIDE[ITEMS.index(piece) % len(BESIDE)] if piece in ITEMS else piece for piece in pieces]
         for _ in range(copies):
             request = fake_request(
                 f"r{self.count}",
@@ -226,7 +237,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens, reason = expected_tokens(request, self.config.max_model_len)
         output = self.outputs[request.id]
         room = self.most_positions + 1 - len(request.token_ids)
-        if any(span.item is BAD for span in request.spans) or BROKEN_TOKEN in request.token_ids:
+        if any(span.item in (BAD, BAD_BESIDE) for span in request.spans) or BROKEN_TOKEN in request.token_ids:
             assert (output, event.finish) == ([], FinishReason.ERROR)
             assert isinstance(event.error, StepError)
             return

@@ -43,6 +43,18 @@ def test_the_picture_and_where_it_starts_are_part_of_the_key() -> None:
     assert len({pair[1] for pair in made}) == 4
 
 
+def test_positions_before_the_first_item_with_states_depend_on_all_of_them() -> None:
+    east, west, north = (fake_item(name, 1, num_states=6) for name in ("east", "west", "north"))
+    text = range(3, 10)
+    alone = keys(fake_request("1", text, east, 1), 2)
+    assert keys(fake_request("2", text, west, 1), 1)[0] != alone[0]
+    assert keys(fake_request("3", text, east, 1, west), 1)[0] != alone[0]
+    assert keys(fake_request("4", text, east, 5, 5), 1)[0] == alone[0]
+    first = keys(fake_request("5", east, text, west, 1), 2)
+    assert first == keys(fake_request("6", east, text, north, 1), 2)
+    assert first[0] != keys(fake_request("7", west, text, west, 1), 1)[0]
+
+
 def test_many_spans_each_enter_the_blocks_that_they_overlap_only() -> None:
     tiny = [fake_item(str(i), 1) for i in range(8)]
     one = keys(fake_request("1", *tiny), 2)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from beheld.core.config import KVGroup
-from beheld.core.errors import CapacityError, ConfigError, ParamsError, PromptError, PromptTooLongError, StepError
+from beheld.core.errors import CapacityError, ParamsError, PromptError, PromptTooLongError, StepError
 from beheld.core.plan import StepResult
 from beheld.core.request import FinishReason, Request
-from beheld.scheduler.scheduler import Scheduler
 from tests.fakes import (
+    CROSS,
     FULL,
     SHARED,
     expected_tokens,
-    fake_capacity,
     fake_config,
     fake_info,
     fake_item,
@@ -205,10 +204,56 @@ def test_what_can_never_run_is_refused() -> None:
         whole.scheduler.add(fake_request("1", CAT, DOG))
 
 
-def test_cross_groups_are_refused() -> None:
-    info = fake_info(KVGroup("cross", (0,), 1, 8, 8))
-    with pytest.raises(ConfigError, match="not built"):
-        Scheduler(fake_config(), info, fake_capacity(info, fake_config()))
+EAST, WEST, NORTH = (fake_item(name, 1, num_states=6) for name in ("east", "west", "north"))
+
+
+def test_states_are_held_from_admission_to_the_end() -> None:
+    bench = Bench(fake_config(max_encoder_tokens=12), fake_info(FULL, CROSS))
+    requests = [
+        fake_request("1", 5, EAST, 6, max_tokens=9),
+        fake_request("2", EAST, WEST, 7, max_tokens=3),
+        fake_request("3", NORTH, 8, max_tokens=2),
+        fake_request("4", 9, max_tokens=2),
+    ]
+    bench.add(*requests)
+    plan = bench.step()
+    assert plan is not None
+    assert [item.num_embeds for item in plan.encode] == [6, 6]
+    # The third finds no room, and nobody behind it overtakes, not even one without pictures.
+    assert len(plan.slices) == 2
+    assert bench.scheduler.num_waiting == 2
+    bench.run()
+    for request in requests:
+        assert bench.tokens(request.id) == expected_tokens(request, 256)[0]
+    assert bench.runner.num_encoded == 3
+    assert bench.scheduler.stats().num_reused == 1
+
+
+def test_states_come_back_after_a_preemption() -> None:
+    bench = Bench(fake_config(max_encoder_tokens=12), fake_info(FULL, CROSS), num_blocks=9)
+    requests = [fake_request(str(n), 1, item, range(6), max_tokens=16) for n, item in enumerate((EAST, WEST))]
+    bench.run(*requests)
+    assert bench.scheduler.stats().num_preemptions > 0
+    for request in requests:
+        assert bench.tokens(request.id) == expected_tokens(request, 256)[0]
+
+
+def test_states_that_can_never_be_there_at_once_are_refused() -> None:
+    bench = Bench(fake_config(max_encoder_tokens=12), fake_info(FULL, CROSS))
+    with pytest.raises(CapacityError, match=r"18 states.*at most 12"):
+        bench.scheduler.add(fake_request("1", EAST, WEST, NORTH, 1))
+    bench.run(fake_request("2", EAST, WEST, EAST, WEST, 1, max_tokens=2))
+    assert len(bench.tokens("2")) == 2
+
+
+def test_a_tower_that_fails_takes_only_those_who_need_its_states() -> None:
+    bench = Bench(fake_config(overlap=True), fake_info(FULL, CROSS))
+    bench.runner.broken_digests = {WEST.digest}
+    requests = [fake_request(str(n), *parts, max_tokens=4) for n, parts in enumerate([(WEST, 1), (EAST, 2), (WEST, 3)])]
+    bench.run(*requests)
+    assert isinstance(bench.last("0").error, StepError)
+    assert isinstance(bench.last("2").error, StepError)
+    assert bench.tokens("1") == expected_tokens(requests[1], 256)[0]
 
 
 def test_an_answer_that_outgrows_the_cache_alone_ends_with_an_error_that_says_so() -> None:
