@@ -24,11 +24,13 @@ from typing import Any
 from filelock import FileLock
 
 from tests import tiny_text as text
-from tests.tiny_media import SIZES, frames, markers, picture, pictures, prompt, wrap
+from tests.tiny_media import SIZES, SOUND_RATE, frames, markers, picture, pictures, prompt, sound, wav, wrap
 
 __all__ = [
     "IMAGE_FAMILIES",
     "SIZES",
+    "SOUND_FAMILIES",
+    "SOUND_RATE",
     "TEXT_FAMILIES",
     "TINY",
     "VIDEO_FAMILIES",
@@ -38,6 +40,8 @@ __all__ = [
     "picture",
     "pictures",
     "prompt",
+    "sound",
+    "wav",
     "wrap",
 ]
 
@@ -623,12 +627,18 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_grid, tiny_masks, tiny_more, tiny_new  # noqa: E402
+from tests import tiny_grid, tiny_masks, tiny_more, tiny_new, tiny_sound  # noqa: E402
 
-for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new):
+for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
+SOUND_FAMILIES = tiny_sound.SOUND_FAMILIES
+MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if family not in IMAGE_FAMILIES))
+"""Families that take more than text, hence have a processor."""
+EVEN_SOUND_FAMILIES: tuple[str, ...] = ()
+"""Families whose processor pads sounds to the longest of a prompt, which changes the ends of the others: here each is
+prepared as if it were alone, so that only prompts with sounds of one length are alike."""
 EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose processor takes pictures or videos in one prompt, not both."""
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v")

@@ -1,6 +1,9 @@
-"""Pictures, videos and prompts to feed the tiny checkpoints with."""
+"""Pictures, videos, sounds and prompts to feed the tiny checkpoints with."""
 
 from __future__ import annotations
+
+import io
+import wave as wave_file
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -27,6 +30,11 @@ FORMS = {
 QWEN_MARKERS = ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>")
 MARKERS = {"qwen2_vl": QWEN_MARKERS, "qwen2_5_vl": QWEN_MARKERS}
 """Family -> what stands in its prompts for a picture and for a video, where that differs from LLaVA's."""
+
+SOUND_MARKERS: dict[str, str] = {}
+"""Family -> what stands in its prompts for a sound."""
+SOUND_RATE = 16000
+"""Samples per second of `sound`: what every family's processor wants, so that nothing is resampled."""
 
 SIZES = ((84, 56), (56, 112), (140, 84), (70, 70), (112, 112), (33, 97), (128, 64), (224, 145))
 """Widths and heights that `pictures` goes through; the last is above every tiny processor's limit."""
@@ -70,10 +78,32 @@ def frames(n: int, seed: int = 0, width: int = 84, height: int = 56) -> np.ndarr
     return video
 
 
-def markers(name: str, num_images: int = 0, num_videos: int = 0) -> str:
-    """What stands in a prompt of family `name` for that many pictures, then videos."""
+def sound(seconds: float, seed: int = 0) -> np.ndarray:
+    """A sound at SOUND_RATE, float32 within -1 to 1: three tones that swell at their own times, over noise."""
+    rng = np.random.default_rng(7000 + seed)
+    time = np.arange(round(seconds * SOUND_RATE)) / SOUND_RATE
+    wave = rng.normal(0, 0.01, len(time))
+    for _ in range(3):
+        pitch, centre, width = rng.uniform(120, 3000), rng.uniform(0, seconds), rng.uniform(0.05, 0.4)
+        wave += 0.25 * np.sin(2 * np.pi * pitch * time) * np.exp(-(((time - centre) / width) ** 2))
+    return np.clip(wave, -1, 1).astype(np.float32)
+
+
+def wav(wave: np.ndarray, rate: int = SOUND_RATE) -> bytes:
+    """A mono sound as a WAV file of 16 bits."""
+    buffer = io.BytesIO()
+    with wave_file.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((wave * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def markers(name: str, num_images: int = 0, num_videos: int = 0, num_sounds: int = 0) -> str:
+    """What stands in a prompt of family `name` for that many pictures, then videos, then sounds."""
     image, video = MARKERS.get(name, ("<image>\n", "<video>\n"))
-    return image * num_images + video * num_videos
+    return image * num_images + video * num_videos + SOUND_MARKERS.get(name, "") * num_sounds
 
 
 def prompt(name: str, num_images: int = 0, num_videos: int = 0, text: str = "What is in this picture?") -> str:

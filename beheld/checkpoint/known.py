@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 PICTURES = ("image",)
 BOTH = ("image", "video")
+SOUND = ("audio",)
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,13 @@ TESTED = (
         "pictures of their own size",
     ),
     Known("qwen2", "Qwen2ForCausalLM", "Qwen/Qwen2-0.5B-Instruct"),
+    Known(
+        "qwen2_audio",
+        "Qwen2AudioForConditionalGeneration",
+        "Qwen/Qwen2-Audio-7B-Instruct",
+        SOUND,
+        "hears the first 30 s of a sound",
+    ),
     Known("qwen2_vl", "Qwen2VLForConditionalGeneration", "Qwen/Qwen2-VL-7B-Instruct", BOTH, "three-axis positions"),
     Known(
         "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "Qwen/Qwen2.5-VL-3B-Instruct", BOTH, "three-axis positions"
@@ -159,7 +167,6 @@ REFUSED = {
     "molmo2": "its vocabulary in two parts is not compared with transformers yet",
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
     "qwen2_5_omni": "sound in positions of three axes is not compared with transformers yet",
-    "qwen2_audio": "sound is not compared with transformers yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
     "qwen3_omni_moe": "sound in positions of three axes is not compared with transformers yet",

@@ -278,7 +278,11 @@ def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[in
 
 
 def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality} for part in parts]
+    # Some templates look at a part's type, others for a key of that name.
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality, part.modality: ""}
+        for part in parts
+    ]
 
 
 def _as_string(parts: Sequence[Part], form: ChatForm) -> str:

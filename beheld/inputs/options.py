@@ -11,6 +11,7 @@ from beheld.core.params import nearest
 GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 # Ours to decide: the form and the place of the tensors.
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
+_RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
 
 
 def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -28,8 +29,11 @@ def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
 def known_names(processor: Any, modality: str) -> frozenset[str]:
     """Names that the processor takes for a modality."""
     part = part_of(processor, modality)
-    own = getattr(getattr(part, "valid_kwargs", None), "__annotations__", {})
-    return frozenset(own) - _RESERVED
+    kinds = getattr(part, "valid_kwargs", None)
+    if kinds is None and part is not None:
+        # What extracts features from sound does not list them itself.
+        kinds = getattr(processor.valid_processor_kwargs, "__annotations__", {}).get(GROUPS[modality])
+    return frozenset(getattr(kinds, "__annotations__", {})) - _RESERVED
 
 
 def part_of(processor: Any, modality: str) -> Any:

@@ -253,7 +253,7 @@ def _describe(job: Job, item: MediaItem, processor: Any) -> tuple[Mapping[str, A
         return used_image(job.content.size, item, part, job.options)
     if job.modality == "video":
         return used_video(job.content, item, part)
-    return used_audio(job.content)
+    return used_audio(job.content, item, part)
 
 
 def _first_line(error: BaseException) -> str:

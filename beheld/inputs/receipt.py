@@ -15,6 +15,7 @@ from beheld.core.media import MediaItem
 
 _MAX_SHRINK = 4.0
 _MAX_STRETCH = 1.25
+_MAX_UNHEARD_S = 0.1
 _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
 
@@ -69,9 +70,17 @@ def used_video(clip: Any, item: MediaItem, part: Any) -> _Described:
     return used, lost
 
 
-def used_audio(wave: Any) -> _Described:
+def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
     """What is heard of a sound."""
-    return {"seconds": round(wave.seconds, 3), "rate": wave.rate}, ()
+    heard, hop = wave.seconds, getattr(part, "hop_length", None)
+    mask = item.features.get("feature_attention_mask", item.features.get("input_features_mask"))
+    lost: tuple[str, ...] = ()
+    if mask is not None and hop:
+        heard = min(heard, int(mask.sum()) * hop / wave.rate)
+    # A feature's frame may reach beyond the last whole hop; that is not a loss.
+    if wave.seconds - heard > _MAX_UNHEARD_S:
+        lost = (f"only the first {heard:g} of {wave.seconds:g} s are heard",)
+    return {"seconds": round(heard, 3), "rate": wave.rate}, lost
 
 
 def _grid_pixels(grid: tuple[Any, ...], part: Any, options: Mapping[str, Any]) -> tuple[int, int]:

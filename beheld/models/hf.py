@@ -14,7 +14,7 @@ from beheld.attention import hook, tower
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
-from beheld.models.families import anyres, combine_rule, wide_of
+from beheld.models.families import PLAIN_HEADS, anyres, combine_rule, ears_of, wide_of
 
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
@@ -36,9 +36,11 @@ class HFAdapter:
         self._rope_index = getattr(self._core, "get_rope_index", None) if info.position_axes > 1 else None
         if info.position_axes > 1 and self._rope_index is None:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
-        if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        self._plain_head = info.model_type in PLAIN_HEADS
+        if not self._plain_head and "logits_to_keep" not in inspect.signature(model.forward).parameters:
             raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows.")
         self._wide = wide_of(info.model_type, model)
+        self._ears = ears_of(info.model_type)
         self._route_attention()
 
     def _route_attention(self) -> None:
@@ -84,6 +86,8 @@ class HFAdapter:
 
     def _tower(self, modality: str, options: dict[str, Any]) -> Tensor:
         """All embeddings of one call, one after the other: (sum of E, H)."""
+        if modality == "audio" and self._ears is not None:
+            return self._ears(self.model, **{k: self._move(v) for k, v in options.items()}).to(self.dtype)
         name = f"get_{modality}_features"
         method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
@@ -141,6 +145,10 @@ class HFAdapter:
         if self._wide is not None:
             hidden = self.info.hidden_size
             return self._wide.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
+        if self._plain_head:
+            last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
+            found: Tensor = self.model.get_output_embeddings()(last.last_hidden_state[0, wanted_S])
+            return found
         output = self.model(
             inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, logits_to_keep=wanted_S, use_cache=False
         )

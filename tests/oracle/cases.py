@@ -1,4 +1,4 @@
-"""What the oracle asks: requests over pictures, videos and text, and the engines that must answer them alike."""
+"""What the oracle asks: requests over media and text, and the engines that must answer them alike."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Clip:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `content` holds {i} where a picture stands and {v} where a video stands, in the order of the tuples.
+    """One request. `content` holds {i}, {v}, {a} where a picture, a video, a sound stands, in the order of the tuples.
 
-    A picture is (width, height, seed). With `as_embeds` the pictures go in as embeddings.
+    A picture is (width, height, seed), a sound (seconds, seed). With `as_embeds` the pictures go in as embeddings.
     """
 
     content: str
@@ -49,19 +49,26 @@ class Ask:
     videos: tuple[Clip, ...] = ()
     max_tokens: int = 12
     as_embeds: bool = False
+    sounds: tuple[tuple[float, int], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.content.count("{i}") == len(self.images)
         assert self.content.count("{v}") == len(self.videos)
+        assert self.content.count("{a}") == len(self.sounds)
 
     def prompt(self, family: str) -> str:
         """The whole prompt in the family's form."""
         content = self.content.replace("{i}", tiny.markers(family, num_images=1))
-        return tiny.wrap(family, content.replace("{v}", tiny.markers(family, num_videos=1)))
+        content = content.replace("{v}", tiny.markers(family, num_videos=1))
+        return tiny.wrap(family, content.replace("{a}", tiny.markers(family, num_sounds=1)))
 
     def pictures(self) -> list[Image.Image]:
         """The pictures, made anew."""
         return [tiny.picture(*image) for image in self.images]
+
+    def waves(self) -> list[np.ndarray]:
+        """The sounds, made anew, at tiny.SOUND_RATE."""
+        return [tiny.sound(*sound) for sound in self.sounds]
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,21 @@ VIDEO = Ask("{v}What moves?", videos=(Clip(6),))
 ODD_VIDEO = Ask("{v}Describe the video.", videos=(Clip(5, 1),), max_tokens=16)
 TIMED_VIDEO = Ask("{v}Where to?", videos=(Clip(8, 2, fps=2.0),))
 VIDEO_AND_PICTURE = Ask("{v}{i}Is it in the video?", ((84, 56, 13),), (Clip(4, 3),))
+HEARD = Ask("{a}What do you hear?", sounds=((0.61, 1),))
+HEARD_OTHER = replace(HEARD, sounds=((0.61, 2),))
+HEARD_ELSE = replace(HEARD, content="{a}Who speaks, and where?")
+SOUNDS = Ask("A sound {a} and another {a} then {a} are they alike?", sounds=((0.5, 3), (0.93, 4), (0.5, 3)))
+LONG_SOUND = Ask("{a}Write it down.", sounds=((2.6, 5),), max_tokens=16)
+SHORT_SOUND = Ask("What is{a}", sounds=((0.1, 6),))
+ALL_KINDS = Ask("{i}{a}And {v} with {a}?", ((84, 56, 14),), (Clip(4, 4),), sounds=((0.4, 7), (0.7, 8)))
 
 
 def fit(family: str, *asks: Ask) -> tuple[Ask, ...]:
     """The requests as the family can take them: with frame rates, and with a picture, if it must have those."""
     if family in tiny.TIMED_FAMILIES:
         asks = tuple(replace(a, videos=tuple(replace(c, fps=c.fps or 2.0) for c in a.videos)) for a in asks)
+    if family in tiny.EVEN_SOUND_FAMILIES:
+        asks = tuple(replace(a, sounds=tuple((a.sounds[0][0], seed) for _, seed in a.sounds)) for a in asks)
     if family in tiny.PICTURE_FAMILIES:
         asks = tuple(a if a.images else replace(a, content="{i}" + a.content, images=((84, 56, 60),)) for a in asks)
     return asks
@@ -111,6 +127,11 @@ def fit(family: str, *asks: Ask) -> tuple[Ask, ...]:
 def mixed(family: str) -> tuple[Ask, ...]:
     """Sixteen requests of every sort that the family takes, of different lengths."""
     text = tuple(Ask(f"Question {n}. {LONG_TEXT[: 17 * n]}", max_tokens=5 + 3 * (n % 4)) for n in range(1, 8))
+    if family in tiny.SOUND_FAMILIES:
+        lengths = enumerate((0.3, 0.51, 0.72, 0.93, 1.14))
+        heard = tuple(Ask(f"{{a}}Question {n}?", sounds=((s, 20 + n),), max_tokens=6 + n) for n, s in lengths)
+        seen = (ALL_KINDS, BETWEEN, VIDEO) if family in tiny.IMAGE_FAMILIES else (LONG, FOREIGN, HEARD_OTHER)
+        return fit(family, HEARD, text[0], *heard, text[1], SOUNDS, LONG_SOUND, *text[2:4], *seen, SHORT)
     if family not in tiny.IMAGE_FAMILIES:
         more = tuple(Ask(f"{LONG_TEXT[31 * n :]} Answer!", max_tokens=4 + n) for n in range(1, 7))
         return (*text, SHORT, *more, LONG, FOREIGN)
@@ -139,12 +160,22 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
         if family not in tiny.EITHER_FAMILIES:
             found.append(Case("video_and_picture", fit(family, VIDEO_AND_PICTURE)))
+    if family in tiny.SOUND_FAMILIES:
+        found += [
+            Case("sound", fit(family, HEARD)),
+            Case("sounds_in_text", fit(family, SOUNDS)),
+            Case("long_and_short_sound", fit(family, LONG_SOUND, SHORT_SOUND)),
+        ]
+        if family in tiny.IMAGE_FAMILIES:
+            found.append(Case("all_kinds", fit(family, ALL_KINDS)))
     return (*found, Case("sixteen_mixed", mixed(family)))
 
 
 def all_asks(family: str) -> list[Ask]:
     """Every request that any test makes, each once."""
     own = (OTHER, ELSE) if family in tiny.IMAGE_FAMILIES else (LONG_ELSE,)
+    if family in tiny.SOUND_FAMILIES:
+        own += (HEARD_OTHER, HEARD_ELSE)
     return list(dict.fromkeys([*(ask for case in cases(family) for ask in case.asks), *own, *crowd(family)]))
 
 
@@ -193,6 +224,8 @@ def tight(family: str) -> dict[str, Any]:
 
 def crowd(family: str) -> tuple[Ask, ...]:
     """Eight requests whose answers outgrow the blocks of `tight` when they run together."""
+    if family in tiny.SOUND_FAMILIES:
+        return tuple(Ask(f"{{a}}{n}?", sounds=((0.4, 40 + n),), max_tokens=36) for n in range(8))
     if family not in tiny.IMAGE_FAMILIES:
         return tuple(Ask(f"{n} {LONG_TEXT[:24]}", max_tokens=56) for n in range(8))
     return tuple(Ask(f"{{i}}{n}?", ((56, 56, 40 + n),), max_tokens=36) for n in range(8))

@@ -7,10 +7,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
@@ -43,7 +42,7 @@ class Answer:
 @cache
 def model(family: str) -> Any:
     """The model in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
-    kind = AutoModelForImageTextToText if family in tiny.IMAGE_FAMILIES else AutoModelForCausalLM
+    kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
     attention = "eager" if family in SOFTCAPPED else "sdpa"
     loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
@@ -54,7 +53,7 @@ def model(family: str) -> Any:
 @cache
 def processor(family: str) -> Any:
     """The processor, or the tokenizer of a family that takes text alone."""
-    kind = AutoProcessor if family in tiny.IMAGE_FAMILIES else AutoTokenizer
+    kind = AutoProcessor if family in tiny.MEDIA_FAMILIES else AutoTokenizer
     return kind.from_pretrained(tiny.checkpoint(family))
 
 
@@ -70,7 +69,14 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
         if all(entry is not None for entry in known):
             # Frames whose places are known were chosen already; some processors would choose among them again.
             media |= {"video_metadata": known, "do_sample_frames": False}
+    if ask.sounds:
+        media |= {"audio": ask.waves(), "audio_kwargs": {"sampling_rate": tiny.SOUND_RATE}}
     return dict(processor(family)(text=[ask.prompt(family)], return_tensors="pt", **media))
+
+
+def sound_token(family: str) -> int:
+    """The id that stands for one embedding of a sound."""
+    return int(processor(family).audio_token_id)
 
 
 def answer(family: str, ask: Ask) -> Answer:
@@ -110,10 +116,10 @@ def image_embeds(family: str, ask: Ask) -> Any:
         return {"image_embeds": torch.cat(list(features)).clone(), "image_grid_thw": grid}
 
 
-def chat_ids(family: str, pictures: list[Image.Image], text: str) -> tuple[int, ...]:
-    """The ids that transformers makes of a user's turn with pictures before a text, media replaced."""
-    vision = family in tiny.IMAGE_FAMILIES
-    parts = [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": text}]
+def chat_ids(family: str, media: list[dict[str, Any]], text: str) -> tuple[int, ...]:
+    """The ids that transformers makes of a user's turn with media (as parts of a message) before a text, replaced."""
+    vision = family in tiny.MEDIA_FAMILIES
+    parts = [*media, {"type": "text", "text": text}]
     made = processor(family).apply_chat_template(
         [{"role": "user", "content": parts if vision else text}],
         add_generation_prompt=True,

@@ -67,6 +67,9 @@ def request(family: str, ask: Ask) -> dict[str, Any]:
         data["image"] = pictures if len(pictures) > 1 else pictures[0]
     if ask.videos:
         data["video"] = [(clip.array, clip.metadata) if clip.metadata else clip.array for clip in ask.videos]
+    if ask.sounds:
+        heard = [(wave, tiny.SOUND_RATE) for wave in ask.waves()]
+        data["audio"] = heard if len(heard) > 1 else heard[0]
     return {"prompt": ask.prompt(family)} | ({"multi_modal_data": data} if data else {})
 
 
@@ -160,7 +163,44 @@ def test_chat_gives_the_ids_of_the_template(engines: OpenEngines, family: str, n
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": text}] if pictures else text}]
     params = SamplingParams(temperature=0, max_tokens=1)
     (output,) = engines.get(family, "roomy").chat(messages, params, use_tqdm=False)
-    assert tuple(output.prompt_token_ids) == reference.chat_ids(family, pictures, text)
+    media = [{"type": "image", "image": picture} for picture in pictures]
+    assert tuple(output.prompt_token_ids) == reference.chat_ids(family, media, text)
+
+
+@pytest.mark.parametrize("family", [name for name in tiny.SOUND_FAMILIES if name not in tiny.CHATLESS_FAMILIES])
+def test_chat_with_sounds_gives_the_ids_of_the_template(engines: OpenEngines, family: str) -> None:
+    waves = [tiny.sound(0.5, 70), tiny.sound(0.5, 71)]
+    encoded = [base64.b64encode(tiny.wav(wave)).decode() for wave in waves]
+    parts: list[Any] = [
+        {"type": "input_audio", "input_audio": {"data": encoded[0], "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64," + encoded[1]}},
+    ]
+    text = "What is in the sound, and who speaks?"
+    params = SamplingParams(temperature=0, max_tokens=1)
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+    (output,) = engines.get(family, "roomy").chat(messages, params, use_tqdm=False)
+    media = [{"type": "audio", "audio": wave} for wave in waves]
+    assert tuple(output.prompt_token_ids) == reference.chat_ids(family, media, text)
+    assert [receipt.used["seconds"] for receipt in output.media] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("family", tiny.SOUND_FAMILIES)
+def test_a_prefix_is_shared_up_to_the_first_other_sound(family: str) -> None:
+    block = 8
+    token = reference.sound_token(family)
+    ids = reference.answer(family, cases.HEARD).prompt_ids
+    start, stop = ids.index(token), len(ids) - ids[::-1].index(token)
+    with make(family, cases.ROOMY | {"block_size": block}) as llm:
+
+        def hits(ask: Ask) -> int:
+            before = llm.stats().scheduler.prefix_hits
+            check(llm, family, [ask])
+            return llm.stats().scheduler.prefix_hits - before
+
+        assert hits(cases.HEARD) == 0
+        assert hits(cases.HEARD) == (len(ids) - 1) // block * block
+        assert hits(cases.HEARD_OTHER) == start // block * block
+        assert stop // block * block <= hits(cases.HEARD_ELSE) < len(ids)
 
 
 def data_url(picture: Image.Image) -> str:

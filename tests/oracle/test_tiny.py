@@ -41,6 +41,13 @@ def test_content_and_order_of_pictures_change_the_answer(family: str) -> None:
     assert len({reference.answer(family, ask).token_ids for ask in asks}) == 4
 
 
+@pytest.mark.parametrize("family", tiny.SOUND_FAMILIES)
+def test_content_and_order_of_sounds_change_the_answer(family: str) -> None:
+    one, two = (0.5, 1), (0.5, 2)
+    asks = [Ask("{a}{a}Compare.", sounds=pair) for pair in ((one, one), (one, two), (two, one), (two, two))]
+    assert len({reference.answer(family, ask).token_ids for ask in asks}) == 4
+
+
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
 def test_the_order_of_frames_changes_the_answer(family: str) -> None:
     forward = reference.inputs(family, *cases.fit(family, cases.VIDEO))

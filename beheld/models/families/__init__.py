@@ -17,6 +17,10 @@ CombineRule = Callable[[Sequence[EncodeItem]], list[TowerCall]]
 _COMBINE = {"llava_next": "anyres", "llava_onevision": "anyres", "llava_next_video": "anyres"}
 
 
+# Families whose sound has no method of the model's own: file with `audio_features(model, **features)`.
+_EARS = {"qwen2_audio": "qwen2_audio"}
+# Families whose head has no logits_to_keep, and is one matrix over the last hidden states.
+PLAIN_HEADS = frozenset({"qwen2_audio"})
 _WIDE = {"gemma4": "per_layer", "qwen3_vl": "deepstack", "qwen3_vl_moe": "deepstack"}
 
 
@@ -46,6 +50,16 @@ def wide_of(model_type: str, model: Any) -> Wide | None:
     module = importlib.import_module(f"beheld.models.families.{name}")
     wide: Wide | None = module.wide(model)
     return wide
+
+
+def ears_of(model_type: str) -> Callable[..., Tensor] | None:
+    """What makes embeddings (sum of E, H) of sounds from the model and their features, in families that need it."""
+    name = _EARS.get(model_type)
+    if name is None:
+        return None
+    module = importlib.import_module(f"beheld.models.families.{name}")
+    features: Callable[..., Tensor] = module.audio_features
+    return features
 
 
 def combine_rule(model_type: str) -> CombineRule:
