@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError
+from beheld.inputs.container import opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ def open_bytes(data: bytes, limits: MediaLimits) -> Waveform:
 
     parts: list[Any] = []
     try:
-        with av.open(io.BytesIO(data), mode="r", metadata_errors="ignore") as container:
+        with opened(data) as container:
             if not container.streams.audio:
                 raise DecodeError("The file holds no sound.")
             stream = container.streams.audio[0]

@@ -12,6 +12,7 @@ GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kw
 # Ours to decide: the form and the place of the tensors.
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
 _RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
+_RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of"))
 
 
 def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:

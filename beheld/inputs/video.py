@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, ParamsError
 from beheld.core.params import nearest
+from beheld.inputs.container import opened
 
 DEFAULT_FRAMES = 32
 _MAX_PACKETS = 1_000_000
@@ -101,7 +101,7 @@ def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
     import av
 
     try:
-        with av.open(io.BytesIO(data), mode="r", metadata_errors="ignore") as container:
+        with opened(data) as container:
             if not container.streams.video:
                 raise DecodeError("The file holds no video stream.")
             stream = container.streams.video[0]

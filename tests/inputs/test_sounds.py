@@ -1,0 +1,131 @@
+"""Sounds through the pipeline: every form in which they come, what is heard of them, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beheld.core.errors import BeheldError, LimitError, MediaLossError, ParamsError, PromptError
+from beheld.core.request import Request
+from beheld.inputs.pipeline import InputPipeline
+from tests import tiny
+from tests.inputs import pipes
+
+FAMILY = "qwen2_audio"
+WAVE = tiny.sound(0.8, 1)
+
+
+def ask(pipe: InputPipeline, sounds: Any, count: int = 1, **more: Any) -> Request:
+    prompt = tiny.wrap(FAMILY, tiny.markers(FAMILY, num_sounds=count) + "What is it?")
+    data = {"prompt": prompt, "multi_modal_data": {"audio": sounds}}
+    return pipe.prepare(data | more, pipes.ONE_TOKEN, request_id="0")
+
+
+def test_every_form_of_a_sound_is_the_same_sound(tmp_path: Path) -> None:
+    pipe = pipes.make(FAMILY, allowed_local_media_path=str(tmp_path))
+    file = tmp_path / "sound.wav"
+    file.write_bytes(tiny.wav(WAVE))
+    stored = np.frombuffer(file.read_bytes()[44:], "<i2")
+    forms = [
+        (stored, 16000),
+        [(stored, 16000)],
+        (stored.astype(np.float32) / 32768, 16000.0),
+        (np.stack([stored, stored]).astype(np.float64) / 32768, 16000),
+        file.read_bytes(),
+        str(file),
+        "data:audio/wav;base64," + base64.b64encode(file.read_bytes()).decode(),
+    ]
+    made = [ask(pipe, form) for form in forms]
+    first = made[0].spans[0].item
+    for request in made:
+        assert request.token_ids == made[0].token_ids
+        features = request.spans[0].item.features
+        assert (features["input_features"] - first.features["input_features"]).abs().max() < 1e-5
+        assert request.receipts[0].used["seconds"] == 0.8
+    # The same bytes again, and under another name, are found by their digest.
+    assert ask(pipe, (stored, 16000)).receipts[0].cached
+    assert made[5].receipts[0].digest == made[6].receipts[0].digest == made[4].receipts[0].digest
+    assert made[6].receipts[0].cached
+
+
+def test_one_sample_makes_another_sound() -> None:
+    pipe = pipes.make(FAMILY)
+    other = WAVE.copy()
+    other[7000] += 0.01
+    digests = {ask(pipe, (wave, 16000)).receipts[0].digest for wave in (WAVE, other, WAVE[:-1])}
+    assert len(digests | {ask(pipe, (WAVE, 8000)).receipts[0].digest}) == 4
+
+
+def test_sounds_keep_their_order() -> None:
+    pipe = pipes.make(FAMILY)
+    short, long = (tiny.sound(0.3, 2), 16000), (tiny.sound(0.9, 3), 16000)
+    request = ask(pipe, [short, long], 2)
+    assert [receipt.given["seconds"] for receipt in request.receipts] == [0.3, 0.9]
+    assert [span.item.num_embeds for span in request.spans] == [7, 22]
+    assert request.spans[0].item.digest == ask(pipe, short).spans[0].item.digest
+
+
+def test_another_rate_is_resampled_and_said() -> None:
+    pipe = pipes.make(FAMILY)
+    fast = np.repeat(WAVE, 3)
+    (receipt,) = ask(pipe, (fast, 48000)).receipts
+    assert receipt.given["rate"] == 48000
+    assert receipt.used == {"seconds": 0.8, "rate": 16000}
+    assert receipt.lost == ("the sound was resampled from 48000 to 16000 Hz",)
+    with pytest.raises(MediaLossError, match="resampled"):
+        ask(pipes.make(FAMILY, strict_media=True), (fast, 48000))
+
+
+def test_what_is_not_heard_is_said() -> None:
+    (receipt,) = ask(pipes.make(FAMILY), (tiny.sound(2.6), 16000)).receipts
+    assert receipt.given["seconds"] == 2.6
+    assert receipt.used["seconds"] == 2.0
+    assert receipt.lost == ("only the first 2 of 2.6 s are heard",)
+    with pytest.raises(MediaLossError, match="only the first 2"):
+        ask(pipes.make(FAMILY, strict_media=True), (tiny.sound(2.6), 16000))
+
+
+@pytest.mark.parametrize(
+    ("sounds", "word"),
+    [
+        (WAVE, "rate"),
+        ([WAVE], "rate"),
+        ((WAVE, 0), "rate"),
+        ([(WAVE, 16000), None], "None"),
+        ((WAVE[:0], 16000), "0 samples"),
+        ((np.full(900, np.inf, np.float32), 16000), "finite"),
+        (7, "int"),
+        (b"RIFF", "sound"),
+    ],
+)
+def test_malformed_sounds_are_refused_by_name(sounds: Any, word: str) -> None:
+    with pytest.raises(BeheldError, match=word) as caught:
+        ask(pipes.make(FAMILY), sounds)
+    assert caught.value.item is None or caught.value.item.startswith("audio")
+
+
+def test_markers_and_sounds_must_agree() -> None:
+    with pytest.raises(PromptError, match=r"2 of the marker '<\|AUDIO\|>', but 1 audio"):
+        ask(pipes.make(FAMILY), (WAVE, 16000), 2)
+    with pytest.raises(LimitError, match="limit_mm_per_prompt"):
+        ask(pipes.make(FAMILY, {"limit_per_prompt": {"audio": 1}}), [(WAVE, 16000)] * 2, 2)
+    with pytest.raises(PromptError, match="does not take image"):
+        pipes.make(FAMILY).prepare(
+            {"prompt": "x", "multi_modal_data": {"image": tiny.picture(9, 9, 0)}}, pipes.ONE_TOKEN, request_id="0"
+        )
+
+
+def test_options_of_the_processor_are_checked() -> None:
+    pipe = pipes.make(FAMILY)
+    for options in ({"truncatoin": True}, {"sampling_rate": 8000}, {"audio_kwargs": {"device": "cuda"}}):
+        with pytest.raises(ParamsError, match="has no option"):
+            ask(pipe, (WAVE, 16000), mm_processor_kwargs=options)
+    long = (tiny.sound(2.6), 16000)
+    whole = ask(pipe, long, mm_processor_kwargs={"audio_kwargs": {"truncation": False}})
+    assert whole.receipts[0].used["seconds"] == 2.6
+    assert whole.receipts[0].lost == ()
+    assert ask(pipe, long).receipts[0].used["seconds"] == 2.0
