@@ -16,6 +16,7 @@ BeheldError
 |       `-- MediaLossError         strict_media was set and something would be lost
 `-- EngineError (RuntimeError)     our fault, or the machine's
     |-- StepError                  this request failed while others went on
+    |-- WorkerError                the process that prepared this request ended, or could not begin
     |-- CapacityError              the model or a request does not fit into memory
     `-- EngineDeadError            the engine has stopped and takes no more work
 """
@@ -152,6 +153,12 @@ class StepError(EngineError):
     """This request failed while it was being computed; others went on."""
 
     stage = "step"
+
+
+class WorkerError(EngineError):
+    """The process that prepared this request ended, or could not begin; others go on."""
+
+    stage = "worker"
 
 
 class CapacityError(EngineError):

@@ -6,80 +6,25 @@ import importlib
 import os
 import queue
 import socket
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
+from beheld.engine.codec import CODEC
 from beheld.engine.messages import Close, Died, Events, Failed, Message, Ready, Reply, Submit, Tokenizer
+from beheld.ipc.link import Link
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-MAX_FRAME_BYTES = 4 << 30
-_SIZE = struct.Struct("<Q")
 # There is nothing to save: what does not end by itself is killed.
 _CLOSE_S = 1.0
-
-
-class Link:
-    """One end of a pair of sockets, over which values go as frames. One thread sends, one receives."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
-
-    def send(self, value: Any) -> None:
-        """Send a value.
-
-        Raises:
-            ConfigError: it cannot leave the process.
-            OSError: the other end is gone.
-        """
-        from beheld.engine.codec import encode
-
-        pieces = encode(value)
-        self._end.sendall(_SIZE.pack(sum(map(len, pieces))))
-        for piece in pieces:
-            self._end.sendall(piece)
-
-    def receive(self) -> Any:
-        """The next value.
-
-        Raises:
-            EOFError: the other end is gone.
-            ValueError: what came is not a frame.
-        """
-        from beheld.engine.codec import decode
-
-        (size,) = _SIZE.unpack(self._exactly(_SIZE.size))
-        if size > MAX_FRAME_BYTES:
-            raise ValueError("the frame is too large")
-        return decode(self._exactly(size))
-
-    def _exactly(self, size: int) -> bytes:
-        body = bytearray(size)
-        view = memoryview(body)
-        done = 0
-        while done < size:
-            try:
-                count = self._end.recv_into(view[done:])
-            except OSError as error:
-                raise EOFError from error
-            if count == 0:
-                raise EOFError
-            done += count
-        return bytes(body)
-
-    def close(self) -> None:
-        """Close this end."""
-        self._end.close()
 
 
 @dataclass(frozen=True)
@@ -117,7 +62,7 @@ class EngineProcess:
     def __init__(self, args: EngineArgs, spawned: Spawned | None = None) -> None:
         begun = spawned or spawn()
         self._process = begun.process
-        self._link = Link(begun.end)
+        self._link = Link(begun.end, CODEC)
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._receive: Callable[[Reply], None] | None = None
         self._threads: list[threading.Thread] = []
@@ -269,7 +214,7 @@ def main(descriptor: int) -> None:
 
     # Loaded while the other side still loads.
     importlib.import_module("beheld.executor.local")
-    link = Link(socket.socket(fileno=descriptor))
+    link = Link(socket.socket(fileno=descriptor), CODEC)
     args = link.receive()
     try:
         setup = start(args)

@@ -17,9 +17,11 @@ from beheld.core.outputs import TokenEvent
 from beheld.core.params import Grammar
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
-from beheld.engine.codec import decode, encode
+from beheld.engine.codec import CODEC
 from beheld.engine.messages import Abort, Events, Submit
 from tests.fakes import fake_item, fake_request
+
+encode, decode = CODEC.encode, CODEC.decode
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
