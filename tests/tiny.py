@@ -627,9 +627,9 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_grid, tiny_masks, tiny_more, tiny_new, tiny_sound  # noqa: E402
+from tests import tiny_grid, tiny_masks, tiny_more, tiny_new, tiny_peculiar, tiny_sound  # noqa: E402
 
-for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound):
+for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_peculiar):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
@@ -647,7 +647,9 @@ WHOLE_FAMILIES = ("gemma3", "gemma4_dense")
 """Families that compute each picture in one step."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""
-CHATLESS_FAMILIES = ("paligemma", "paligemma2")
+CHATLESS_FAMILIES = ("paligemma", "paligemma2", *tiny_peculiar.CHATLESS_FAMILIES)
 """Families without a chat template."""
 UNSHARED_FAMILIES = ("paligemma", "paligemma2")
 """Families whose prompts are read both ways, so that no part of one is another's."""
+LONE_FAMILIES = tiny_peculiar.LONE_FAMILIES
+"""Families that take one picture to a prompt and put it first, whatever the prompt says."""

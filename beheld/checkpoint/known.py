@@ -44,6 +44,13 @@ TESTED = (
         "tiles; sliding and full layers",
     ),
     Known(
+        "blip2",
+        "Blip2ForConditionalGeneration",
+        "Salesforce/blip2-opt-2.7b",
+        PICTURES,
+        "one picture, before the prompt; learned positions; with OPT only",
+    ),
+    Known(
         "cohere2_vision",
         "Cohere2VisionForConditionalGeneration",
         "CohereLabs/command-a-vision-07-2025",

@@ -312,6 +312,12 @@ class InputPipeline:
                 raise LimitError(
                     off if limit == 0 else many, "Raise the limit, or send fewer.", param="limit_mm_per_prompt"
                 )
+            most = self._family.most.get(modality, count)
+            if count > most:
+                raise PromptError(
+                    f"There are {count} {modality} items; {self._info.name!r} takes at most {most} in a prompt.",
+                    "Ask about each of them in a prompt of its own.",
+                )
 
     def _check_markers(self, ids: Sequence[int], given: Mapping[str, int]) -> None:
         found = expand.count_markers(ids, self._tokenizer.marks)

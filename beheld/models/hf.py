@@ -37,8 +37,7 @@ class HFAdapter:
         if info.position_axes > 1 and self._rope_index is None:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
         self._plain_head = info.model_type in PLAIN_HEADS
-        if not self._plain_head and "logits_to_keep" not in inspect.signature(model.forward).parameters:
-            raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows.")
+        self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
         self._ears = ears_of(info.model_type)
         self._route_attention()
@@ -149,7 +148,7 @@ class HFAdapter:
             last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
             found: Tensor = self.model.get_output_embeddings()(last.last_hidden_state[0, wanted_S])
             return found
-        output = self.model(
+        output = self._speaker(
             inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, logits_to_keep=wanted_S, use_cache=False
         )
         logits: Tensor = output.logits[0]
@@ -159,3 +158,15 @@ class HFAdapter:
         """Memory that the weights take."""
         packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
         return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def _speaker(model: Any, info: ModelInfo) -> Any:
+    """What gives logits at chosen rows: the model, or the language model with a head of its own within it.
+
+    Raises:
+        ModelError: neither takes logits_to_keep.
+    """
+    for part in (model, getattr(model, "language_model", None)):
+        if part is not None and "logits_to_keep" in inspect.signature(part.forward).parameters:
+            return part
+    raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows.")

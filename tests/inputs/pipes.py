@@ -24,7 +24,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1)
 IMAGE_FAMILIES = ("llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
 VIDEO_FAMILIES = ("llava_onevision", "qwen2_vl", "qwen2_5_vl")
 # Families with a chat template of their own.
-CHAT_FAMILIES = tuple(family for family in tiny.TINY if not family.startswith("paligemma"))
+CHAT_FAMILIES = tuple(family for family in tiny.TINY if family not in tiny.CHATLESS_FAMILIES)
 
 
 @cache

@@ -114,14 +114,21 @@ ALL_KINDS = Ask("{i}{a}And {v} with {a}?", ((84, 56, 14),), (Clip(4, 4),), sound
 
 
 def fit(family: str, *asks: Ask) -> tuple[Ask, ...]:
-    """The requests as the family can take them: with frame rates, and with a picture, if it must have those."""
+    """The requests as the family can take them: with frame rates, with a picture or at most one, if it must."""
     if family in tiny.TIMED_FAMILIES:
         asks = tuple(replace(a, videos=tuple(replace(c, fps=c.fps or 2.0) for c in a.videos)) for a in asks)
     if family in tiny.EVEN_SOUND_FAMILIES:
         asks = tuple(replace(a, sounds=tuple((a.sounds[0][0], seed) for _, seed in a.sounds)) for a in asks)
     if family in tiny.PICTURE_FAMILIES:
         asks = tuple(a if a.images else replace(a, content="{i}" + a.content, images=((84, 56, 60),)) for a in asks)
+    if family in tiny.LONE_FAMILIES:
+        asks = tuple(_alone(a) for a in asks)
     return asks
+
+
+def _alone(ask: Ask) -> Ask:
+    first = ask.images[:1]
+    return replace(ask, content="{i}" * len(first) + ask.content.replace("{i}", ""), images=first)
 
 
 def mixed(family: str) -> tuple[Ask, ...]:
@@ -168,7 +175,8 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
         if family in tiny.IMAGE_FAMILIES:
             found.append(Case("all_kinds", fit(family, ALL_KINDS)))
-    return (*found, Case("sixteen_mixed", mixed(family)))
+    found.append(Case("sixteen_mixed", mixed(family)))
+    return tuple(replace(case, asks=fit(family, *case.asks)) for case in found)
 
 
 def all_asks(family: str) -> list[Ask]:
@@ -176,7 +184,8 @@ def all_asks(family: str) -> list[Ask]:
     own = (OTHER, ELSE) if family in tiny.IMAGE_FAMILIES else (LONG_ELSE,)
     if family in tiny.SOUND_FAMILIES:
         own += (HEARD_OTHER, HEARD_ELSE)
-    return list(dict.fromkeys([*(ask for case in cases(family) for ask in case.asks), *own, *crowd(family)]))
+    found = [ask for case in cases(family) for ask in case.asks]
+    return list(dict.fromkeys([*found, *fit(family, *own, *crowd(family))]))
 
 
 ROOMY: dict[str, Any] = {

@@ -46,7 +46,9 @@ def model(family: str) -> Any:
     attention = "eager" if family in SOFTCAPPED else "sdpa"
     loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
-    loaded.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    for part in (loaded, getattr(loaded, "language_model", None)):
+        if hasattr(part, "generation_config"):
+            part.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     return loaded
 
 
@@ -88,8 +90,10 @@ def answer(family: str, ask: Ask) -> Answer:
 @cache
 def _answer(family: str, ask: Ask) -> Answer:
     prepared = inputs(family, ask)
+    # BLIP-2's own generate wants a picture; without one, its language model answers alone.
+    speaker = model(family).language_model if family == "blip2" and not ask.images else model(family)
     with torch.inference_mode():
-        made = model(family).generate(
+        made = speaker.generate(
             **prepared, max_new_tokens=ask.max_tokens, output_logits=True, return_dict_in_generate=True
         )
     prompt = tuple(prepared["input_ids"][0].tolist())

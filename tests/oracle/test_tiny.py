@@ -38,7 +38,9 @@ def test_answers_are_not_monotonous(family: str) -> None:
 def test_content_and_order_of_pictures_change_the_answer(family: str) -> None:
     one, two = (84, 56, 1), (84, 56, 2)
     asks = [Ask("{i}{i}Compare.", pair) for pair in ((one, one), (one, two), (two, one), (two, two))]
-    assert len({reference.answer(family, ask).token_ids for ask in asks}) == 4
+    asks = list(dict.fromkeys(cases.fit(family, *asks)))
+    assert len(asks) == (2 if family in tiny.LONE_FAMILIES else 4)
+    assert len({reference.answer(family, ask).token_ids for ask in asks}) == len(asks)
 
 
 @pytest.mark.parametrize("family", tiny.SOUND_FAMILIES)

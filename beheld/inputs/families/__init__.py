@@ -34,6 +34,7 @@ class Family:
         numbered: modalities whose items look different by their number in the prompt.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text.
+        most: modality -> the most items that the processor can place in one prompt, where it has a limit.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class Family:
     numbered: frozenset[str] = frozenset()
     rewrite: Rewrite | None = None
     rewritten_ends: str = "added"
+    most: Mapping[str, int] = field(default_factory=dict)
 
     def setting(self, modality: str, index: int, count: int) -> str:
         """The setting of item `index` of the `count` items of its modality in a prompt; "" where it does not matter."""
@@ -59,6 +61,7 @@ class Family:
 
 _FILES = {
     "aya_vision": "aya_vision",
+    "blip-2": "blip_2",
     "gemma3": "gemma3",
     "glm46v": "glm4v",
     "glm4v": "glm4v",
