@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import ConfigError
-from beheld.core.params import nearest
+from beheld.core.params import known_keywords
 
 
 @dataclass
@@ -81,13 +81,14 @@ class EngineArgs:
     use_tqdm_on_load: bool = True
     enable_sleep_mode: bool = False
 
+    def __new__(cls, *_: Any, **options: Any) -> EngineArgs:
+        """Refuse unknown keywords by name, where dataclasses would only raise a TypeError."""
+        known_keywords(cls, options, ConfigError, "engine option")
+        return super().__new__(cls)
+
     @classmethod
     def from_keywords(cls, options: Mapping[str, Any]) -> EngineArgs:
         """Build from keywords; an unknown one is a ConfigError that names it and the nearest known one."""
-        known = {f.name for f in fields(cls)}
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"Unknown engine option {name!r}.", nearest(name, known), param=name)
         return cls(**options)
 
 
@@ -221,9 +222,7 @@ class EngineConfig:
     memory_fraction: float = 0.9
     kv_cache_bytes: int | None = None
     num_blocks_override: int | None = None
-    tensor_parallel_size: int = 1
     trust_remote_code: bool = False
-    hf_overrides: Any = None
     logits_processors: tuple[Any, ...] = ()
     show_progress: bool = True
     media_workers: int = 0
@@ -253,11 +252,9 @@ class MediaLimits:
         max_pixels: of one decoded picture or of one frame.
         max_frames: decoded from one video.
         max_audio_s: seconds of sound.
-        fetch_timeout_s: modality -> seconds for a fetch, retries and redirects included.
     """
 
     max_item_bytes: int = 256 << 20
     max_pixels: int = 178_956_970
     max_frames: int = 2048
     max_audio_s: float = 3600.0
-    fetch_timeout_s: Mapping[str, float] = field(default_factory=lambda: {"image": 5.0, "video": 30.0, "audio": 10.0})

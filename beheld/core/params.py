@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from beheld.core.errors import ParamsError
+from beheld.core.errors import BeheldError, ParamsError
 
 GREEDY_BELOW = 1e-5
 LogitsProcessor = Callable[..., Any]
@@ -87,8 +88,11 @@ class StructuredOutputs:
 class SamplingParams:
     """How to choose tokens. Names, meaning and defaults are those of vLLM's class of this name.
 
+    Numbers may be numpy's; they become Python's.
+
     Raises:
-        ParamsError: from `verify()`, which the constructor calls, naming the parameter.
+        ParamsError: from the constructor for an unknown keyword, and from `verify()`, which the constructor calls; it
+            names the parameter.
     """
 
     n: int = 1
@@ -120,6 +124,11 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
 
+    def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
+        """Refuse unknown keywords by name, where dataclasses would only raise a TypeError."""
+        known_keywords(cls, options, ParamsError, "sampling parameter")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
@@ -132,31 +141,31 @@ class SamplingParams:
         self._verify_lists()
 
     def _verify_counts(self) -> None:
-        whole("n", self.n, 1)
+        self.n = whole("n", self.n, 1)
         if self.best_of is not None and self.best_of != self.n:
             raise ParamsError("best_of is not supported.", "Ask for n answers and choose.", param="best_of")
-        whole("max_tokens", self.max_tokens, 1, optional=True)
-        whole("min_tokens", self.min_tokens, 0)
+        self.max_tokens = whole("max_tokens", self.max_tokens, 1, optional=True)
+        self.min_tokens = whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParamsError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).", param="min_tokens"
             )
-        whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
-        whole("top_k", self.top_k, -1)
-        for name in ("logprobs", "prompt_logprobs"):
-            # The engine's max_logprobs bounds them when the request is sealed.
-            whole(name, getattr(self, name), 0, optional=True)
-        whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
+        self.seed = whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        self.top_k = whole("top_k", self.top_k, -1)
+        # The engine's max_logprobs bounds them when the request is sealed.
+        self.logprobs = whole("logprobs", self.logprobs, 0, optional=True)
+        self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
+        self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
 
     def _verify_floats(self) -> None:
-        number("temperature", self.temperature, 0.0, 100.0)
-        number("top_p", self.top_p, 0.0, 1.0)
+        self.temperature = number("temperature", self.temperature, 0.0, 100.0)
+        self.top_p = number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise ParamsError("top_p must be greater than 0.", "Use temperature=0 for greedy decoding.", param="top_p")
-        number("min_p", self.min_p, 0.0, 1.0)
-        number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        self.min_p = number("min_p", self.min_p, 0.0, 1.0)
+        self.presence_penalty = number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
         if self.repetition_penalty == 0.0:
             raise ParamsError("repetition_penalty must be greater than 0.", param="repetition_penalty")
 
@@ -170,8 +179,10 @@ class SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids", "logits_processors"):
             sequence(name, getattr(self, name))
         for name in ("stop_token_ids", "allowed_token_ids"):
-            for token in getattr(self, name) or ():
-                whole(name, token, 0)
+            given = getattr(self, name) or ()
+            plain = [whole(name, token, 0) for token in given]
+            if any(type(token) is not int for token in given):
+                setattr(self, name, plain)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParamsError("allowed_token_ids must not be empty.", param="allowed_token_ids")
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
@@ -204,10 +215,6 @@ class SamplingParams:
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:
         """Build from keywords where None means "the default"; an unknown name is an error that names the nearest."""
-        known = {f.name for f in fields(cls)}
-        for name in options:
-            if name not in known:
-                raise ParamsError(f"Unknown sampling parameter {name!r}.", nearest(name, known), param=name)
         return cls(**{k: v for k, v in options.items() if v is not None})
 
 
@@ -225,23 +232,45 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
-def whole(name: str, value: Any, low: int, high: int | None = None, *, optional: bool = False) -> None:
-    """Raise ParamsError unless `value` is an integer (no bool) within `low` to `high`, both included."""
+def known_keywords(kind: Any, options: Iterable[str], error: type[BeheldError], what: str) -> None:
+    """Raise `error` for an option that is no field of the dataclass `kind`; it names the nearest field."""
+    known = {f.name for f in fields(kind)}
+    for name in options:
+        if name not in known:
+            raise error(f"Unknown {what} {name!r}.", nearest(name, known), param=name)
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None, *, optional: bool = False) -> Any:
+    """`value` as Python's int, or None where it is optional.
+
+    Raises:
+        ParamsError: it is not an integer (Python's or numpy's, no bool) within `low` to `high`, both included.
+    """
     if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ParamsError(f"{name} must be a whole number, got {value!r}.", param=name)
+    value = int(value)
     if value < low or (high is not None and value > high):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ParamsError(f"{name} must be {span}, got {value}.", param=name)
+    return value
 
 
-def number(name: str, value: Any, low: float, high: float) -> None:
-    """Raise ParamsError unless `value` is a finite number within `low` to `high`, both included."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def number(name: str, value: Any, low: float, high: float) -> Any:
+    """`value` as Python's int or float.
+
+    Raises:
+        ParamsError: it is not a finite number (Python's or numpy's, no bool) within `low` to `high`, both included.
+    """
+    # A whole number of any size is finite, but too large a one is no float.
+    known = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not known or not (isinstance(value, numbers.Integral) or math.isfinite(value)):
         raise ParamsError(f"{name} must be a finite number, got {value!r}.", param=name)
+    value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if not low <= value <= high:
-        raise ParamsError(f"{name} must be from {low:g} to {high:g}, got {value:g}.", param=name)
+        raise ParamsError(f"{name} must be from {low:g} to {high:g}, got {value}.", param=name)
+    return value
 
 
 def sequence(name: str, value: Any) -> None:
