@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from beheld.checkpoint import known
+from beheld.checkpoint import known, missing
 from beheld.checkpoint.info import read_info
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
@@ -40,6 +40,14 @@ def test_what_is_refused_says_why(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         read_info(tmp_path, EngineArgs())
     assert known.REFUSED[model_type] in str(caught.value) or "not one this version" in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", missing.MISSING)
+def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    # Code of a checkpoint's own is not run either: nothing here could drive it.
+    with pytest.raises(ModelError, match=f"no definition of {missing.MISSING[model_type].name} "):
+        read_info(tmp_path, EngineArgs(trust_remote_code=True))
 
 
 def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint import missing
 from beheld.checkpoint.known import REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
@@ -34,6 +35,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         ModelError: transformers does not know the architecture, or the file is broken.
     """
     raw = read_json(path / CONFIG)
+    missing.refuse(raw)
     from transformers import AutoConfig
 
     try:

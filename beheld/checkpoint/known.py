@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from beheld.checkpoint import missing
+
 PICTURES = ("image",)
 BOTH = ("image", "video")
 SOUND = ("audio",)
@@ -212,5 +214,6 @@ def markdown() -> str:
         "| model type | what is missing |",
         "|---|---|",
         *(f"| {name} | {reason} |" for name, reason in sorted(REFUSED.items())),
+        *missing.markdown(),
     ]
     return "\n".join(lines) + "\n"

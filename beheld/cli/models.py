@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from beheld.checkpoint import known
+from beheld.checkpoint import known, missing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,4 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     print("refused")
     for name, reason in sorted(known.REFUSED.items()):
         print(f"  {name:18} {reason}")
+    print("not defined yet")
+    for name, definition in sorted(missing.MISSING.items()):
+        print(f"  {name:18} {definition.name}, for example {definition.example}")
     return 0
