@@ -27,7 +27,6 @@ _MANY = 999
 
 # Option -> the values that this version can honour.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
     "enable_lora": (False,),
@@ -44,6 +43,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 }
 _NO_MEANING = {
     "swap_space": None,
+    "distributed_executor_backend": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
     "max_loras": 1,
@@ -78,6 +78,7 @@ def _start(args: EngineArgs) -> Setup:
     hf_config = read_config(path, args)
     info = read_info(path, args, hf_config)
     config = decide(args, info)
+    logger.info("This model supports the tasks: {'generate'}. Defaulting to 'generate'.")
     logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
     from beheld.executor.local import LocalExecutor
 
@@ -135,6 +136,7 @@ def _check_numbers(args: EngineArgs) -> None:
         "kv_cache_memory_bytes": 1,
         "media_workers": 0,
         "max_logprobs": 0,
+        "tensor_parallel_size": 1,
         "seed": -(2**63),
     }
     for name, low in lows.items():
@@ -154,6 +156,7 @@ def _check_numbers(args: EngineArgs) -> None:
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     """EngineConfig from what was said, the checkpoint, and the machine."""
     device = _device(args.device)
+    _check_ranks(args, device)
     dtype = _dtype(args.dtype, info, device)
     max_model_len = _max_model_len(args, info)
     cpu = device == "cpu"
@@ -221,6 +224,22 @@ def _device(wanted: str) -> str:
             "This machine has no usable NVIDIA GPU.", "Leave `device` out to use the CPU.", param="device"
         )
     return wanted
+
+
+def _check_ranks(args: EngineArgs, device: str) -> None:
+    """A CPU's cores share one memory: there is nothing to split. GPUs are not split over yet."""
+    if args.tensor_parallel_size == 1:
+        return
+    if device != "cpu":
+        raise ConfigError(
+            f"tensor_parallel_size={args.tensor_parallel_size} is not available in this version.",
+            "Available: 1.",
+            param="tensor_parallel_size",
+        )
+    logger.warning(
+        "tensor_parallel_size=%d has no meaning on a CPU and changes nothing: the model runs as one.",
+        args.tensor_parallel_size,
+    )
 
 
 def cpu_has_bfloat16() -> bool:

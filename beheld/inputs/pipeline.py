@@ -22,7 +22,7 @@ from beheld.core.errors import (
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
 from beheld.core.params import Sampling, SamplingParams, whole
 from beheld.core.request import LoRARequest, Request
-from beheld.inputs import chat, control, embeds, expand
+from beheld.inputs import chat, control, embeds, expand, told
 from beheld.inputs.cache import CacheStats, MediaCache
 from beheld.inputs.families import family_of
 from beheld.inputs.fetch import FetchRules
@@ -70,6 +70,7 @@ class InputPipeline:
             self._templates.resolve(args.chat_template, None)
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer)
+        told.check(args, info, self._processor)
         self._cache = MediaCache(config.processor_cache_bytes)
         self._limits = MediaLimits()
         self._rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, self._limits)

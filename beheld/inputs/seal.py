@@ -11,7 +11,7 @@ from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams
 from beheld.inputs.logits import EngineProcessors
 from beheld.structured.compile import Compiler, grammar_of
 
-_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Sealer:
@@ -135,11 +135,11 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
     A checkpoint that says outright that it does not sample is decoded greedily.
 
     Raises:
-        ConfigError: an override is not a parameter.
+        ParamsError: a value is out of range.
     """
     values = dict(generation) if args.generation_config != "vllm" else {}
     values |= args.override_generation_config or {}
-    chosen = {name: values[name] for name in _RECOMMENDED if values.get(name) is not None}
+    chosen = {name: values[name] for name in RECOMMENDED if values.get(name) is not None}
     if values.get("do_sample") is False:
         chosen["temperature"] = 0.0
         for name in ("top_p", "top_k", "min_p"):

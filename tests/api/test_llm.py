@@ -69,7 +69,8 @@ def test_engine_args_go_back_into_llm() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", 0),
+        ("pipeline_parallel_size", 2),
         ("quantization", "fp8"),
         ("enable_lora", True),
         ("dtype", "float7"),
@@ -93,6 +94,14 @@ def test_engine_args_go_back_into_llm() -> None:
         ("gpu_memory_utilization", "x"),
         ("kv_cache_memory_bytes", "1G"),
         ("generation_config", "/somewhere"),
+        ("override_generation_config", {"temprature": 0.5}),
+        ("override_generation_config", {"top_p": 3}),
+        ("media_io_kwargs", {"vidoe": {}}),
+        ("media_io_kwargs", {"video": {"num_frame": 4}}),
+        ("media_io_kwargs", {"video": {"num_frames": 0}}),
+        ("media_io_kwargs", {"image": {"mode": "L"}}),
+        ("media_io_kwargs", {"video": 5}),
+        ("mm_processor_kwargs", {"size": {"longest_edge": 5}}),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused_by_name(option: str, value: Any) -> None:

@@ -1,0 +1,74 @@
+"""What the user told the engine about its inputs, checked at the start rather than with the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.media import MODALITIES
+from beheld.core.params import nearest
+from beheld.inputs import options, video
+from beheld.inputs.processor import ItemProcessor
+from beheld.inputs.seal import RECOMMENDED, recommended
+
+
+def check(args: EngineArgs, info: ModelInfo, processor: ItemProcessor) -> None:
+    """Check override_generation_config, media_io_kwargs and mm_processor_kwargs; the last one loads the processor.
+
+    Raises:
+        ConfigError: a name in one of them is unknown, or a value is out of range.
+    """
+    _overrides(args)
+    _io(args.media_io_kwargs or {})
+    if args.mm_processor_kwargs:
+        _processor(args.mm_processor_kwargs, info, processor)
+
+
+def _overrides(args: EngineArgs) -> None:
+    name = "override_generation_config"
+    told = args.override_generation_config or {}
+    known = (*RECOMMENDED, "do_sample", "max_new_tokens")
+    for key in told:
+        if key not in known:
+            raise _unknown(name, str(key), known)
+    try:
+        recommended({}, args)
+    except ParamsError as error:
+        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
+
+
+def _io(told: Mapping[str, Any]) -> None:
+    name = "media_io_kwargs"
+    for modality, own in told.items():
+        if modality not in MODALITIES:
+            raise _unknown(name, str(modality), MODALITIES)
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"{name}[{modality!r}] must be a mapping, got {own!r}.", param=name)
+        if modality != "video" and own:
+            raise ConfigError(
+                f"{name} names {', '.join(map(repr, own))} for {modality}, where there is nothing to choose.",
+                "Leave it out; mm_processor_kwargs holds the options of the processor.",
+                param=name,
+            )
+    try:
+        video.Sampling.of(told.get("video", {}))
+    except ParamsError as error:
+        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
+
+
+def _processor(told: Mapping[str, Any], info: ModelInfo, processor: ItemProcessor) -> None:
+    name = "mm_processor_kwargs"
+    if not info.modalities:
+        raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
+    try:
+        for modality in info.modalities:
+            options.of_modality(processor.loaded(), modality, told)
+    except ParamsError as error:
+        raise ConfigError(error.reason, error.remedy, param=name) from error
+
+
+def _unknown(name: str, key: str, known: tuple[str, ...]) -> ConfigError:
+    remedy = nearest(key, known) or f"Known: {', '.join(sorted(known))}."
+    return ConfigError(f"{name} names the unknown {key!r}.", remedy, param=name)
