@@ -15,6 +15,7 @@ _COMMANDS = {
     "plan": "say how many tokens media take and how much memory a model needs, without its weights",
     "models": "list the model families that run, and those refused and why",
     "doctor": "say what this machine can run, and why",
+    "run-vllm": "run a script that imports vllm, unmodified",
 }
 
 
@@ -50,6 +51,8 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.models import add_arguments
     elif name == "plan":
         from beheld.cli.plan import add_arguments
+    elif name == "run-vllm":
+        from beheld.cli.run_vllm import add_arguments
     else:
         from beheld.cli.doctor import add_arguments
     return add_arguments

@@ -175,13 +175,16 @@ def _open(path: str, flags: int, folder: int | None) -> int:
 
 
 def _read_http(url: str, modality: str, rules: FetchRules) -> bytes:
-    from beheld.inputs import dial
+    from beheld.inputs import copies, dial
 
     deadline = time.monotonic() + timeout_s(modality)
     for _ in range(MAX_REDIRECTS + 1):
         place = dial.parse(url)
         if rules.domains is not None and place.host not in rules.domains:
             raise FetchError(f"The host {place.host!r} is not among allowed_media_domains.")
+        copy = copies.find(place)
+        if copy is not None:
+            return _read_allowed(copy, FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits))
         status, location, body = dial.get(place, deadline, rules.limits.max_item_bytes, _REDIRECTS)
         if status not in _REDIRECTS:
             if status != 200:

@@ -57,6 +57,18 @@ VIDEO_FETCH_TIMEOUT = _variable(
 AUDIO_FETCH_TIMEOUT = _variable(
     ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), float, 10.0, "seconds for fetching a sound"
 )
+MEDIA_CACHE = _variable(
+    ("BEHELD_MEDIA_CACHE",),
+    str,
+    "",
+    "a folder of local copies of addresses (HOST/PATH below it, as `wget -x` lays them), looked at before the network",
+)
+ASSETS_CACHE = _variable(
+    ("BEHELD_ASSETS_CACHE", "VLLM_ASSETS_CACHE"),
+    str,
+    os.path.join("~", ".cache", "beheld", "assets"),
+    "the folder of the example pictures, videos and sounds that scripts ask for by name",
+)
 CPU_KV_CACHE_GIB = _variable(
     ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), float, 0.0, "GiB of KV cache on a CPU; 0 means decided here"
 )

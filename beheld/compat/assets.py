@@ -1,0 +1,184 @@
+"""The example pictures, videos and sounds that scripts ask for by name: from a folder, else from the network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beheld.compat import media
+from beheld.core.config import MediaLimits
+from beheld.core.errors import FetchError
+from beheld.core.params import nearest
+from beheld.inputs import audio, decode, video
+from beheld.inputs.fetch import FetchRules, fetch
+from beheld.utils import env
+
+PUBLIC = "https://vllm-public-assets.s3.us-west-2.amazonaws.com"
+VIDEO_DATASET = "raushan-testing-hf/videos-test"
+IMAGES: Mapping[str, str] = {
+    "cherry_blossom": "vision_model_images/cherry_blossom.jpg",
+    "stop_sign": "vision_model_images/stop_sign.jpg",
+}
+AUDIOS: Mapping[str, str] = {
+    "mary_had_lamb": "multimodal_asset/mary_had_lamb.ogg",
+    "winning_call": "multimodal_asset/winning_call.ogg",
+}
+# The video was renamed; both names mean one file.
+VIDEOS: Mapping[str, str] = {"baby_reading": "sample_demo_1.mp4", "sample_demo_1.mp4": "sample_demo_1.mp4"}
+_LIMITS = MediaLimits()
+_RULES = FetchRules(limits=_LIMITS)
+
+
+@dataclass(frozen=True)
+class ImageAsset:
+    """A picture by name: "cherry_blossom" or "stop_sign"."""
+
+    name: str
+
+    @property
+    def pil_image(self) -> Any:
+        """The picture, a PIL image in its own mode.
+
+        Raises:
+            FetchError: there is no such asset, or its file is neither here nor to be had.
+        """
+        from PIL import Image
+
+        path = self.get_path()
+        decode.open_bytes(path.read_bytes(), _LIMITS)
+        return Image.open(path)
+
+    def get_path(self) -> Path:
+        """The local file.
+
+        Raises:
+            FetchError: as `pil_image`.
+        """
+        return _local(_named("ImageAsset", self.name, IMAGES), _from_public)
+
+
+@dataclass(frozen=True)
+class VideoAsset:
+    """A video by name: "sample_demo_1.mp4", which is also called "baby_reading"; `num_frames` of it, -1 for all."""
+
+    name: str
+    num_frames: int = -1
+    fps: float | None = None
+
+    @property
+    def video_path(self) -> str:
+        """The local file.
+
+        Raises:
+            FetchError: there is no such asset, or its file is neither here nor to be had.
+        """
+        return str(_local(_named("VideoAsset", self.name, VIDEOS), _from_dataset))
+
+    @property
+    def np_ndarrays(self) -> Any:
+        """The frames, uint8 (frames, height, width, 3) in RGB."""
+        return self._clip().frames
+
+    @property
+    def pil_images(self) -> list[Any]:
+        """The frames as PIL pictures."""
+        from PIL import Image
+
+        return [Image.fromarray(frame) for frame in self._clip().frames]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What is known of the frames' times; a pair (np_ndarrays, metadata) is an item for `generate`."""
+        return media.frames_and_metadata(self._clip())[1]
+
+    def get_audio(self, sampling_rate: float | None = None) -> Any:
+        """The video's sound, mono float32 samples, at its own rate or at `sampling_rate` Hz."""
+        wave = audio.open_bytes(Path(self.video_path).read_bytes(), _LIMITS)
+        return (wave if sampling_rate is None else audio.resampled(wave, int(sampling_rate))).samples
+
+    def _clip(self) -> video.Clip:
+        options: dict[str, Any] = {"num_frames": self.num_frames}
+        if self.fps is not None:
+            options["fps"] = self.fps
+        return video.open_bytes(Path(self.video_path).read_bytes(), video.Sampling.of(options), _LIMITS)
+
+
+@dataclass(frozen=True)
+class AudioAsset:
+    """A sound by name: "winning_call" or "mary_had_lamb"."""
+
+    name: str
+
+    @property
+    def url(self) -> str:
+        """Its public address."""
+        return f"{PUBLIC}/{_named('AudioAsset', self.name, AUDIOS)}"
+
+    @property
+    def audio_and_sample_rate(self) -> tuple[Any, int]:
+        """Its samples, mono float32, and their rate in Hz.
+
+        Raises:
+            FetchError: there is no such asset, or its file is neither here nor to be had.
+        """
+        wave = audio.open_bytes(self.get_local_path().read_bytes(), _LIMITS)
+        return wave.samples, wave.rate
+
+    def get_local_path(self) -> Path:
+        """The local file.
+
+        Raises:
+            FetchError: as `audio_and_sample_rate`.
+        """
+        return _local(_named("AudioAsset", self.name, AUDIOS), _from_public)
+
+
+def _named(kind: str, name: str, known: Mapping[str, str]) -> str:
+    if name not in known:
+        remedy = nearest(name, known) or f"Known: {', '.join(sorted(known))}."
+        raise FetchError(f"There is no {kind} {name!r}.", remedy, param="name")
+    return known[name]
+
+
+def _local(file: str, get: Callable[[str], bytes]) -> Path:
+    """The local copy of an asset, fetched into the folder of assets if it is in none of the places it may be in.
+
+    Raises:
+        FetchError: it is not there and could not be fetched; says which file to put where.
+    """
+    name = file.rpartition("/")[2]
+    own = Path(env.ASSETS_CACHE()).expanduser()
+    theirs = Path("~/.cache/vllm/assets").expanduser()
+    for place in (own / name, *(root / "vllm_public_assets" / name for root in (own, theirs))):
+        if place.is_file():
+            return place
+    try:
+        data = get(file)
+    except FetchError as error:
+        raise FetchError(
+            f"The asset {name!r} is not on this machine and could not be fetched: {error.reason}",
+            f"Put the file at {own / name} (BEHELD_ASSETS_CACHE names another folder).",
+        ) from error
+    own.mkdir(parents=True, exist_ok=True)
+    # Written beside its place first: another process must never see half of it.
+    draft = own / f"{name}.{os.getpid()}"
+    draft.write_bytes(data)
+    draft.replace(own / name)
+    return own / name
+
+
+def _from_public(file: str) -> bytes:
+    modality = "audio" if file in AUDIOS.values() else "image"
+    return fetch(f"{PUBLIC}/{file}", modality, _RULES).data
+
+
+def _from_dataset(file: str) -> bytes:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(VIDEO_DATASET, file, repo_type="dataset")).read_bytes()
+    except Exception as error:
+        raise FetchError(f"the dataset {VIDEO_DATASET!r} cannot be read ({type(error).__name__}).") from error

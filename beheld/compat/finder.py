@@ -1,0 +1,96 @@
+"""The import hook: modules named `vllm...` are made from the table of names; what is not in it is refused by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from beheld.compat.names import MODULES
+from beheld.core.params import nearest
+
+ROOT = "vllm"
+
+
+class AliasModule(ModuleType):
+    """A module whose names are imported from their homes when first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        home = MODULES[self.__name__].get(name)
+        if home is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}. {_offer(self.__name__, name)}")
+        module, _, attribute = home.partition(":")
+        value = getattr(importlib.import_module(module), attribute)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        below = self.__name__ + "."
+        inner = [m.removeprefix(below) for m in MODULES if m.startswith(below) and "." not in m.removeprefix(below)]
+        return sorted({*MODULES[self.__name__], *inner})
+
+
+class AliasFinder(MetaPathFinder, Loader):
+    """Finds `vllm` and its submodules in the table, and makes them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module of the table; None for modules that are not vllm's.
+
+        Raises:
+            ModuleNotFoundError: a module, or a name of one, that has no counterpart here. `from vllm.x import y` asks
+                for the submodule `vllm.x.y` where the module lacks the name, so that it ends here too.
+        """
+        if fullname != ROOT and not fullname.startswith(ROOT + "."):
+            return None
+        if fullname in MODULES:
+            # Every one is a package, because some of vllm's modules became packages and scripts use both forms.
+            return ModuleSpec(fullname, self, is_package=True)
+        home, _, name = fullname.rpartition(".")
+        raise ModuleNotFoundError(f"{fullname!r} has no counterpart in beheld. {_offer(home, name)}")
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """An empty module: its names come when they are asked for."""
+        return AliasModule(spec.name, f"beheld's counterpart of {spec.name}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Set `__all__`, for `from vllm import *`."""
+        module.__dict__["__all__"] = sorted(name for name in MODULES[module.__name__] if not name.startswith("__"))
+
+
+def install() -> None:
+    """Let `import vllm` mean beheld in this process, also where vllm itself is installed. Harmless a second time.
+
+    Raises:
+        ImportError: vllm itself was imported before.
+    """
+    found = sys.modules.get(ROOT)
+    if found is not None and not isinstance(found, AliasModule):
+        raise ImportError("vllm itself was imported before beheld.compat.vllm; import beheld.compat.vllm first.")
+    if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, AliasFinder())
+
+
+def uninstall() -> None:
+    """Undo `install`, for programs that want it for a while only."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder)]
+    for name in [name for name, module in sys.modules.items() if isinstance(module, AliasModule)]:
+        del sys.modules[name]
+
+
+def _offer(home: str, name: str) -> str:
+    """What there is instead: the name's other homes, else what its module offers, else all modules."""
+    homes = [module for module, names in MODULES.items() if name in names]
+    if homes:
+        return f"There is {homes[0]}.{name}."
+    names: Mapping[str, str] = MODULES.get(home, {})
+    close = nearest(name, names)
+    below = sorted(names) or sorted(m for m in MODULES if m.startswith(home + "."))
+    if below:
+        return (close + " " if close else "") + f"{home} offers: {', '.join(below)}."
+    return f"Modules that have one: {', '.join(sorted(m for m, names in MODULES.items() if names))}."

@@ -1,0 +1,59 @@
+"""The table of names: module path below `vllm` -> name -> where ours lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LLM = {"LLM": "beheld.api.llm:LLM"}
+_ARGS = {"EngineArgs": "beheld.core.config:EngineArgs"}
+_LORA = {"LoRARequest": "beheld.core.request:LoRARequest"}
+_PARAMS = {
+    "PoolingParams": "beheld.core.params:PoolingParams",
+    "SamplingParams": "beheld.core.params:SamplingParams",
+}
+_OUTPUTS = {
+    "CompletionOutput": "beheld.core.outputs:CompletionOutput",
+    "RequestOutput": "beheld.core.outputs:RequestOutput",
+}
+_PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
+_PROMPTS = {
+    "PromptType": "beheld.inputs.prompt:PromptType",
+    "TextPrompt": "beheld.compat.prompts:TextPrompt",
+    "TokensPrompt": "beheld.compat.prompts:TokensPrompt",
+}
+
+MODULES: Mapping[str, Mapping[str, str]] = {
+    "vllm": _LLM | _ARGS | _PARAMS | _OUTPUTS | _PROMPTS | {"__version__": "beheld:__version__"},
+    "vllm.assets": {},
+    "vllm.assets.audio": {"AudioAsset": "beheld.compat.assets:AudioAsset"},
+    "vllm.assets.image": {"ImageAsset": "beheld.compat.assets:ImageAsset"},
+    "vllm.assets.video": {"VideoAsset": "beheld.compat.assets:VideoAsset"},
+    "vllm.engine": {},
+    "vllm.engine.arg_utils": _ARGS,
+    "vllm.entrypoints": {},
+    "vllm.entrypoints.llm": _LLM,
+    "vllm.inputs": _PROMPTS,
+    "vllm.lora": {},
+    "vllm.lora.request": _LORA,
+    "vllm.model_executor": {},
+    "vllm.model_executor.models": {},
+    "vllm.model_executor.models.deepseek_ocr": {
+        "NGramPerReqLogitsProcessor": "beheld.compat.ngram:NGramPerReqLogitsProcessor"
+    },
+    "vllm.multimodal": {},
+    "vllm.multimodal.image": {"convert_image_mode": "beheld.compat.media:convert_image_mode"},
+    "vllm.multimodal.utils": {
+        "fetch_audio": "beheld.compat.media:fetch_audio",
+        "fetch_image": "beheld.compat.media:fetch_image",
+        "fetch_video": "beheld.compat.media:fetch_video",
+    },
+    "vllm.outputs": _OUTPUTS,
+    "vllm.sampling_params": {
+        "SamplingParams": _PARAMS["SamplingParams"],
+        "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
+    },
+    "vllm.pooling_params": {"PoolingParams": _PARAMS["PoolingParams"]},
+    # Old and new home of the parser.
+    "vllm.utils": _PARSER,
+    "vllm.utils.argparse_utils": _PARSER,
+}

@@ -1,0 +1,84 @@
+"""The logits processor of DeepSeek-OCR: no run of tokens may come twice within a window, some tokens excepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import SamplingParams, nearest, whole
+
+_DEFAULT_WINDOW = 100
+_NAMES = ("ngram_size", "whitelist_token_ids", "window_size")
+
+
+class NGramPerReqLogitsProcessor:
+    """For `LLM(logits_processors=[...])`: each request says what it wants in `SamplingParams.extra_args`.
+
+    `ngram_size`: length of the runs that may not come twice; without it the request is left alone. `window_size`: the
+    newest tokens of the answer among which is looked (100). `whitelist_token_ids`: tokens that are never barred.
+    """
+
+    def __init__(self, *_: Any) -> None:
+        """Nothing is kept between requests; the arguments that vLLM gives its own processors are of no use here."""
+
+    @classmethod
+    def validate_params(cls, params: SamplingParams) -> None:
+        """Check the extra arguments.
+
+        Raises:
+            ParamsError: one is of the wrong kind, and says which.
+        """
+        told = params.extra_args or {}
+        for name in told:
+            if name not in _NAMES:
+                remedy = nearest(name, _NAMES) or f"Known: {', '.join(_NAMES)}."
+                raise ParamsError(f"extra_args holds the unknown {name!r}.", remedy, param="extra_args")
+        if told.get("ngram_size") is None:
+            for name in _NAMES:
+                if told.get(name) is not None:
+                    raise ParamsError(f"{name} means nothing without ngram_size.", param="extra_args")
+            return
+        whole("ngram_size", told["ngram_size"], 1)
+        whole("window_size", told.get("window_size", _DEFAULT_WINDOW), 1)
+        allowed = told.get("whitelist_token_ids")
+        if isinstance(allowed, str | bytes) or not hasattr(allowed or (), "__iter__"):
+            raise ParamsError(f"whitelist_token_ids must hold token ids, got {allowed!r}.", param="extra_args")
+        for token in allowed or ():
+            whole("whitelist_token_ids", token, 0)
+
+    def is_argmax_invariant(self) -> bool:
+        """False: it may change which token is the most likely."""
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> Callable[[Sequence[int], Any], Any] | None:
+        """The function (output_ids, logits_V) -> logits_V of one request; None if it asks for nothing.
+
+        Raises:
+            ParamsError: an extra argument is of the wrong kind.
+        """
+        self.validate_params(params)
+        told = params.extra_args or {}
+        if told.get("ngram_size") is None:
+            return None
+        size, window = told["ngram_size"], told.get("window_size", _DEFAULT_WINDOW)
+        allowed = frozenset(told.get("whitelist_token_ids") or ())
+
+        def bar(output_ids: Sequence[int], logits_V: Any) -> Any:
+            barred = sorted(repeating(output_ids, size, window) - allowed)
+            if barred:
+                logits_V[barred] = float("-inf")
+            return logits_V
+
+        return bar
+
+
+def repeating(output_ids: Sequence[int], size: int, window: int) -> frozenset[int]:
+    """The tokens that would complete a run of `size` tokens that stands wholly within the newest `window` tokens."""
+    recent = list(output_ids[-window:])
+    if len(output_ids) < size:
+        return frozenset()
+    # With runs of one token, every token of the window is one already.
+    last = list(output_ids[len(output_ids) - (size - 1) :])
+    starts = range(len(recent) - size + 1)
+    return frozenset(recent[start + size - 1] for start in starts if recent[start : start + size - 1] == last)

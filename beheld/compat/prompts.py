@@ -1,0 +1,26 @@
+"""Prompts as typed mappings, as scripts that check types write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+
+class TextPrompt(TypedDict):
+    """A prompt given as text, with its media."""
+
+    prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt given as token ids, with its media."""
+
+    prompt_token_ids: list[int]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    cache_salt: NotRequired[str]

@@ -1,0 +1,15 @@
+"""`import beheld.compat.vllm`: from then on, `import vllm` and its submodules give beheld's classes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from beheld.compat.finder import install
+
+install()
+
+
+def __getattr__(name: str) -> Any:
+    """The same names as `vllm` itself, for `import beheld.compat.vllm as vllm`."""
+    return getattr(importlib.import_module("vllm"), name)

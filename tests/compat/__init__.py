@@ -1,0 +1,1 @@
+"""Tests of the vllm module paths, and of the documents' scripts."""

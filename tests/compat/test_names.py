@@ -1,0 +1,90 @@
+"""The names that scripts import from vllm, and what is said about those that are not there."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import beheld
+from beheld.compat import finder
+from beheld.compat.names import MODULES
+
+HOMES = [(module, name) for module, names in MODULES.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), HOMES, ids=lambda value: value)
+def test_every_name_of_the_table_is_there(module: str, name: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"from {module} import {name}", space)
+    assert space[name] is getattr(importlib.import_module(module), name)
+
+
+def test_the_imports_of_the_documents() -> None:
+    from vllm import LLM, EngineArgs, SamplingParams
+    from vllm.assets.audio import AudioAsset
+    from vllm.assets.image import ImageAsset
+    from vllm.assets.video import VideoAsset
+    from vllm.inputs import PromptType
+    from vllm.lora.request import LoRARequest
+    from vllm.model_executor.models.deepseek_ocr import NGramPerReqLogitsProcessor
+    from vllm.multimodal.image import convert_image_mode
+    from vllm.multimodal.utils import fetch_image
+    from vllm.utils import FlexibleArgumentParser as OldHome
+    from vllm.utils.argparse_utils import FlexibleArgumentParser as NewHome
+
+    assert (LLM, EngineArgs, SamplingParams) == (beheld.LLM, beheld.EngineArgs, beheld.SamplingParams)
+    assert LoRARequest("vision", 1, "path") == beheld.LoRARequest("vision", 1, "path")
+    assert OldHome is NewHome
+    assert PromptType is importlib.import_module("beheld.inputs.prompt").PromptType
+    assert all(map(callable, (AudioAsset, ImageAsset, VideoAsset, NGramPerReqLogitsProcessor)))
+    assert all(map(callable, (convert_image_mode, fetch_image)))
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("from vllm import AsyncLLMEngine", ["'vllm.AsyncLLMEngine'", "vllm offers: ", "LLM"]),
+        ("import vllm.worker", ["'vllm.worker'"]),
+        ("from vllm.utils import random_uuid", ["'vllm.utils.random_uuid'", "FlexibleArgumentParser"]),
+        ("from vllm.inputs import PromtType", ["Did you mean 'PromptType'?"]),
+        ("from vllm.multimodal import fetch_image", ["There is vllm.multimodal.utils.fetch_image."]),
+        ("from vllm.lora import LoRAConfig", ["'vllm.lora.LoRAConfig'", "vllm.lora.request"]),
+        ("import vllm.distributed.parallel_state", ["'vllm.distributed'"]),
+    ],
+)
+def test_what_is_absent_is_named_with_what_there_is(statement: str, words: list[str]) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement, {})
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_asking_for_an_attribute_is_answered_as_by_any_module() -> None:
+    import vllm
+
+    assert not hasattr(vllm, "AsyncLLMEngine")
+    with pytest.raises(AttributeError, match="vllm offers"):
+        vllm.AsyncLLMEngine  # noqa: B018
+    assert {"LLM", "utils"} <= set(dir(vllm))
+    space: dict[str, Any] = {}
+    exec("from vllm import *", space)
+    assert space["LLM"] is beheld.LLM
+
+
+def test_the_real_one_must_not_be_there_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    with pytest.raises(ImportError, match="before"):
+        finder.install()
+
+
+def test_importing_the_aliases_is_cheap() -> None:
+    code = (
+        "import sys, beheld.compat.vllm as ours\nimport vllm\nfrom vllm import EngineArgs\n"
+        "assert ours.EngineArgs is EngineArgs\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
