@@ -49,6 +49,8 @@ class AttnMetadata:
         both_ways: for each sequence, the ranges of positions (start, stop) within which a query also sees what comes
             behind it (before it, a window holds as ever); each is computed in one step. Empty if there are none in this
             step.
+        starts_B: int32, `starts` on the device, in a pass that is captured: there all numbers come from the device, and
+            `starts` and `lengths` only say how many sequences there are at most.
     """
 
     num_decodes: int
@@ -59,6 +61,7 @@ class AttnMetadata:
     groups: tuple[GroupMetadata, ...]
     block_size: int
     both_ways: tuple[tuple[tuple[int, int], ...], ...] = ()
+    starts_B: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -74,6 +77,8 @@ class AttentionBackend(Protocol):
     """A way to compute attention on the paged cache."""
 
     name: str
+    # True if a CUDA graph may hold a pass that prefills; see AttnMetadata.starts_B.
+    captures_prefill: bool
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""

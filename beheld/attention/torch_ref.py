@@ -16,6 +16,7 @@ class TorchBackend:
     """Decoding sequences are padded to one length and computed together; prefilling ones are computed one by one."""
 
     name = "torch"
+    captures_prefill = False
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Work out, once for all layers, which slots are read and which of them are padding."""

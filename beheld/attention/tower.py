@@ -2,13 +2,16 @@
 
 transformers gives such attention the running sum of the packed lengths (`cu_seq_lens_q`) only when the name of
 the implementation holds "flash"; under any other name it calls once per window, which for a 448 x 448 picture in
-Qwen2.5-VL is some 450 calls. So this registers under such a name, and computes all windows in one call.
+Qwen2.5-VL is some 450 calls. So this registers under such a name, and computes all windows in one call: an operator,
+so that a compiler sees a call and does not look into it.
 
-Shapes: T tokens of all windows, W windows, L tokens of the longest, H heads, C head size.
+Shapes: T tokens of all windows, W windows, H heads, C head size.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 import torch
@@ -40,23 +43,44 @@ def tower_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention within each window, both ways. query, key, value (1, H, T, C) -> (1, T, H, C)."""
     assert attention_mask is None
     assert cu_seq_lens_q is not None
-    assert max_length_q is not None
-    q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (query, key, value))
-    return _windows(q_THC, k_THC, v_THC, cu_seq_lens_q, max_length_q, scaling).unsqueeze(0), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return torch.ops.beheld.tower(query, key, value, cu_seq_lens_q, scale), None
 
 
-def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest: int, scale: float | None) -> Tensor:
+def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
+    q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (q_1HTC, k_1HTC, v_1HTC))
+    if q_THC.is_cuda and _has_triton():
+        from beheld.attention.triton_tower import attend_windows
+
+        return attend_windows(_dense(q_THC), _dense(k_THC), _dense(v_THC), bounds_W1, scale).unsqueeze(0)
+    return _windows(q_THC, k_THC, v_THC, bounds_W1, scale).contiguous().unsqueeze(0)
+
+
+def _tower_shape(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
+    """What a compiler needs to know of the result."""
+    return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], q_1HTC.shape[3]))
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _dense(x_THC: Tensor) -> Tensor:
+    return x_THC if x_THC.stride(2) == 1 else x_THC.contiguous()
+
+
+def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
     """Windows of one length are a batch; a tower has few lengths (whole windows, and those at two edges)."""
-    lengths_W = cu_W1[1:] - cu_W1[:-1]
-    if len(lengths_W) * longest == q_THC.shape[0]:
-        return _batch(q_THC, k_THC, v_THC, longest, scale)
+    lengths_W = bounds_W1[1:] - bounds_W1[:-1]
     lengths = lengths_W.tolist()
+    if len(set(lengths)) == 1:
+        return _batch(q_THC, k_THC, v_THC, lengths[0], scale)
     if len(set(lengths)) > _MOST_LENGTHS:
         parts = zip(q_THC.split(lengths), k_THC.split(lengths), v_THC.split(lengths), strict=True)
         return torch.cat([_batch(*qkv, length, scale) for qkv, length in zip(parts, lengths, strict=True) if length])
@@ -68,7 +92,13 @@ def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, cu_W1: Tensor, longest
     return out_THC
 
 
-def _batch(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, length: int, scale: float | None) -> Tensor:
+def _batch(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, length: int, scale: float) -> Tensor:
     """Windows of this length, one after the other."""
     q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THC, k_THC, v_THC))
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(0, 1)
+
+
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define("tower(Tensor q, Tensor k, Tensor v, Tensor bounds, float scale) -> Tensor")
+_library.impl("tower", _tower, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::tower", _tower_shape, lib=_library)

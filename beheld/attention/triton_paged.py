@@ -17,7 +17,7 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, decode, plan_decode
-from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, prefill, shape_of
+from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, make_tiles_on_device, prefill, shape_of
 
 # Programs of the decode kernel that one multiprocessor runs side by side.
 _PROGRAMS_PER_SM = 3
@@ -36,6 +36,7 @@ class TritonBackend:
     """See AttentionBackend; heads of 16 to 256 elements, any group size, block sizes that are powers of two."""
 
     name = "triton"
+    captures_prefill = True
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, _Device] = {}
@@ -88,10 +89,12 @@ class TritonBackend:
         if plan is None:
             known = self._device(q_THC.device)
             # The kernel in which the copy engine fetches knows neither prefixes nor windows: see triton_prefill.
-            plain = group.window is None and not any(metadata.starts[metadata.num_decodes :])
+            captured = metadata.starts_B is not None
+            plain = not captured and group.window is None and not any(metadata.starts[metadata.num_decodes :])
             fetch = known.fetch if plain else "threads"
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
-            tiles_L8 = make_tiles(metadata, q_THC.shape[1] // kv_heads, shape.rows)
+            make = make_tiles_on_device if captured else make_tiles
+            tiles_L8 = make(metadata, q_THC.shape[1] // kv_heads, shape.rows, q_THC.shape[0])
             plan = PrefillPlan(tiles_L8, shape, make_sees(metadata) if group.ahead == "ranges" else None)
             group.extra["prefill"] = plan
         assert isinstance(plan, PrefillPlan)

@@ -214,8 +214,8 @@ def _own(base, tiles, stride, token, own, count, head, SIZE: tl.constexpr, TILE:
     return x_NC
 
 
-def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int) -> Tensor:
-    """The tiles (L, 8) of all prefilling sequences, int32 on the device.
+def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens: int) -> Tensor:
+    """The tiles (L, 8) of all prefilling sequences, int32 on the device; `num_tokens` is T.
 
     Fields: sequence, first row, first token, tokens of the sequence in this step, their first position. Long sequences
     come first, and of each the last rows, which see most keys: a long tile started last would keep the device waiting.
@@ -234,6 +234,27 @@ def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int) -> Tensor:
     for column, field in enumerate(fields):
         table_L8[:, column] = field
     return torch.from_numpy(table_L8).to(metadata.lengths_B.device, non_blocking=True)
+
+
+def make_tiles_on_device(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens: int) -> Tensor:
+    """The same from numbers on the device, so that a CUDA graph may hold it; for passes without decoding sequences.
+
+    There are as many tiles as T tokens can need; those that are not needed have no tokens.
+    """
+    assert metadata.num_decodes == 0
+    assert metadata.starts_B is not None
+    cu_q_B1 = metadata.cu_q_B1
+    counts_B = cu_q_B1[1:] - cu_q_B1[:-1]
+    stop_B = ((counts_B * heads_per_kv + rows - 1) // rows).cumsum(0)
+    tile_L = torch.arange(-(-num_tokens * heads_per_kv // rows) + len(metadata.starts), device=cu_q_B1.device)
+    sequence_L = torch.searchsorted(stop_B, tile_L, right=True)
+    there_L = sequence_L < len(metadata.starts)
+    sequence_L = sequence_L.clamp(max=len(metadata.starts) - 1)
+    nothing_L = torch.zeros_like(tile_L)
+    row_L = (stop_B[sequence_L] - 1 - tile_L) * rows
+    fields = (sequence_L, row_L, cu_q_B1[sequence_L], counts_B[sequence_L], metadata.starts_B[sequence_L])
+    table = [torch.where(there_L, field, nothing_L) for field in fields] + [nothing_L] * 3
+    return torch.stack(table, dim=1).int()
 
 
 def make_sees(metadata: AttnMetadata) -> Tensor | None:

@@ -10,6 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.models.one_row import OneRowLinear, early_start, linear
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
 # Up to this many rows a library's matrix product, which tiles over rows, leaves most of the CPU idle.
 _SMALL_ROWS = 64
 
@@ -72,15 +77,17 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def replace_linears(model: Any, kind: type[PackedLinear] | type[SmallBatchLinear]) -> int:
-    """Replace the float32 linear layers of a model on a CPU; returns how many.
+def replace_linears(
+    model: Any, kind: type[PackedLinear] | type[SmallBatchLinear] | type[OneRowLinear], dtype: torch.dtype
+) -> int:
+    """Replace the linear layers of this type; returns how many.
 
     Layers are replaced one by one, so that never more than one layer's weights are held twice.
     """
     replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and child.weight.numel():
+            if type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel():
                 setattr(module, name, kind(child))
                 replaced += 1
     return replaced
@@ -110,7 +117,7 @@ class FirstOfFused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> the first layer's (..., O)."""
-        first, *rest = nn.functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+        first, *rest = linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
         self.rest = tuple(rest)
         return first
 
@@ -153,6 +160,31 @@ def fuse_linears(model: nn.Module) -> int:
 
 
 def compile_layers(layers: Any) -> None:
-    """Compile one decoder layer; the others, being of the same shape, reuse it."""
+    """Compile one layer of a stack; the others, being of the same shape, reuse it."""
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True)
+        layer.forward = _Compiled(layer)
+
+
+class _Compiled:
+    """A layer's forward, compiled when first called; as it came if the compiler cannot."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._plain = layer.forward
+        self._name = type(layer).__name__
+        self._call = torch.compile(layer.forward, dynamic=True, fullgraph=True, options=_options(layer))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            logger.warning("%s could not be compiled and runs as it is: %s", self._name, str(error).splitlines()[0])
+            self._call = self._plain
+            return self._plain(*args, **kwargs)
+
+
+def _options(layer: nn.Module) -> dict[str, Any]:
+    """Where the hardware can, let compiled kernels start before the one before them has ended, as `one_row` does."""
+    import torch._inductor.config as inductor
+
+    known = hasattr(inductor.triton, "enable_pdl")
+    return {"triton.enable_pdl": True} if known and early_start(next(layer.parameters()).device) else {}

@@ -17,10 +17,14 @@ from beheld.models.fuse import (
     fuse_linears,
     replace_linears,
 )
+from beheld.models.one_row import OneRowLinear
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# Fewer like layers than this are not worth a compiler's time.
+_STACK = 4
 
 
 def prepare(model: Any, config: EngineConfig) -> Any:
@@ -30,7 +34,7 @@ def prepare(model: Any, config: EngineConfig) -> Any:
     if config.device == "cpu":
         if config.dtype == "float32":
             kind = PackedLinear if can_pack() else SmallBatchLinear
-            logger.debug("%d linear layers are now %s.", replace_linears(model, kind), kind.__name__)
+            logger.debug("%d linear layers are now %s.", replace_linears(model, kind, torch.float32), kind.__name__)
         return model
     if config.dtype == "float32":
         # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
@@ -38,10 +42,29 @@ def prepare(model: Any, config: EngineConfig) -> Any:
     text = text_model(model)
     if env.FUSE():
         logger.info("Fused %d groups of linear layers.", fuse_linears(text))
+        _ready_for_one_row(model, text, getattr(torch, config.dtype))
     if env.COMPILE():
         number_layers(text)
         compile_layers(text.layers)
+        for blocks in tower_blocks(model, text):
+            compile_layers(blocks)
     return model
+
+
+def _ready_for_one_row(model: Any, text: Any, dtype: torch.dtype) -> None:
+    if dtype == torch.float32:
+        return
+    replace_linears(text, OneRowLinear, dtype)
+    head = model.get_output_embeddings()
+    if type(head) is nn.Linear:
+        model.set_output_embeddings(OneRowLinear(head))
+
+
+def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
+    """The stacks of like layers outside the text model: the blocks of towers."""
+    inside = set(text.modules())
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and m not in inside]
+    return [stack for stack in stacks if len(stack) >= _STACK and len({type(layer) for layer in stack}) == 1]
 
 
 def text_model(model: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from beheld.attention.backend import AttentionBackend
 from beheld.attention.select import select
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import CapacityError, ConfigError
+from beheld.core.errors import CapacityError
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import model_class_of
@@ -38,7 +38,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     if config.device == "cpu":
         keep_freed_memory()
     adapter = registry.build(hf_config, info, config)
-    backend = select(config.device, _wanted_backend(info, config))
+    backend = select(config.device, config.attention_backend)
     reserved = 0
     if config.device == "cpu":
         _choose_threads(adapter)
@@ -51,20 +51,6 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     if config.device == "cuda" and not config.enforce_eager:
         runner.capture_graphs()
     return runner
-
-
-def _wanted_backend(info: ModelInfo, config: EngineConfig) -> str | None:
-    """The one asked for; for models of which only some layers look ahead, the only one that can."""
-    if info.both_ways != "windowed media" or config.device == "cpu":
-        return config.attention_backend
-    if config.attention_backend not in (None, "torch"):
-        raise ConfigError(
-            f"The attention backend {config.attention_backend!r} cannot look ahead in some layers only, as "
-            f"{info.architecture} does.",
-            "Use attention_backend='torch'.",
-            param="attention_backend",
-        )
-    return "torch"
 
 
 def _activation_bytes(adapter: ModelAdapter, backend: AttentionBackend, info: ModelInfo, config: EngineConfig) -> int:

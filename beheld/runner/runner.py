@@ -18,6 +18,7 @@ from beheld.runner import kv
 from beheld.runner.batch import Batch, build
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
+from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
 from beheld.sample.sampler import SampleOutput, Sampler
 
@@ -57,12 +58,18 @@ class ModelRunner:
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self._graphs: DecodeGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
 
     def capture_graphs(self) -> None:
-        """Capture the decode step for every batch size of the ladder."""
+        """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
         graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._info, self.config, self.rows)
         graphs.capture(show_progress=self.config.show_progress)
         self._graphs = graphs
+        if self._backend.captures_prefill:
+            width = self.rows.tables_GRN.shape[2]
+            mixed = MixedGraphs(self._adapter, self._backend, self.kv, self._info, self.config, width)
+            mixed.capture(show_progress=self.config.show_progress)
+            self._mixed_graphs = mixed
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
@@ -107,6 +114,8 @@ class ModelRunner:
             spans = self.rows[piece.row].spans
             if spans and piece.start < spans[-1].stop:
                 self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
+        if self._mixed_graphs is not None and self._mixed_graphs.takes(batch):
+            return self._mixed_graphs.replay(batch, embeds_TH)
         self._backend.begin(batch.metadata)
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)):
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)

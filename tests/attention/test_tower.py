@@ -14,7 +14,7 @@ def test_equals_each_window_alone(lengths: list[int]) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 3, sum(lengths), 8, generator=generator) for _ in range(3))
     cu = torch.tensor([0, *lengths]).cumsum(0)
-    out, _ = tower_attention(None, q, k, v, None, 0.3, cu_seq_lens_q=cu, max_length_q=max(lengths))
+    out, _ = tower_attention(None, q, k, v, None, 0.3, cu_seq_lens_q=cu)
     first = 0
     for length in lengths:
         part = slice(first, first + length)

@@ -7,8 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from beheld.attention.backend import AttnMetadata
 from beheld.attention.torch_ref import TorchBackend
 from beheld.attention.triton_paged import TritonBackend
+from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
+from beheld.attention.triton_tower import attend_windows
 from tests.attention.naive import Case, expected, make_case
 
 MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
@@ -101,3 +104,46 @@ def test_ranges_read_both_ways(window: int | None) -> None:
     assert not torch.allclose(ahead_never, want), "the ranges change nothing: the test cannot fail"
     case.metadata.both_ways = ()
     assert torch.equal(run(case), ahead_never)
+
+
+@pytest.mark.parametrize(
+    "lengths", [[16, 16, 16], [4, 16, 0, 9], [1], [64, 1, 1, 65, 1], [300, 20], [*range(1, 20)], [0, 7, 0, 0, 3, 0]]
+)
+def test_windows_of_a_tower(lengths: list[int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Heads side by side within a token, as a tower's own product of q, k and v leaves them.
+    q, k, v = torch.randn(sum(lengths), 3, 2, 20, generator=generator).unbind(1)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    out = attend_windows(q, k, v, bounds, 0.3)
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        q_HLC, k_HLC, v_HLC = (x[start:stop].transpose(0, 1) for x in (q, k, v))
+        alone = torch.nn.functional.scaled_dot_product_attention(q_HLC, k_HLC, v_HLC, scale=0.3)
+        torch.testing.assert_close(out[start:stop], alone.transpose(0, 1), atol=3e-6, rtol=1e-5)
+
+
+def test_tiles_made_on_the_device_are_those_made_on_the_host() -> None:
+    """For a captured pass, padded with sequences and tokens that are not there."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        count = int(torch.randint(1, 7, (1,), generator=generator))
+        tokens = torch.randint(1, 70, (count,), generator=generator)
+        starts = torch.randint(0, 99, (count,), generator=generator) * torch.randint(
+            0, 2, (count,), generator=generator
+        )
+        bounds = torch.cat([torch.zeros(1, dtype=torch.int64), tokens.cumsum(0)]).int()
+        total, lengths = int(bounds[-1]), starts + tokens
+        known = AttnMetadata(0, tuple(starts.tolist()), tuple(lengths.tolist()), lengths.int(), bounds, (), 16)
+        want = make_tiles(known, 8, 64, total)
+        padded = AttnMetadata(
+            num_decodes=0,
+            starts=(0,) * (count + 4),
+            lengths=(1,) * (count + 4),
+            lengths_B=lengths.int(),
+            cu_q_B1=torch.cat([bounds, bounds.new_full((4,), total)]),
+            groups=(),
+            block_size=16,
+            starts_B=torch.cat([starts, torch.zeros(4, dtype=torch.int64)]).int(),
+        )
+        made = make_tiles_on_device(padded, 8, 64, total + 30)
+        assert sorted(made[made[:, 3] > 0].tolist()) == sorted(want.tolist())
+        assert (made[made[:, 3] == 0] == 0).all()

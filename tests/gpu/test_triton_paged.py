@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 from beheld.attention.torch_ref import TorchBackend
 from beheld.attention.triton_paged import TritonBackend
+from beheld.attention.triton_tower import attend_windows
 
 # What rounding of inputs, weights and output to the type costs, relative; float32 is exact but for its own rounding.
 ROUNDING = {torch.float32: 3e-6, torch.float16: 6e-4, torch.bfloat16: 5e-3}
@@ -240,3 +241,19 @@ def test_one_graph_serves_any_lengths() -> None:
         check(case, out[:count])
         eager = run(case)
         assert (eager - out[:count]).norm() / eager.norm() < 3e-3
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING))
+@pytest.mark.parametrize("size", [64, 72, 80, 128])
+@pytest.mark.parametrize(
+    "lengths", [[64] * 40, [1024] * 3, [16, 64, 0, 33, 700, 1], [5000], [*range(1, 90)]], ids=lambda x: str(len(x))
+)
+def test_windows_of_a_tower(lengths: list[int], size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = torch.randn(sum(lengths), 3, 5, size, generator=generator, device="cuda", dtype=dtype).unbind(1)
+    bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    out = attend_windows(q, k, v, bounds, 0.2)
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        q_HLC, k_HLC, v_HLC = (x[start:stop].double().transpose(0, 1) for x in (q, k, v))
+        want = (torch.softmax(q_HLC @ k_HLC.transpose(1, 2) * 0.2, -1) @ v_HLC).transpose(0, 1)
+        assert (out[start:stop].double() - want).norm() <= ROUNDING[dtype] * want.norm()

@@ -19,12 +19,12 @@ def load(family: str) -> Any:
 
 
 def small_batches(model: Any) -> int:
-    return fuse.replace_linears(model, fuse.SmallBatchLinear)
+    return fuse.replace_linears(model, fuse.SmallBatchLinear, torch.float32)
 
 
 def packed(model: Any) -> int:
     assert fuse.can_pack()
-    return fuse.replace_linears(model, fuse.PackedLinear)
+    return fuse.replace_linears(model, fuse.PackedLinear, torch.float32)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen2_5_vl"])

@@ -1,0 +1,165 @@
+"""Real shapes for GPU benchmarks: configuration, tokenizer and processor, without weights (`load_format="dummy"`).
+
+Sizes are those of the public checkpoints; tokenizers are the tests' small ones, with the real size of vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_QWEN_3B = {
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+_QWEN_7B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+_LLAMA_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32064,
+    "max_position_embeddings": 4096,
+}
+_QWEN_TOWER = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+    "window_size": 112,
+}
+_CLIP = {
+    "hidden_size": 1024,
+    "image_size": 336,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "projection_dim": 768,
+}
+_SIGLIP = {
+    "hidden_size": 1152,
+    "image_size": 384,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 26,
+}
+_NINE = [[384 * i, 384 * j] for i in range(1, 7) for j in range(1, 7)]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A checkpoint to be made.
+
+    Attributes:
+        source: the tests' checkpoint whose files it takes.
+        edits: configuration file -> what to change in it, nested.
+        before, each, after: a prompt's text before its pictures, for each picture, and after them.
+    """
+
+    source: str
+    edits: dict[str, dict[str, Any]]
+    before: str
+    each: str
+    after: str
+
+
+def _qwen(text: dict[str, Any]) -> Shape:
+    config = {
+        **text,
+        "vocab_size": 151936,
+        "torch_dtype": "bfloat16",
+        "max_position_embeddings": 32768,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vision_config": {**_QWEN_TOWER, "out_hidden_size": text["hidden_size"]},
+    }
+    pixels = {"min_pixels": 3136, "max_pixels": 12845056}
+    return Shape(
+        "qwen2_5_vl",
+        {"config.json": config, "preprocessor_config.json": pixels},
+        "<|im_start|>user\n",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+SHAPES = {
+    "3B": _qwen(_QWEN_3B),
+    "7B": _qwen(_QWEN_7B),
+    "llava": Shape(
+        "llava",
+        {
+            "config.json": {
+                "text_config": _LLAMA_7B,
+                "vision_config": _CLIP,
+                "image_seq_length": 576,
+                "torch_dtype": "bfloat16",
+            },
+            "preprocessor_config.json": {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+        },
+        "USER: ",
+        "<image>\n",
+        "What is this? ASSISTANT:",
+    ),
+    "onevision": Shape(
+        "llava_onevision",
+        {
+            "config.json": {
+                "text_config": {**_QWEN_7B, "vocab_size": 152000, "max_position_embeddings": 32768},
+                "vision_config": _SIGLIP,
+                "tie_word_embeddings": False,
+                "image_grid_pinpoints": _NINE,
+            },
+            "preprocessor_config.json": {"size": {"height": 384, "width": 384}, "image_grid_pinpoints": _NINE},
+            "processor_config.json": {"num_image_tokens": 729},
+        },
+        "<|im_start|>user\n",
+        "<image>\n",
+        "What is this?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+}
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """Make the checkpoint of that shape in `folder`; returns its path."""
+    from tests import tiny
+
+    shape = SHAPES[name]
+    path = folder / name
+    path.mkdir(parents=True, exist_ok=True)
+    for file in tiny.checkpoint(shape.source).iterdir():
+        if ".safetensors" not in file.name:
+            shutil.copy(file, path / file.name)
+    for file_name, edits in shape.edits.items():
+        config = json.loads((path / file_name).read_text(encoding="utf-8"))
+        (path / file_name).write_text(json.dumps(_edited(config, edits)), encoding="utf-8")
+    return path
+
+
+def _edited(config: dict[str, Any], edits: dict[str, Any]) -> dict[str, Any]:
+    made = dict(config)
+    for key, value in edits.items():
+        nested = isinstance(value, dict) and isinstance(made.get(key), dict) and key.endswith("_config")
+        made[key] = _edited(made[key], value) if nested else value
+    return made
+
+
+def prompt(name: str, num_pictures: int) -> str:
+    """A question about that many pictures."""
+    shape = SHAPES[name]
+    return shape.before + shape.each * num_pictures + shape.after

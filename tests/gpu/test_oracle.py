@@ -1,0 +1,32 @@
+"""Greedy answers on a GPU equal transformers' on a CPU in float32: graphs, compiled layers and kernels change no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from beheld import SamplingParams
+from tests.oracle import cases, reference
+from tests.oracle.test_oracle import make, request
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma3", "paligemma")
+OPTIONS: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 8}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal(family: str) -> None:
+    llm = make(family, OPTIONS)
+    try:
+        for case in cases.cases(family):
+            params = [SamplingParams(temperature=0, max_tokens=ask.max_tokens, ignore_eos=True) for ask in case.asks]
+            outputs = llm.generate([request(family, ask) for ask in case.asks], params, use_tqdm=False)
+            for ask, output in zip(case.asks, outputs, strict=True):
+                want = reference.answer(family, ask)
+                assert tuple(output.outputs[0].token_ids) == want.token_ids, (case.name, ask.content)
+    finally:
+        llm.close()
