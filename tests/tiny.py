@@ -641,7 +641,7 @@ EVEN_SOUND_FAMILIES: tuple[str, ...] = ()
 prepared as if it were alone, so that only prompts with sounds of one length are alike."""
 EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose processor takes pictures or videos in one prompt, not both."""
-TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v")
+TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe")
 """Families whose processor must be told when each frame was."""
 WHOLE_FAMILIES = ("gemma3", "gemma4_dense")
 """Families that compute each picture in one step."""

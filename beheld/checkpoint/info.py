@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint import missing
+from beheld.checkpoint.convert import converted
 from beheld.checkpoint.known import REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
@@ -38,8 +39,12 @@ def read_config(path: Path, args: EngineArgs) -> Any:
     missing.refuse(raw)
     from transformers import AutoConfig
 
+    known = converted(raw)
     try:
-        config = AutoConfig.from_pretrained(str(path), trust_remote_code=args.trust_remote_code)
+        if known is not None:
+            config = AutoConfig.for_model(known[0], **known[1])
+        else:
+            config = AutoConfig.from_pretrained(str(path), trust_remote_code=args.trust_remote_code)
     except Exception as error:
         kind = raw.get("model_type") or "unnamed"
         raise ModelError(

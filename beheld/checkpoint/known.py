@@ -59,6 +59,13 @@ TESTED = (
         PICTURES,
         "tiles; sliding and full layers",
     ),
+    Known(
+        "ernie4_5_vl_moe",
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        "baidu/ERNIE-4.5-VL-28B-A3B-PT",
+        BOTH,
+        "experts of their own for what is seen; three-axis positions; times are drawn on the frames",
+    ),
     Known("gemma2", "Gemma2ForCausalLM", "google/gemma-2-2b-it", (), "soft caps; sliding and full layers"),
     Known(
         "gemma3",
@@ -164,7 +171,6 @@ TESTED = (
 
 REFUSED = {
     "chameleon": "its head bars the ids of pictures, which is not compared with transformers yet",
-    "ernie4_5_vl_moe": "its experts are chosen by the kind of each token, which layers are not told yet",
     "florence2": "it is an encoder-decoder model",
     "fuyu": "pictures enter as rows of patches without a tower, which is not built yet",
     "gemma3n": "its tower needs the package timm, and its layers are not compared with transformers yet",

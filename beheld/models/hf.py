@@ -76,7 +76,8 @@ class HFAdapter:
         for modality, indices, options in combine_rule(self.info.model_type)(items):
             if modality == "embeds":
                 for i in indices:
-                    out[i] = items[i].features["embeds"].to(self.device, self.dtype)
+                    embeds_EH = items[i].features["embeds"].to(self.device, self.dtype)
+                    out[i] = self._widened(embeds_EH, self._wide.of_given(embeds_EH) if self._wide else None)
                 continue
             parts = self._tower(modality, options).split([items[i].num_embeds for i in indices])
             for i, part in zip(indices, parts, strict=True):
@@ -106,7 +107,9 @@ class HFAdapter:
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
         flat = [part.reshape(-1, part.shape[-1]) for part in parts]
         embeds_EH = (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
-        extra_EW = self._wide.of_media(result) if self._wide is not None else None
+        return self._widened(embeds_EH, self._wide.of_media(result) if self._wide is not None else None)
+
+    def _widened(self, embeds_EH: Tensor, extra_EW: Tensor | None) -> Tensor:
         return embeds_EH if extra_EW is None else torch.cat([embeds_EH, extra_EW.to(self.dtype)], dim=-1)
 
     def _move(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The fixed order of surgery on a loaded model: quantize, shard, fuse, LoRA, compile; so far, fuse and compile."""
+"""The fixed order of surgery on a loaded model: adapt, quantize, shard, fuse, LoRA, compile; so far, without three."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from beheld.attention.op import number_layers
 from beheld.core.config import EngineConfig
+from beheld.models.families import adapt
 from beheld.models.fuse import (
     PackedLinear,
     SmallBatchLinear,
@@ -29,6 +30,7 @@ _STACK = 4
 
 def prepare(model: Any, config: EngineConfig) -> Any:
     """Make a loaded transformers model fast on its device; returns the same model."""
+    adapt(model.config.model_type, model)
     if config.enforce_eager:
         return model
     if config.device == "cpu":

@@ -15,3 +15,18 @@ def test_a_bare_marker_of_hunyuan_is_refused_with_the_whole_one() -> None:
     with pytest.raises(PromptError) as caught:
         pipes.shared("hunyuan_vl").prepare({"prompt": bare, "multi_modal_data": data}, pipes.ONE_TOKEN, request_id="0")
     assert tiny.markers("hunyuan_vl", 1) in str(caught.value)
+
+
+def test_ernie_reads_the_placeholders_of_its_own_code() -> None:
+    data = {"image": tiny.picture(84, 56, 1)}
+    written = tiny.wrap("ernie4_5_vl_moe", tiny.markers("ernie4_5_vl_moe", 1) + "Hi?")
+    other = written.replace("<|IMAGE_PLACEHOLDER|>", "<|image@placeholder|>")
+    assert other != written
+    one, two = (
+        pipes.shared("ernie4_5_vl_moe").prepare(
+            {"prompt": prompt, "multi_modal_data": data}, pipes.ONE_TOKEN, request_id="0"
+        )
+        for prompt in (written, other)
+    )
+    assert one.token_ids == two.token_ids
+    assert len(one.spans) == len(two.spans) == 1

@@ -141,7 +141,7 @@ def test_a_text_prefix_is_shared(family: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["roomy", "cut"])
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "ernie4_5_vl_moe"])
 def test_embeddings_in_place_of_pictures(engines: OpenEngines, family: str, name: str) -> None:
     asks = [replace(ask, as_embeds=True) for ask in (cases.ONE, cases.FOUR, cases.APART)]
     check(engines.get(family, name), family, [*asks, cases.ONE, cases.SHORT])

@@ -21,7 +21,14 @@ _COMBINE = {"llava_next": "anyres", "llava_onevision": "anyres", "llava_next_vid
 _EARS = {"qwen2_audio": "qwen2_audio"}
 # Families whose head has no logits_to_keep, and is one matrix over the last hidden states.
 PLAIN_HEADS = frozenset({"qwen2_audio"})
-_WIDE = {"gemma4": "per_layer", "qwen3_vl": "deepstack", "qwen3_vl_moe": "deepstack"}
+_WIDE = {
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "gemma4": "per_layer",
+    "qwen3_vl": "deepstack",
+    "qwen3_vl_moe": "deepstack",
+}
+# Families whose modules are replaced at load, see `adapt`.
+_ADAPTED = {"ernie4_5_vl_moe": "ernie4_5_vl_moe"}
 
 
 class Wide(Protocol):
@@ -37,6 +44,9 @@ class Wide(Protocol):
 
     def of_media(self, result: Any) -> Tensor | None:
         """The further columns (E, at most W) of what a tower returned; None to leave those of the tokens."""
+
+    def of_given(self, embeds_EH: Tensor) -> Tensor | None:
+        """The further columns (E, at most W) of embeddings that came in place of media; None as above."""
 
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """As ModelAdapter.forward; `positions` in the model's own form."""
@@ -60,6 +70,13 @@ def ears_of(model_type: str) -> Callable[..., Tensor] | None:
     module = importlib.import_module(f"beheld.models.families.{name}")
     features: Callable[..., Tensor] = module.audio_features
     return features
+
+
+def adapt(model_type: str, model: Any) -> None:
+    """Replace those modules of a loaded model that cannot compute a batch of sequences as the engine lays it out."""
+    name = _ADAPTED.get(model_type)
+    if name is not None:
+        importlib.import_module(f"beheld.models.families.{name}").adapt(model)
 
 
 def combine_rule(model_type: str) -> CombineRule:

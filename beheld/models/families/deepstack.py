@@ -27,6 +27,10 @@ class Deepstack:
                   for parts in result.deepstack_features]  # fmt: skip
         return torch.cat(layers, dim=-1)
 
+    def of_given(self, embeds_EH: Tensor) -> Tensor | None:
+        """Nothing is added for them."""
+        return None
+
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """Every token takes part: adding zeros changes nothing, and no index depends on the data."""
         rows = embeds_TH.shape[0]

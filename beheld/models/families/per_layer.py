@@ -35,6 +35,10 @@ class PerLayer:
         """Nothing of the tower's own."""
         return None
 
+    def of_given(self, embeds_EH: Tensor) -> Tensor | None:
+        """Nothing of their own."""
+        return None
+
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """The model takes them as a keyword."""
         output = self._model(

@@ -1,0 +1,25 @@
+"""ERNIE 4.5 VL: numbered pictures and videos, whose placeholders prompts also write in another form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from beheld.inputs.families import Family
+
+_SPELLINGS = {"<|image@placeholder|>": "<|IMAGE_PLACEHOLDER|>", "<|video@placeholder|>": "<|VIDEO_PLACEHOLDER|>"}
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str:
+    """The text with the placeholders that the repository's own code reads as those that the tokenizer knows."""
+    for written, known in _SPELLINGS.items():
+        text = text.replace(written, known)
+    return text
+
+
+FAMILY = Family(
+    markers={
+        "image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+        "video": "<|VIDEO_START|><|VIDEO_PLACEHOLDER|><|VIDEO_END|>",
+    },
+    rewrite=rewrite,
+)

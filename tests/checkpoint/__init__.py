@@ -1,0 +1,1 @@
+"""Checkpoints as they lie on disk."""
