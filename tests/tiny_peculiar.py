@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -15,41 +16,30 @@ from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_more import pixels
 
-SEEDS: dict[str, int] = {"blip2": 2}
+SEEDS: dict[str, int] = {"blip2": 2, "chameleon": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 
-def opt_tokens(path: Path, extra: tuple[str, ...]) -> dict[str, int]:
-    """Byte-level BPE as OPT has it: one token starts and ends every text; `extra` tokens at the end."""
-    specials = ("<s>", "<pad>", "</s>", "<unk>")
+def byte_tokens(
+    path: Path, first: tuple[str, ...], extra: tuple[str, ...], start: str, settings: dict[str, Any]
+) -> dict[str, int]:
+    """Byte-level BPE: the special tokens `first`, letters and words, then `extra`; texts start with `start`."""
     draft = Tokenizer(models.BPE())
     draft.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=256 + 160, initial_alphabet=alphabet, special_tokens=list(specials), show_progress=False
+        vocab_size=256 + 150, initial_alphabet=alphabet, special_tokens=list(first), show_progress=False
     )
     draft.train_from_iterator(text.CORPUS, trainer)
     vocab, merges = text._trained(draft)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="</s> $A", pair="</s> $A </s> $B", special_tokens=[("</s>", vocab["</s>"])]
+        single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, vocab[start])]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    settings = {
-        "add_bos_token": True,
-        "add_prefix_space": False,
-        "bos_token": "</s>",
-        "clean_up_tokenization_spaces": True,
-        "eos_token": "</s>",
-        "errors": "replace",
-        "model_max_length": 1000000000000000019884624838656,
-        "pad_token": "<pad>",
-        "processor_class": "Blip2Processor",
-        "tokenizer_class": "GPT2Tokenizer",
-        "unk_token": "</s>",
-    }
-    text._finish(path, tokenizer, ("<pad>", "</s>", *extra), settings)
+    common = {"bos_token": start, "clean_up_tokenization_spaces": False, "model_max_length": 4096}
+    text._finish(path, tokenizer, (*first, *extra), common | settings)
     text.write_json(path / "vocab.json", vocab)
     lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
     (path / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -58,7 +48,16 @@ def opt_tokens(path: Path, extra: tuple[str, ...]) -> dict[str, int]:
 
 def make_blip2(path: Path) -> None:
     """As Salesforce/blip2-opt-2.7b: queries that ask the picture, before a language model with learned positions."""
-    ids = opt_tokens(path, ("<image>",))
+    settings = {
+        "add_bos_token": True,
+        "add_prefix_space": False,
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "processor_class": "Blip2Processor",
+        "tokenizer_class": "GPT2Tokenizer",
+        "unk_token": "</s>",
+    }
+    ids = byte_tokens(path, ("<s>", "<pad>", "</s>", "<unk>"), ("<image>",), "</s>", settings)
     config = {
         "architectures": ["Blip2ForConditionalGeneration"],
         "image_text_hidden_size": 32,
@@ -116,10 +115,73 @@ def make_blip2(path: Path) -> None:
     tiny._write_model(path, config, generation, ids, seed=SEEDS["blip2"])
 
 
-TINY: dict[str, Callable[[Path], None]] = {"blip2": make_blip2}
+CODES = tuple("IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z" for code in range(64))
+"""The tokens of a picture's codes, whose numbers are spelled with A for 0 to J for 9."""
+
+
+def make_chameleon(path: Path) -> None:
+    """As facebook/chameleon-7b: pictures become tokens of a codebook, which answers may not hold."""
+    settings = {
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "processor_class": "ChameleonProcessor",
+        "sep_token": "<reserved08706>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+    }
+    marks = (*CODES, "<eoss>", "<racm3:break>", "<reserved08706>", "<image>")
+    ids = byte_tokens(path, ("<s>", "<pad>", "</s>", "<unk>"), marks, "<s>", settings)
+    config = tiny.LLAMA_SHAPE | {
+        "architectures": ["ChameleonForConditionalGeneration"],
+        "attention_bias": False,
+        "bos_token_id": ids["<s>"],
+        "eos_token_id": ids["</s>"],
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "mlp_bias": False,
+        "model_parallel_size": 1,
+        "model_type": "chameleon",
+        "num_key_value_heads": 4,
+        "pad_token_id": ids["<pad>"],
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "swin_norm": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocabulary_map": ids,
+        "vq_config": {
+            "attn_type": "vanilla",
+            "base_channels": 32,
+            "channel_multiplier": [1, 1, 1, 1],
+            "double_latent": False,
+            "embed_dim": 8,
+            "in_channels": 3,
+            "latent_channels": 8,
+            "model_type": "chameleon_vqgan",
+            "num_embeddings": len(CODES),
+            "num_res_blocks": 1,
+            "resolution": 32,
+        },
+    }
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+    ones = {"image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0], "rescale_factor": 0.0078, "resample": 1}
+    files = pixels("ChameleonImageProcessor", "ChameleonProcessor", **size) | ones
+    text.write_json(path / "preprocessor_config.json", files)
+    owner = {"image_seq_length": 16, "image_token": "<image>", "processor_class": "ChameleonProcessor"}
+    text.write_json(path / "processor_config.json", owner)
+
+    def loud_codes(model: Any) -> None:
+        # Codes would win often if the head did not bar them.
+        model.get_output_embeddings().weight[[ids[code] for code in CODES]] *= 20
+
+    seed = SEEDS["chameleon"]
+    tiny._write_model(path, config, tiny._llama_generation(ids), ids, seed=seed, adjust=loud_codes)
+
+
+TINY: dict[str, Callable[[Path], None]] = {"blip2": make_blip2, "chameleon": make_chameleon}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES: tuple[str, ...] = ()
 LONE_FAMILIES = ("blip2",)
-CHATLESS_FAMILIES = ("blip2",)
-FORMS.update({"blip2": "Question: {} Answer:"})
-MARKERS.update({"blip2": ("", "")})
+CHATLESS_FAMILIES = ("blip2", "chameleon")
+FORMS.update({"blip2": "Question: {} Answer:", "chameleon": "{}"})
+MARKERS.update({"blip2": ("", ""), "chameleon": ("<image>", "")})

@@ -53,6 +53,13 @@ TESTED = (
         "one picture, before the prompt; learned positions; with OPT only",
     ),
     Known(
+        "chameleon",
+        "ChameleonForConditionalGeneration",
+        "facebook/chameleon-7b",
+        PICTURES,
+        "pictures become tokens of a codebook, which answers may not hold",
+    ),
+    Known(
         "cohere2_vision",
         "Cohere2VisionForConditionalGeneration",
         "CohereLabs/command-a-vision-07-2025",
@@ -170,7 +177,6 @@ TESTED = (
 )
 
 REFUSED = {
-    "chameleon": "its head bars the ids of pictures, which is not compared with transformers yet",
     "florence2": "it is an encoder-decoder model",
     "fuyu": "pictures enter as rows of patches without a tower, which is not built yet",
     "gemma3n": "its tower needs the package timm, and its layers are not compared with transformers yet",

@@ -57,3 +57,10 @@ def test_blip2_without_a_number_of_queries_is_refused(tmp_path: Path) -> None:
     pipe = InputPipeline(info, pipes.config(info), args)
     with pytest.raises(ModelError, match="num_query_tokens"):
         pipes.ask(pipe, "blip2", [PICTURE])
+
+
+@pytest.mark.parametrize("prompt", ["What is in this picture?<image>", "<image>", "A <image> and text<reserved08706>"])
+def test_chameleon_says_that_an_answer_follows(prompt: str) -> None:
+    assert prepare("chameleon", prompt, PICTURE).token_ids == theirs("chameleon", prompt, PICTURE)
+    plain = prompt.replace("<image>", "x")
+    assert prepare("chameleon", plain).token_ids == theirs("chameleon", plain)

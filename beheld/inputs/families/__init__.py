@@ -62,6 +62,7 @@ class Family:
 _FILES = {
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
+    "chameleon": "chameleon",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
     "gemma3": "gemma3",
     "glm46v": "glm4v",

@@ -27,8 +27,8 @@ _WIDE = {
     "qwen3_vl": "deepstack",
     "qwen3_vl_moe": "deepstack",
 }
-# Families whose modules are replaced at load, see `adapt`.
-_ADAPTED = {"ernie4_5_vl_moe": "ernie4_5_vl_moe"}
+# Families whose modules are replaced or settled at load, see `adapt`.
+_ADAPTED = {"chameleon": "chameleon", "ernie4_5_vl_moe": "ernie4_5_vl_moe"}
 
 
 class Wide(Protocol):
@@ -73,7 +73,7 @@ def ears_of(model_type: str) -> Callable[..., Tensor] | None:
 
 
 def adapt(model_type: str, model: Any) -> None:
-    """Replace those modules of a loaded model that cannot compute a batch of sequences as the engine lays it out."""
+    """Replace what in a loaded model cannot compute a batch as the engine lays it out, or cannot be captured."""
     name = _ADAPTED.get(model_type)
     if name is not None:
         importlib.import_module(f"beheld.models.families.{name}").adapt(model)

@@ -1,0 +1,17 @@
+"""Chameleon: a token behind every prompt says that an answer follows, as its processor has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from beheld.inputs.families import Family
+
+_ANSWER = "<reserved08706>"
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str:
+    """The end of the turn behind the prompt."""
+    return text + _ANSWER
+
+
+FAMILY = Family(rewrite=rewrite)
