@@ -5,6 +5,7 @@ Shapes: M rows of activations, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,12 +115,19 @@ class FirstOfFused(nn.Module):
             ]
             self.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
         self.rest: tuple[Tensor, ...] = ()
+        self.input: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> the first layer's (..., O)."""
         first, *rest = linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
-        self.rest = tuple(rest)
+        self.rest, self.input = tuple(rest), x
         return first
+
+    def alone(self, x: Tensor, index: int) -> Tensor:
+        """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
+        start = sum(self.sizes[:index])
+        part = slice(start, start + self.sizes[index])
+        return nn.functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
 
 
 class RestOfFused(nn.Module):
@@ -134,12 +142,46 @@ class RestOfFused(nn.Module):
         self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the first layer computed for this one, of the same x."""
-        rest = self.first.rest
-        out = rest[self.index]
-        if self.index == len(self.first.sizes) - 2:
-            self.first.rest = ()
+        """What the first layer computed for this one, if it was of the same x."""
+        first = self.first
+        if first.input is not x:
+            return first.alone(x, self.index + 1)
+        out = first.rest[self.index]
+        if self.index == len(first.sizes) - 2:
+            first.rest, first.input = (), None
         return out
+
+
+# What 16-bit matrix products want sizes to be a multiple of: otherwise a library takes kernels of an older kind.
+_ALIGNED = 8
+_PADDED = 64
+
+
+def pad_mlps(model: nn.Module) -> int:
+    """Give gated MLPs of an odd inner size some inner units of zero weight, which change nothing; returns how many.
+
+    Qwen2.5-VL's tower has 3420 of them.
+    """
+    padded = 0
+    for module in model.modules():
+        found = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        linears = [linear for linear in found if type(linear) is nn.Linear]
+        if len(linears) < 3:
+            continue
+        gate, up, down = linears
+        inner = gate.out_features
+        if inner % _ALIGNED == 0 or up.out_features != inner or down.in_features != inner:
+            continue
+        extra = -inner % _PADDED
+        for wide in (gate, up):
+            wide.weight.data = nn.functional.pad(wide.weight.data, (0, 0, 0, extra))
+            if wide.bias is not None:
+                wide.bias.data = nn.functional.pad(wide.bias.data, (0, extra))
+            wide.out_features += extra
+        down.weight.data = nn.functional.pad(down.weight.data, (0, extra))
+        down.in_features += extra
+        padded += 1
+    return padded
 
 
 def fuse_linears(model: nn.Module) -> int:
@@ -160,26 +202,34 @@ def fuse_linears(model: nn.Module) -> int:
 
 
 def compile_layers(layers: Any) -> None:
-    """Compile one layer of a stack; the others, being of the same shape, reuse it."""
+    """Compile one layer of a stack; the others, being of the same shape, reuse it.
+
+    A layer that the compiler cannot take runs as it came, and that is said once.
+    """
+    plain = {id(layer): layer.forward for layer in layers}
+
+    def give_up(error: Exception) -> None:
+        name = type(layers[0]).__name__
+        logger.warning("%s could not be compiled and runs as it is: %s", name, str(error).splitlines()[0])
+        for layer in layers:
+            layer.forward = plain[id(layer)]
+
     for layer in layers:
-        layer.forward = _Compiled(layer)
+        layer.forward = _compiled(layer, give_up)
 
 
-class _Compiled:
-    """A layer's forward, compiled when first called; as it came if the compiler cannot."""
+def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callable[..., Any]:
+    plain = layer.forward
+    call = torch.compile(plain, dynamic=True, fullgraph=True, options=_options(layer))
 
-    def __init__(self, layer: nn.Module) -> None:
-        self._plain = layer.forward
-        self._name = type(layer).__name__
-        self._call = torch.compile(layer.forward, dynamic=True, fullgraph=True, options=_options(layer))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         try:
-            return self._call(*args, **kwargs)
+            return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            logger.warning("%s could not be compiled and runs as it is: %s", self._name, str(error).splitlines()[0])
-            self._call = self._plain
-            return self._plain(*args, **kwargs)
+            give_up(error)
+            return plain(*args, **kwargs)
+
+    return forward
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:

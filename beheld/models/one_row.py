@@ -16,13 +16,16 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 
+# A constant, since a compiler does not look into cached functions.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., K) -> (..., N), as torch's own; a single row takes the way described above.
 
     Under a compiler the choice is made when compiling: one row and several are compiled apart anyway.
     """
-    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and _available():
+    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and _HAS_TRITON:
         out: Tensor = torch.ops.beheld.one_row_linear(x, weight, bias)
         return out
     return nn.functional.linear(x, weight, bias)
@@ -41,11 +44,6 @@ class OneRowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)."""
         return linear(x, self.weight, self.bias)
-
-
-@functools.cache
-def _available() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from beheld.models.fuse import (
     can_pack,
     compile_layers,
     fuse_linears,
+    pad_mlps,
     replace_linears,
 )
 from beheld.models.one_row import OneRowLinear
@@ -43,7 +44,8 @@ def prepare(model: Any, config: EngineConfig) -> Any:
         torch.backends.cudnn.allow_tf32 = False
     text = text_model(model)
     if env.FUSE():
-        logger.info("Fused %d groups of linear layers.", fuse_linears(text))
+        logger.debug("Padded %d MLPs.", pad_mlps(model))
+        logger.info("Fused %d groups of linear layers.", fuse_linears(model))
         _ready_for_one_row(model, text, getattr(torch, config.dtype))
     if env.COMPILE():
         number_layers(text)

@@ -61,3 +61,46 @@ def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
     before = layer(x)
     assert fuse.fuse_linears(layer) == 1
     torch.testing.assert_close(layer(x), before)
+
+
+def test_a_fused_group_that_is_asked_about_different_inputs() -> None:
+    """Attention to what lies beside the text: queries of one, keys and values of the other."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(8, n) for n in (12, 4, 4))
+
+        def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.q_proj(x), self.k_proj(beside), self.v_proj(beside)], -1)
+
+    layer, x, beside = Layer(), torch.randn(3, 8), torch.randn(3, 8)
+    before, same = layer(x, beside), layer(x, x)
+    assert fuse.fuse_linears(layer) == 1
+    torch.testing.assert_close(layer(x, beside), before)
+    torch.testing.assert_close(layer(x, x), same)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, beside), before)
+    torch.testing.assert_close(compiled(x, x), same)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_padding_an_mlp_changes_nothing(bias: bool) -> None:
+    class Gated(torch.nn.Module):
+        def __init__(self, inner: int) -> None:
+            super().__init__()
+            self.gate_proj, self.up_proj = torch.nn.Linear(8, inner, bias), torch.nn.Linear(8, inner, bias)
+            self.down_proj = torch.nn.Linear(inner, 8, bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    x = torch.randn(3, 8)
+    odd, even = Gated(21), Gated(24)
+    before = odd(x)
+    assert fuse.pad_mlps(torch.nn.ModuleList([odd, even])) == 1
+    assert odd.gate_proj.weight.shape == (64, 8)
+    assert even.gate_proj.weight.shape == (24, 8)
+    torch.testing.assert_close(odd(x), before)
+    assert fuse.fuse_linears(odd) == 1
+    torch.testing.assert_close(odd(x), before)
