@@ -12,10 +12,10 @@ from typing import Any
 
 from tests import tiny
 from tests import tiny_text as text
-from tests.tiny_media import FORMS, QWEN_TURN, SOUND_MARKERS
+from tests.tiny_media import FORMS, MARKERS, QWEN_TURN, SOUND_MARKERS
 from tests.tiny_more import qwen_tokens
 
-SEEDS: dict[str, int] = {"qwen2_audio": 1}
+SEEDS: dict[str, int] = {"qwen2_audio": 1, "qwen2_5_omni": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 WINDOW_S = 2
@@ -110,9 +110,123 @@ def make_qwen2_audio(path: Path) -> None:
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["qwen2_audio"], keep=("<|im_end|>",))
 
 
-TINY: dict[str, Callable[[Path], None]] = {"qwen2_audio": make_qwen2_audio}
-IMAGE_FAMILIES: tuple[str, ...] = ()
-VIDEO_FAMILIES: tuple[str, ...] = ()
+# --- Qwen-Omni: the part that reads, sees and hears, in the repository of a model that also speaks -------------------
+
+OMNI_TOKENS = {
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+    "audio_token": "<|AUDIO|>",
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+}
+OMNI_CHAT = """{%- for message in messages -%}
+{%- if loop.first and message['role'] != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for content in message['content'] -%}
+{%- if content['type'] == 'image' or 'image' in content or 'image_url' in content -%}
+{{- '<|vision_bos|><|IMAGE|><|vision_eos|>' -}}
+{%- elif content['type'] == 'audio' or 'audio' in content or 'audio_url' in content -%}
+{{- '<|audio_bos|><|AUDIO|><|audio_eos|>' -}}
+{%- elif content['type'] == 'video' or 'video' in content -%}
+{{- '<|vision_bos|><|VIDEO|><|vision_eos|>' -}}
+{%- elif 'text' in content -%}
+{{- content['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+THINKERS = {"qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration"}
+"""Family -> the class of the part that reads."""
+
+
+def make_qwen2_5_omni(path: Path) -> None:
+    """As Qwen/Qwen2.5-Omni-7B: three kinds of media on three axes; weights of the speaking parts beside them."""
+    owner = "Qwen2_5OmniProcessor"
+    ids = qwen_tokens(path, owner, tuple(OMNI_TOKENS.values()), OMNI_TOKENS | {"chat_template": OMNI_CHAT})
+    thinker = {
+        "architectures": ["Qwen2OmniNaViTThinkerForConditionalGeneration"],
+        "audio_config": EARS | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10, "output_dim": 64},
+        "audio_end_token_id": ids["<|audio_eos|>"],
+        "audio_start_token_id": ids["<|audio_bos|>"],
+        "audio_token_index": ids["<|AUDIO|>"],
+        "bos_token_id": ids["<|im_start|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "ignore_index": -100,
+        "image_token_index": ids["<|IMAGE|>"],
+        "model_type": "qwen2_5_omni_thinker",
+        "pad_token_id": ids["<|endoftext|>"],
+        "position_id_per_seconds": 25,
+        "seconds_per_chunk": 2,
+        "text_config": tiny.LLAMA_SHAPE
+        | {
+            "max_position_embeddings": 4096,
+            "model_type": "qwen2_5_omni_text",
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": {"mrope_section": [2, 3, 3], "rope_type": "default", "type": "default"},
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+        },
+        "torch_dtype": "bfloat16",
+        "video_token_index": ids["<|VIDEO|>"],
+        "vision_config": {
+            "depth": 3,
+            "fullatt_block_indexes": [1],
+            "hidden_act": "silu",
+            "hidden_size": 32,
+            "in_channels": 3,
+            "intermediate_size": 48,
+            "model_type": "qwen2_5_omni_vision_encoder",
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 56,
+        },
+        "vision_end_token_id": ids["<|vision_eos|>"],
+        "vision_start_token_id": ids["<|vision_bos|>"],
+    }
+    # Sounds may be longer than the tower's window, which is heard piece by piece; files of all parts are one.
+    features = whisper_features(owner, chunk_length=20, n_samples=320000, nb_max_frames=2000, dither=0.0)
+    text.write_json(path / "preprocessor_config.json", features | tiny._qwen_vl_pixels(owner))
+    _omni(path, "qwen2_5_omni", "Qwen2_5OmniModel", thinker, ids, {"talker_config": {}, "token2wav_config": {}})
+
+
+def _omni(
+    path: Path, name: str, architecture: str, thinker: dict[str, Any], ids: dict[str, int], further: dict[str, Any]
+) -> None:
+    """Write the thinker, then what makes it the repository of a model that speaks."""
+    config = thinker | {"architectures": [THINKERS[name]]}
+    tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS[name], keep=("<|im_end|>",))
+    whole = {"architectures": [architecture], "model_type": name, "thinker_config": thinker, "torch_dtype": "bfloat16"}
+    text.write_json(path / "config.json", whole | further)
+    _add_speech(path / "model.safetensors", [f"{part.removesuffix('_config')}.model.norm.weight" for part in further])
+
+
+def _add_speech(file: Path, names: list[str]) -> None:
+    """Weights of the speaking parts, and the prefix that the others have beside them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    kept = {key if key.startswith("thinker.") else f"thinker.{key}": value for key, value in load_file(file).items()}
+    save_file(kept | {name: torch.ones(8) for name in names}, file, metadata={"format": "pt"})
+
+
+TINY: dict[str, Callable[[Path], None]] = {"qwen2_audio": make_qwen2_audio, "qwen2_5_omni": make_qwen2_5_omni}
+IMAGE_FAMILIES: tuple[str, ...] = ("qwen2_5_omni",)
+VIDEO_FAMILIES: tuple[str, ...] = IMAGE_FAMILIES
 SOUND_FAMILIES: tuple[str, ...] = tuple(TINY)
-FORMS.update({"qwen2_audio": QWEN_TURN})
-SOUND_MARKERS.update({"qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"})
+FORMS.update(dict.fromkeys(TINY, QWEN_TURN))
+OMNI_MARKERS = ("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
+MARKERS.update(dict.fromkeys(IMAGE_FAMILIES, OMNI_MARKERS))
+SOUND_MARKERS.update(dict.fromkeys(TINY, "<|audio_bos|><|AUDIO|><|audio_eos|>"))

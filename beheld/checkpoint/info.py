@@ -23,6 +23,10 @@ _TOKEN_FIELDS = {
 }
 # Families whose videos are frames in the places of pictures, without a token of their own.
 _VIDEOS_AS_PICTURES = frozenset(("internvl", "smolvlm"))
+# Models that also speak: the part that reads, and the class that runs it alone.
+_THINKERS = {
+    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+}
 # Families whose sound has not been compared with transformers.
 _UNHEARD = frozenset(("gemma4",))
 _BOTH_WAYS = {"gemma3": "media", "paligemma": "prompt"}
@@ -51,7 +55,19 @@ def read_config(path: Path, args: EngineArgs) -> Any:
             f"The model type {kind!r} is not one this version of transformers can read: {_first_line(error)}",
             "Update transformers, or use a checkpoint in transformers' own layout.",
         ) from error
-    return _override(config, args.hf_overrides)
+    return _thinker(_override(config, args.hf_overrides))
+
+
+def _thinker(config: Any) -> Any:
+    """The configuration of the part that reads, of a model that also speaks; any other as it is."""
+    architecture = _THINKERS.get(config.model_type)
+    if architecture is None:
+        return config
+    logger.info("Of %s only the part that answers in text is loaded; what speaks is left out.", config.model_type)
+    thinker = config.thinker_config
+    thinker.architectures = [architecture]
+    thinker.dtype = getattr(thinker, "dtype", None) or getattr(config, "dtype", None)
+    return thinker
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from beheld.checkpoint import missing
 PICTURES = ("image",)
 BOTH = ("image", "video")
 SOUND = ("audio",)
+ALL = ("image", "video", "audio")
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,13 @@ TESTED = (
     ),
     Known("qwen2", "Qwen2ForCausalLM", "Qwen/Qwen2-0.5B-Instruct"),
     Known(
+        "qwen2_5_omni",
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        "Qwen/Qwen2.5-Omni-7B",
+        ALL,
+        "three-axis positions; answers in text; a video's own sound is not heard",
+    ),
+    Known(
         "qwen2_audio",
         "Qwen2AudioForConditionalGeneration",
         "Qwen/Qwen2-Audio-7B-Instruct",
@@ -187,7 +195,6 @@ REFUSED = {
     "mllama": "its layers attend to pictures beside the text, for which there is no cache yet",
     "molmo2": "its vocabulary in two parts is not compared with transformers yet",
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
-    "qwen2_5_omni": "sound in positions of three axes is not compared with transformers yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
     "qwen3_omni_moe": "sound in positions of three axes is not compared with transformers yet",

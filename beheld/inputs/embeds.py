@@ -49,6 +49,9 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
     """
     if isinstance(value, Embeddings):
         return [value]
+    if info.position_axes > 1 and "audio" in info.modalities and modality != "image":
+        # Their positions need lengths and times that embeddings do not tell.
+        raise DecodeError(f"Embeddings of {modality} cannot be given to this model.", f"Give the {modality} itself.")
     if isinstance(value, Mapping):
         return _split_mapping(value, modality, info, merge_size)
     if info.position_axes > 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, ModelInfo
-from beheld.core.errors import BeheldError, ModelError, ProcessError
+from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError
 from beheld.core.media import MediaItem
 from beheld.inputs import options as options_of
 from beheld.inputs.cache import Processed
@@ -93,8 +93,12 @@ class ItemProcessor:
         """The options of one call, checked and in the processor's terms.
 
         Raises:
-            ParamsError: one of them is unknown.
+            ParamsError: one of them is unknown, or means something that is not built.
         """
+        for name, remedy in self._family.unbuilt.items():
+            if given.get(name) or any(isinstance(group, Mapping) and group.get(name) for group in given.values()):
+                raise ParamsError(f"The option {name!r} cannot be done yet.", remedy, param="mm_processor_kwargs")
+        given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
         return options_of.of_modality(self.loaded(), modality, given)
 
     def max_frames(self) -> int | None:

@@ -33,7 +33,9 @@ class HFAdapter:
         self.dtype = model.get_input_embeddings().weight.dtype
         self._embedding = model.get_input_embeddings()
         self._core = getattr(model, "model", model)
-        self._rope_index = getattr(self._core, "get_rope_index", None) if info.position_axes > 1 else None
+        self._rope_index = None
+        if info.position_axes > 1:
+            self._rope_index = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
         if info.position_axes > 1 and self._rope_index is None:
             raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
         self._plain_head = info.model_type in PLAIN_HEADS
@@ -55,7 +57,7 @@ class HFAdapter:
                 raise ModelError(f"{self.info.architecture} does not name its text configuration among its parts.")
             routes = {keys[0]: name}
             if self.info.model_type in tower.PACKING:
-                routes["vision_config"] = tower.register()
+                routes |= dict.fromkeys({"vision_config", "audio_config"} & set(config.sub_configs), tower.register())
             self.model.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")
@@ -133,9 +135,11 @@ class HFAdapter:
                 layout.setdefault(name, []).append(value)
         known = inspect.signature(self._rope_index).parameters
         options = {k: torch.tensor(v) for k, v in layout.items() if k in known}
-        if "second_per_grid_ts" in options:
-            options["second_per_grid_ts"] = options["second_per_grid_ts"].flatten()
+        # What is one number for each item stands in a row.
+        options = {k: v.flatten() if v.shape[-1] == 1 else v for k, v in options.items()}
         ids = torch.tensor([list(token_ids)])
+        if "attention_mask" in known:
+            options["attention_mask"] = torch.ones_like(ids)
         if "mm_token_type_ids" in known:
             options["mm_token_type_ids"] = torch.from_numpy(types)
         positions, delta = self._rope_index(ids, **options)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from beheld.core.errors import BeheldError, LimitError, MediaLossError, ParamsError, PromptError
 from beheld.core.request import Request
 from beheld.inputs.pipeline import InputPipeline
 from tests import tiny
 from tests.inputs import pipes
+from tests.oracle import reference
 
 FAMILY = "qwen2_audio"
 WAVE = tiny.sound(0.8, 1)
@@ -129,3 +131,33 @@ def test_options_of_the_processor_are_checked() -> None:
     assert whole.receipts[0].used["seconds"] == 2.6
     assert whole.receipts[0].lost == ()
     assert ask(pipe, long).receipts[0].used["seconds"] == 2.0
+
+
+@pytest.mark.parametrize("family", tiny.THINKERS)
+@pytest.mark.parametrize("samples", [1600, 8000, 8001, 8159, 12345])
+def test_a_sound_alone_has_the_features_of_the_whole_window(family: str, samples: int) -> None:
+    wave = tiny.sound(1.0, 4)[:samples]
+    prompt = {"prompt": tiny.markers(family, num_sounds=1), "multi_modal_data": {"audio": (wave, 16000)}}
+    item = pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0").spans[0].item
+    made = reference.processor(family)(
+        text=[prompt["prompt"]], audio=[wave], audio_kwargs={"sampling_rate": 16000}, return_tensors="pt"
+    )
+    frames = int(made["feature_attention_mask"].sum())
+    assert item.features["input_features"].shape[-1] == frames
+    assert torch.equal(item.features["input_features"], made["input_features"][..., :frames])
+    assert item.layout["audio_seqlens"] == (frames,)
+
+
+def test_the_sound_of_a_video_is_not_heard_and_that_is_said() -> None:
+    family = "qwen2_5_omni"
+    pipe = pipes.shared(family)
+    prompt = {"prompt": tiny.markers(family, num_videos=1), "multi_modal_data": {"video": tiny.frames(4)}}
+    for options in ({"use_audio_in_video": True}, {"videos_kwargs": {"use_audio_in_video": True}}):
+        with pytest.raises(ParamsError, match="use_audio_in_video"):
+            pipe.prepare(prompt | {"mm_processor_kwargs": options}, pipes.ONE_TOKEN, request_id="0")
+    without = prompt | {"mm_processor_kwargs": {"use_audio_in_video": False}}
+    assert pipe.prepare(without, pipes.ONE_TOKEN, request_id="0").spans
+    for modality in ("audio", "video"):
+        data = {"prompt": prompt["prompt"], "multi_modal_data": {modality: torch.zeros(1, 4, 64)}}
+        with pytest.raises(BeheldError, match=f"Embeddings of {modality} cannot be given"):
+            pipe.prepare(data, pipes.ONE_TOKEN, request_id="0")

@@ -103,6 +103,7 @@ FOREIGN = Ask("これは絵です。 What is it?")
 VIDEO = Ask("{v}What moves?", videos=(Clip(6),))
 ODD_VIDEO = Ask("{v}Describe the video.", videos=(Clip(5, 1),), max_tokens=16)
 TIMED_VIDEO = Ask("{v}Where to?", videos=(Clip(8, 2, fps=2.0),))
+SLOW_VIDEO = replace(TIMED_VIDEO, videos=(Clip(8, 2, fps=0.5),))
 VIDEO_AND_PICTURE = Ask("{v}{i}Is it in the video?", ((84, 56, 13),), (Clip(4, 3),))
 HEARD = Ask("{a}What do you hear?", sounds=((0.61, 1),))
 HEARD_OTHER = replace(HEARD, sounds=((0.61, 2),))
@@ -175,6 +176,8 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
         if family in tiny.IMAGE_FAMILIES:
             found.append(Case("all_kinds", fit(family, ALL_KINDS)))
+        if family in tiny.THINKERS:
+            found.append(Case("slow_video", (SLOW_VIDEO,)))
     found.append(Case("sixteen_mixed", mixed(family)))
     return tuple(replace(case, asks=fit(family, *case.asks)) for case in found)
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
@@ -43,6 +44,8 @@ class Answer:
 def model(family: str) -> Any:
     """The model in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
+    if family in tiny.THINKERS:
+        kind = getattr(transformers, tiny.THINKERS[family])
     attention = "eager" if family in SOFTCAPPED else "sdpa"
     loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
@@ -71,6 +74,9 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
         if all(entry is not None for entry in known):
             # Frames whose places are known were chosen already; some processors would choose among them again.
             media |= {"video_metadata": known, "do_sample_frames": False}
+            if family in tiny.THINKERS:
+                # Without a word of it this processor takes two frames a second, whatever the metadata say.
+                media["fps"] = ask.videos[0].fps
     if ask.sounds:
         media |= {"audio": ask.waves(), "audio_kwargs": {"sampling_rate": tiny.SOUND_RATE}}
     return dict(processor(family)(text=[ask.prompt(family)], return_tensors="pt", **media))

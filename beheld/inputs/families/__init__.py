@@ -34,6 +34,7 @@ class Family:
         numbered: modalities whose items look different by their number in the prompt.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text.
+        unbuilt: processor options that mean something which is not built -> what to do instead.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
     """
 
@@ -48,6 +49,7 @@ class Family:
     numbered: frozenset[str] = frozenset()
     rewrite: Rewrite | None = None
     rewritten_ends: str = "added"
+    unbuilt: Mapping[str, str] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
 
     def setting(self, modality: str, index: int, count: int) -> str:
@@ -75,6 +77,7 @@ _FILES = {
     "llava_onevision": "llava_onevision",
     "paligemma": "paligemma",
     "qwen2_vl": "qwen2_vl",
+    "qwen2_5_omni_thinker": "qwen_omni",
     "smolvlm": "smolvlm",
     "qwen2_5_vl": "qwen2_vl",
 }

@@ -14,13 +14,18 @@ from beheld.core.plan import EncodeItem
 TowerCall = tuple[str, list[int], dict[str, Any]]
 CombineRule = Callable[[Sequence[EncodeItem]], list[TowerCall]]
 
-_COMBINE = {"llava_next": "anyres", "llava_onevision": "anyres", "llava_next_video": "anyres"}
+_COMBINE = {
+    "llava_next": "anyres",
+    "llava_onevision": "anyres",
+    "llava_next_video": "anyres",
+    "qwen2_5_omni_thinker": "qwen_omni",
+}
 
 
 # Families whose sound has no method of the model's own: file with `audio_features(model, **features)`.
 _EARS = {"qwen2_audio": "qwen2_audio"}
 # Families whose head has no logits_to_keep, and is one matrix over the last hidden states.
-PLAIN_HEADS = frozenset({"qwen2_audio"})
+PLAIN_HEADS = frozenset({"qwen2_audio", "qwen2_5_omni_thinker"})
 _WIDE = {
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
     "gemma4": "per_layer",
