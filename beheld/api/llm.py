@@ -181,6 +181,7 @@ class LLM:
         if self._run is not None:
             self._run.core.executor.close()
             self._run = None
+            self._inputs.close()
 
     def __enter__(self) -> LLM:
         return self

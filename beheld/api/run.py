@@ -121,7 +121,7 @@ class OfflineRun:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
         self._busy = True
         in_flight: InFlight | None = None
-        feed = Feed(jobs, self.config.media_workers, 2 * self.config.max_num_seqs)
+        feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         try:
             while feed.more or in_flight is not None or self.core.has_work:
                 while self.core.num_waiting < self.config.max_num_seqs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from beheld.core.errors import ConfigError
@@ -69,6 +70,7 @@ class EngineArgs:
     enable_mm_embeds: bool = True
     mm_encoder_budget: int | None = None
     media_workers: int | None = None
+    media_work: str = "auto"
     strict_media: bool = False
     allowed_local_media_path: str = ""
     allowed_media_domains: list[str] | None = None
@@ -182,6 +184,13 @@ class ModelInfo:
         return self.kv_groups if self.cross is None else self.kv_groups[:-1]
 
 
+class MediaWork(StrEnum):
+    """What the processes that open media do: decode, which needs no torch, or run the model's processor too."""
+
+    DECODE = "decode"
+    PROCESS = "process"
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What was decided from EngineArgs, ModelInfo and the machine; every field is final.
@@ -198,7 +207,9 @@ class EngineConfig:
         processor_cache_bytes: bound of the cache of processed media; 0 switches it off.
         limit_per_prompt: modality -> most items in one request.
         overlap: plan and launch step N+1 before step N's tokens were read.
-        media_workers: threads that prepare requests ahead of the engine; 0 means the caller's own.
+        media_workers: processes that open media; 0 means the caller's own.
+        media_work: what else they do.
+        prepare_threads: threads that prepare requests ahead of the engine; 0 means the caller's own.
     """
 
     device: str
@@ -226,6 +237,8 @@ class EngineConfig:
     logits_processors: tuple[Any, ...] = ()
     show_progress: bool = True
     media_workers: int = 0
+    media_work: MediaWork = MediaWork.DECODE
+    prepare_threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -252,9 +265,13 @@ class MediaLimits:
         max_pixels: of one decoded picture or of one frame.
         max_frames: decoded from one video.
         max_audio_s: seconds of sound.
+        work_timeout_s: modality -> seconds for decoding and processing one item in a worker.
+        max_work_bytes: memory that a worker may take for one item.
     """
 
     max_item_bytes: int = 256 << 20
     max_pixels: int = 178_956_970
     max_frames: int = 2048
     max_audio_s: float = 3600.0
+    work_timeout_s: Mapping[str, float] = field(default_factory=lambda: {"image": 20.0, "video": 120.0, "audio": 60.0})
+    max_work_bytes: int = 4 << 30

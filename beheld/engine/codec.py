@@ -9,11 +9,11 @@ from beheld.scheduler.draft import SchedulerStats
 
 CODEC = Codec(
     (
-        *(config.EngineArgs, config.EngineConfig, config.ModelInfo, config.KVGroup, config.Capacity),
+        *(config.EngineArgs, config.EngineConfig, config.ModelInfo, config.KVGroup, config.Capacity, config.MediaWork),
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs),
         *(params.Sampling, params.Grammar),
-        *(request.Request, request.LoRARequest),
+        *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(messages.Tokenizer, messages.Events, messages.Pong, messages.Died, messages.Ready, messages.Failed),
         *(stats.EngineStats, SchedulerStats),

@@ -12,7 +12,7 @@ from typing import Any
 
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import resolve
-from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
@@ -199,15 +199,24 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         trust_remote_code=args.trust_remote_code,
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
-        media_workers=_workers(args, device),
+        **_workers(args, device),
     )
 
 
-def _workers(args: EngineArgs, device: str) -> int:
-    """On a CPU the model needs every core; beside a GPU most cores are idle."""
-    if args.media_workers is not None:
-        return args.media_workers
-    return 0 if device == "cpu" else max(1, min(12, len(os.sched_getaffinity(0)) - 2))
+def _workers(args: EngineArgs, device: str) -> dict[str, Any]:
+    """On a CPU the model needs every core, and one process decodes; beside a GPU most cores are idle."""
+    if args.media_work not in ("auto", *MediaWork):
+        raise ConfigError(
+            f"There is no media_work={args.media_work!r}.", "Known: 'auto', 'decode', 'process'.", param="media_work"
+        )
+    cpu = device == "cpu"
+    work = (MediaWork.DECODE if cpu else MediaWork.PROCESS) if args.media_work == "auto" else MediaWork(args.media_work)
+    count = args.media_workers
+    if count is None:
+        count = 1 if cpu else max(1, min(12, len(os.sched_getaffinity(0)) - 2))
+    # Enough threads that each worker has a next item waiting; they do little but wait.
+    threads = 0 if cpu and args.media_workers is None else count and count + 2
+    return {"media_workers": count, "media_work": work, "prepare_threads": threads}
 
 
 def _device(wanted: str) -> str:

@@ -94,7 +94,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
         image.load()
         turned, orientation = _upright(image)
         rgb = to_rgb(turned, lost)
-    except DecodeError:
+    except (DecodeError, MemoryError):
         raise
     except Exception as error:
         raise DecodeError(f"The picture is broken: {_first_line(error)}.", "Send it again, complete.") from error

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.config import MediaLimits, ModelInfo
-from beheld.core.errors import BeheldError, DecodeError, EngineError, MediaLossError, ProcessError
+from beheld.core.errors import BeheldError, DecodeError, EngineError, MediaLossError, ProcessError, WorkerError
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.inputs import audio, decode, digest, embeds, video
 from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
 from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.opening import Source
 from beheld.inputs.processor import ItemProcessor, Job
+from beheld.inputs.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,6 @@ class Prepared:
     receipt: MediaReceipt
 
 
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """What came in: its kind in a word, its digest, and how to open it."""
-
-    kind: str
-    digest: bytes
-    payload: Any
-    sampling: video.Sampling | None = None
-
-
 class _Clock:
     """Milliseconds per stage."""
 
@@ -70,6 +62,12 @@ class _Clock:
             spent = 1000 * (time.perf_counter() - begin)
             self.milliseconds[name] = self.milliseconds.get(name, 0.0) + spent
 
+    def told(self, name: str, parts: Mapping[str, float]) -> None:
+        """Parts of a stage that were measured elsewhere; what is left of it was waiting."""
+        self.milliseconds[name] = max(0.0, self.milliseconds[name] - sum(parts.values()))
+        for part, spent in parts.items():
+            self.milliseconds[part] = self.milliseconds.get(part, 0.0) + spent
+
 
 class ItemMaker:
     """Prepares items. Safe to use from several threads.
@@ -80,6 +78,7 @@ class ItemMaker:
         family: its family.
         cache: processed items.
         rules: what may be opened.
+        workers: where it is opened and processed.
         io_options: modality -> how to decode ("video": {"num_frames": 32}).
         strict: raise where anything would be lost.
     """
@@ -91,6 +90,7 @@ class ItemMaker:
         family: Family,
         cache: MediaCache,
         rules: FetchRules,
+        workers: Workers,
         io_options: Mapping[str, Mapping[str, Any]],
         *,
         strict: bool,
@@ -100,6 +100,7 @@ class ItemMaker:
         self._family = family
         self._cache = cache
         self._rules = rules
+        self._workers = workers
         self._io_options = io_options
         self._strict = strict
 
@@ -111,12 +112,12 @@ class ItemMaker:
         """Prepare one item.
 
         Raises:
-            MediaError, ParamsError: with the item's name.
+            MediaError, ParamsError, WorkerError: with the item's name.
         """
         try:
             return self._make(task)
         except BeheldError as error:
-            if isinstance(error, EngineError):
+            if isinstance(error, EngineError) and not isinstance(error, WorkerError):
                 raise
             error_type = type(error)
             raise error_type(
@@ -136,24 +137,50 @@ class ItemMaker:
             return self._from_embeddings(task, clock)
         source = self._source(task, clock)
         content = self._cache.content(source.digest)
-        opened: Any = None
-        if content is None:
-            opened, content = self._open(task, source, clock)
-            self._cache.remember(source.digest, content)
-        options = self._options(task)
-        item_digest = digest.of_item(content.digest, ref.modality, self._processor.identity(), options, task.setting)
-        processed = self._cache.get(item_digest)
+        processed = None if content is None else self._known(task, content)
         cached = processed is not None
-        if processed is None:
-            if opened is None:
-                opened, content = self._open(task, source, clock)
-            with clock.stage("load"):
-                self._processor.loaded()
-            with clock.stage("process"):
-                own = self._processor.options(ref.modality, options)
-                processed = self._processor.process(Job(ref.modality, opened, item_digest, own, task.setting))
-            self._cache.put(processed)
+        if content is None or processed is None:
+            make = self._made_elsewhere if self._workers.process_too else self._made_here
+            content, processed, cached = make(task, source, clock)
         return self._finish(task, source.kind, content, processed, clock, cached=cached)
+
+    def _digest(self, task: Task, content: Content) -> bytes:
+        identity, options = self._processor.identity(), self._options(task)
+        return digest.of_item(content.digest, task.ref.modality, identity, options, task.setting)
+
+    def _known(self, task: Task, content: Content) -> Processed | None:
+        return self._cache.get(self._digest(task, content))
+
+    def _made_here(self, task: Task, source: Source, clock: _Clock) -> tuple[Content, Processed, bool]:
+        """Opened, looked up, and processed in this process; True if the cache held it."""
+        modality = task.ref.modality
+        with clock.stage("decode"):
+            opened, content = self._workers.open(modality, source, self._processor.rate)
+        self._cache.remember(source.digest, content)
+        known = self._known(task, content)
+        if known is not None:
+            return content, known, True
+        with clock.stage("load"):
+            self._processor.loaded()
+        with clock.stage("process"):
+            own = self._processor.options(modality, self._options(task))
+            processed = self._processor.process(Job(modality, opened, self._digest(task, content), own, task.setting))
+        self._cache.put(processed)
+        return content, processed, False
+
+    def _made_elsewhere(self, task: Task, source: Source, clock: _Clock) -> tuple[Content, Processed, bool]:
+        """Opened and processed by a worker at one go; True if the cache turned out to hold it."""
+        with clock.stage("wait"):
+            made = self._workers.make(
+                task.ref.modality, source, self._processor.rate, self._options(task), task.setting
+            )
+        clock.told("wait", made.milliseconds)
+        self._cache.remember(source.digest, made.content)
+        known = self._known(task, made.content)
+        if known is not None:
+            return made.content, known, True
+        self._cache.put(made.processed)
+        return made.content, made.processed, False
 
     def _options(self, task: Task) -> Mapping[str, Any]:
         """What decides the features. Names are checked where an item is made, so a cached one needs no processor."""
@@ -166,7 +193,7 @@ class ItemMaker:
 
     # ------------------------------------------------------------------ opening
 
-    def _source(self, task: Task, clock: _Clock) -> _Source:
+    def _source(self, task: Task, clock: _Clock) -> Source:
         ref = task.ref
         given, kind = ref.source, "bytes"
         if isinstance(given, str | Path):
@@ -182,7 +209,7 @@ class ItemMaker:
                 return self._video_source(given)
             return self._audio_source(given)
 
-    def _encoded(self, task: Task, data: bytes, kind: str, clock: _Clock) -> _Source:
+    def _encoded(self, task: Task, data: bytes, kind: str, clock: _Clock) -> Source:
         if not data:
             raise DecodeError("There are 0 bytes.")
         if len(data) > self._limits.max_item_bytes:
@@ -190,7 +217,7 @@ class ItemMaker:
         sampling = self._sampling(task) if task.ref.modality == "video" else None
         with clock.stage("digest"):
             how = f"{task.ref.modality} {sampling}"
-            return _Source(kind, digest.of_bytes(data, how), data, sampling)
+            return Source(kind, digest.of_bytes(data, how), data, sampling)
 
     def _sampling(self, task: Task) -> video.Sampling:
         chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
@@ -204,9 +231,9 @@ class ItemMaker:
                 chosen[name] = task.options[name]
         return video.Sampling.of(chosen)
 
-    def _image_source(self, given: Any, clock: _Clock) -> _Source:
+    def _image_source(self, given: Any, clock: _Clock) -> Source:
         if decode.is_array(given):
-            return _Source("array", digest.of_array("image", given), given)
+            return Source("array", digest.of_array("image", given), given)
         if not decode.is_picture(given):
             raise DecodeError(
                 f"A {type(given).__name__} cannot be read as a picture.",
@@ -215,59 +242,29 @@ class ItemMaker:
         width, height = given.size
         if width * height > self._limits.max_pixels or min(width, height) < 1:
             # Refused with its reason by the decoder, before its pixels are touched.
-            return _Source("PIL", b"", given)
+            return Source("PIL", b"", given)
         with clock.stage("decode"):
             try:
                 given.load()
             except Exception as error:
                 raise DecodeError(f"The picture is broken: {error}.", "Send it again, complete.") from error
         if decode.is_plain_rgb(given):
-            return _Source("PIL", digest.of_rgb(width, height, given.tobytes()), given)
-        return _Source("PIL", digest.of_picture(given), given)
+            return Source("PIL", digest.of_rgb(width, height, given.tobytes()), given)
+        return Source("PIL", digest.of_picture(given), given)
 
-    def _video_source(self, given: Any) -> _Source:
+    def _video_source(self, given: Any) -> Source:
         frames, metadata = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         if decode.is_tensor(frames):
             frames = frames.cpu().numpy()
         clip = video.from_frames(frames, metadata, self._limits)
         extra = [clip.total, clip.fps, None if clip.indices is None else list(clip.indices)]
-        return _Source("frames", digest.of_array("video", clip.frames, extra), clip)
+        return Source("frames", digest.of_array("video", clip.frames, extra), clip)
 
-    def _audio_source(self, given: Any) -> _Source:
+    def _audio_source(self, given: Any) -> Source:
         if not (isinstance(given, tuple) and len(given) == 2):
             raise DecodeError("A sound as an array needs its sampling rate.", "Give (samples, rate).")
         wave = audio.from_array(given[0], given[1], self._limits)
-        return _Source("array", digest.of_array("audio", wave.samples, wave.rate), wave)
-
-    def _open(self, task: Task, source: _Source, clock: _Clock) -> tuple[Any, Content]:
-        """The decoded content, and what is to be remembered of it."""
-        modality, payload = task.ref.modality, source.payload
-        with clock.stage("decode"):
-            if modality == "image":
-                return self._open_image(source)
-            if modality == "video":
-                clip = payload
-                if isinstance(payload, bytes):
-                    assert source.sampling is not None
-                    clip = video.open_bytes(payload, source.sampling, self._limits)
-                return clip, Content(source.digest, clip.given, clip.lost)
-            wave = audio.open_bytes(payload, self._limits) if isinstance(payload, bytes) else payload
-            wave = audio.resampled(wave, self._processor.rate())
-            return wave, Content(source.digest, wave.given, wave.lost)
-
-    def _open_image(self, source: _Source) -> tuple[Any, Content]:
-        payload = source.payload
-        if isinstance(payload, bytes):
-            picture = decode.open_bytes(payload, self._limits)
-        elif decode.is_picture(payload):
-            picture = decode.from_pil(payload, self._limits, getattr(payload, "format", None))
-        else:
-            picture = decode.from_array(payload, self._limits)
-        rgb = picture.image
-        key = source.digest
-        if rgb is not payload:
-            key = digest.of_rgb(rgb.width, rgb.height, rgb.tobytes())
-        return rgb, Content(key, {**picture.given, **picture.treated}, picture.lost)
+        return Source("array", digest.of_array("audio", wave.samples, wave.rate), wave)
 
     # ------------------------------------------------------------------ ending
 

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.resolve import read_json, resolve_tokenizer
+from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import (
     ConfigError,
     LimitError,
     MediaError,
-    ModelError,
     ParamsError,
     PromptError,
     PromptTooLongError,
@@ -32,7 +31,7 @@ from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.prompt import ParsedPrompt, PromptType, parse
 from beheld.inputs.seal import Sealer, recommended
 from beheld.inputs.template import ChatTemplates
-from beheld.inputs.tokens import PromptTokenizer
+from beheld.inputs.tokens import PromptTokenizer, load_tokenizer
 from beheld.inputs.workers import Workers
 from beheld.structured.compile import Compiler
 
@@ -62,28 +61,29 @@ class InputPipeline:
         self._args = args
         self._family = family_of(info.model_type)
         self._tokenizer = PromptTokenizer(
-            None if args.skip_tokenizer_init else _load(info, args), info.placeholder_ids, self._family.places
+            None if args.skip_tokenizer_init else load_tokenizer(info, args), info.placeholder_ids, self._family.places
         )
         self._templates = ChatTemplates(self._tokenizer.inner, Path(info.path), self._family.template)
         if args.chat_template:
             # A wrong one is told of now, not with the first conversation.
             self._templates.resolve(args.chat_template, None)
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
-        self._processor = ItemProcessor(info, args, self._family, self._tokenizer)
+        self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype)
         told.check(args, info, self._processor)
         self._cache = MediaCache(config.processor_cache_bytes)
         self._limits = MediaLimits()
         self._rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, self._limits)
+        self._workers = Workers.of(info, config, args, self._limits)
         self._maker = ItemMaker(
             info,
             self._processor,
             self._family,
             self._cache,
             self._rules,
+            self._workers,
             args.media_io_kwargs or {},
             strict=args.strict_media,
         )
-        self._workers = Workers(args.media_workers or 0)
         self._merge_size = merge_size(info)
 
     @property
@@ -104,8 +104,13 @@ class InputPipeline:
         """Forget all processed media."""
         self._cache.clear()
 
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """The numbers of the processes that open media."""
+        return self._workers.pids
+
     def close(self) -> None:
-        """End the worker threads."""
+        """End the workers."""
         self._workers.close()
 
     def default_params(self) -> SamplingParams:
@@ -458,18 +463,3 @@ def _count(media: Sequence[MediaRef]) -> dict[str, int]:
     for ref in media:
         counts[ref.modality] = counts.get(ref.modality, 0) + 1
     return counts
-
-
-def _load(info: ModelInfo, args: EngineArgs) -> Any:
-    from transformers import AutoTokenizer
-
-    folder = resolve_tokenizer(args, Path(info.path))
-    options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"The tokenizer of {info.name!r} cannot be loaded: {reason.rstrip('.')}.",
-            "Check the folder's tokenizer files, or name another with `tokenizer`.",
-        ) from error

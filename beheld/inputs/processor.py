@@ -38,9 +38,13 @@ class ItemProcessor:
     """Runs the processor that transformers would load for this checkpoint.
 
     It is loaded with the first item, because a text-only engine must not pay for it. Safe to use from several threads.
+    Floating-point features are given in `feature_dtype`, the type in which the towers compute.
     """
 
-    def __init__(self, info: ModelInfo, args: EngineArgs, family: Family, tokenizer: PromptTokenizer) -> None:
+    def __init__(
+        self, info: ModelInfo, args: EngineArgs, family: Family, tokenizer: PromptTokenizer, feature_dtype: str
+    ) -> None:
+        self._feature_dtype = feature_dtype
         self._info = info
         self._args = args
         self._family = family
@@ -175,13 +179,14 @@ class ItemProcessor:
         layout: dict[str, tuple[Any, ...]] = {}
         dropped = frozenset(getattr(self.loaded(), "unused_input_names", ()))
         features: dict[str, Any] = {}
+        dtype: torch.dtype = getattr(torch, self._feature_dtype)
         for name, value in outputs.items():
             if name in self._family.layout:
                 layout[name] = _numbers(value)
             if name in self._family.host_only or name in dropped:
                 continue
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-            features[name] = (tensor.to(torch.float32) if tensor.is_floating_point() else tensor).contiguous()
+            features[name] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         placeholder = self._info.placeholder_ids[self._family.embedded_as.get(job.modality, job.modality)]
         mask = tuple(token == placeholder for token in ids)
         count = sum(mask)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from beheld.core.errors import PromptError
+from beheld.checkpoint.resolve import resolve_tokenizer
+from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.errors import ModelError, PromptError
 from beheld.inputs.control import ControlTokens, PlainEncoder
 
 
@@ -134,3 +137,23 @@ class PromptTokenizer:
             start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
             self._ends = tuple(full[:start]), tuple(full[start + len(bare) :])
         return self._ends
+
+
+def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
+    """transformers' tokenizer for a checkpoint.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_tokenizer(args, Path(info.path))
+    options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"The tokenizer of {info.name!r} cannot be loaded: {reason.rstrip('.')}.",
+            "Check the folder's tokenizer files, or name another with `tokenizer`.",
+        ) from error

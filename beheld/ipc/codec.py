@@ -15,11 +15,11 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from typing import Any
 
 from beheld.core import errors
 from beheld.core.errors import BeheldError, ConfigError
-from beheld.core.request import FinishReason
 
 _LENGTH = struct.Struct("<Q")
 _ALIGN = 64
@@ -36,7 +36,7 @@ class Codec:
     """Puts values into bytes and back.
 
     Args:
-        classes: the dataclasses that may cross.
+        classes: the dataclasses and enumerations that may cross.
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
@@ -84,8 +84,8 @@ class Codec:
             raise ValueError("the frame is malformed") from error
 
     def _plain(self, value: Any, buffers: list[Buffer]) -> Any:
-        if isinstance(value, FinishReason):
-            return {"finish": str(value)}
+        if isinstance(value, StrEnum) and type(value).__name__ in self._classes:
+            return {"enum": [type(value).__name__, str(value)]}
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, bytes):
@@ -120,8 +120,9 @@ class Codec:
             return {self._value(k, buffers): self._value(v, buffers) for k, v in inner}
         if kind == "bytes":
             return bytes(buffers[inner])
-        if kind == "finish":
-            return FinishReason(inner)
+        if kind == "enum":
+            name, word = inner
+            return self._classes[name](word)
         if kind == "tensor":
             from beheld.ipc import tensors
 
@@ -139,7 +140,7 @@ class Codec:
         raise ValueError(f"there is no {kind!r}")
 
     def _made(self, name: str, own: list[Any], buffers: list[memoryview]) -> Any:
-        known = self._classes[name]
+        known: Any = self._classes[name]
         names = [field.name for field in fields(known)]
         if len(names) != len(own):
             raise ValueError(f"{name} has {len(names)} fields, not {len(own)}")

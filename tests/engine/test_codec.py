@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beheld.core.config import EngineArgs
+from beheld.core.config import EngineArgs, MediaWork
 from beheld.core.errors import ConfigError, DecodeError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.params import Grammar
@@ -19,7 +19,7 @@ from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.engine.codec import CODEC
 from beheld.engine.messages import Abort, Events, Submit
-from tests.fakes import fake_item, fake_request
+from tests.fakes import fake_config, fake_item, fake_request
 
 encode, decode = CODEC.encode, CODEC.decode
 
@@ -76,6 +76,9 @@ def test_events_and_errors_come_back() -> None:
     assert str(found[1].error) == str(error)
     assert found[1].error.param == "x"
     assert type(found[2].error) is StepError
+    config = fake_config(media_work=MediaWork.PROCESS)
+    assert through(config) == config
+    assert isinstance(through(config).media_work, MediaWork)
     args = EngineArgs(model="m", limit_mm_per_prompt={"image": 2}, seed=None)
     assert through(args) == args
 
@@ -106,6 +109,9 @@ def test_18_garbage_is_refused_and_runs_nothing() -> None:
         '{"class": ["Abort", [1, 2]]}',
         '{"tensor": ["float32", [-1], 0]}',
         '{"x": 1}',
+        '{"enum": ["FinishReason", "whim"]}',
+        '{"array": ["O", [1], 0]}',
+        '{"array": ["V8", [0], 0]}',
     ):
         text = f'{{"value": {made}, "sizes": [0]}}'.encode()
         with pytest.raises(ValueError):

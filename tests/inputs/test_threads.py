@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from beheld.core.errors import DecodeError
-from beheld.inputs.workers import Workers
 from tests import tiny
 from tests.inputs import pipes
 
@@ -33,9 +32,9 @@ def test_many_threads_give_what_one_gives() -> None:
         assert (ids, digest) == (request.token_ids, request.spans[0].item.digest)
 
 
-def test_worker_threads_keep_order_and_errors() -> None:
+def test_workers_keep_order_and_errors() -> None:
     family = "llava"
-    pipe = pipes.make(family, media_workers=3)
+    pipe = pipes.make(family, {"media_workers": 3})
     pictures = [tiny.picture(56 + n, 56, n) for n in range(6)]
     threaded = pipes.ask(pipe, family, pictures)
     assert threaded.token_ids == pipes.ask(pipes.shared(family), family, pictures).token_ids
@@ -45,9 +44,6 @@ def test_worker_threads_keep_order_and_errors() -> None:
         pipes.ask(pipe, family, [pictures[0], b"bad", pictures[1], b"worse"])
     assert caught.value.item == "image 2"
     pipe.close()
-    workers = Workers(2)
-    assert workers.map(lambda n: n * n, range(5)) == [0, 1, 4, 9, 16]
-    workers.close()
 
 
 LIGHT = """
