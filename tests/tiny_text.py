@@ -155,6 +155,31 @@ def write_qwen_tokenizer(path: Path, specials: tuple[str, ...], eos: str, settin
     return tokenizer.get_vocab(with_added_tokens=True)
 
 
+def write_llama3_tokenizer(
+    path: Path, marks: tuple[str, ...], last: str, size: int, settings: dict[str, Any]
+) -> dict[str, int]:
+    """Byte-level BPE as Llama 3 has it: the first of `marks` is put before every text; `last` has the id `size`."""
+    draft = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    draft.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    draft.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=256 + 160, initial_alphabet=alphabet, show_progress=False)
+    )
+    vocab, merges = _trained(draft)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False))
+    tokenizer.pre_tokenizer = draft.pre_tokenizer
+    start = processors.TemplateProcessing(
+        single=f"{marks[0]} $A", pair=f"{marks[0]} $A {marks[0]}:1 $B:1", special_tokens=[(marks[0], len(vocab))]
+    )
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), start])
+    tokenizer.decoder = decoders.ByteLevel()
+    reserved = tuple(f"<|reserved_special_token_{n}|>" for n in range(size - len(vocab) - len(marks)))
+    _finish(path, tokenizer, (*marks, *reserved, last), settings)
+    return tokenizer.get_vocab(with_added_tokens=True)
+
+
 def write_llama_tokenizer(path: Path, extra: tuple[str, ...], settings: dict[str, Any]) -> dict[str, int]:
     """Metaspace BPE with byte fallback as Llama 2 has it, `extra` special tokens at the end; returns the ids."""
     specials = ("<unk>", "<s>", "</s>")

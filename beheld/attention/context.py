@@ -7,16 +7,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerKV
+from beheld.attention.cross import CrossBackend, CrossMetadata
+
+
+@dataclass(eq=False)
+class Beside:
+    """What the layers of a cross group attend to: layer -> its index in the group; `called` counts calls per layer."""
+
+    backend: CrossBackend
+    metadata: CrossMetadata
+    index_by_layer: Mapping[int, int]
+    called: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class ForwardContext:
-    """Backend, metadata and cache of the forward pass under way; `called` counts hook calls per layer."""
+    """Backend, metadata and cache of the forward pass under way; `called` counts hook calls per layer.
+
+    `beside` is None where no sequence of the step has anything beside its text.
+    """
 
     backend: AttentionBackend
     metadata: AttnMetadata
     kv: Mapping[int, LayerKV]
     called: dict[int, int] = field(default_factory=dict)
+    beside: Beside | None = None
 
 
 _current: ForwardContext | None = None

@@ -45,6 +45,21 @@ def attend_layer(
     return out_THD.unsqueeze(0)
 
 
+def attend_beside(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
+    """Attention of one layer to the states beside the text of the pass under way; returns (1, T, H, C).
+
+    Raises:
+        ModelError: the pass knows nothing of such a layer.
+    """
+    beside = current().beside
+    if beside is None or layer not in beside.index_by_layer:
+        raise ModelError(
+            f"Attention beside the text was called for layer {layer}, where there is nothing to attend to."
+        )
+    beside.called[layer] = beside.called.get(layer, 0) + 1
+    return beside.backend.attend(q_1THC[0], beside.index_by_layer[layer], beside.metadata, scale).unsqueeze(0)
+
+
 def number_layers(model: Any) -> int:
     """Give every module that knows its layer index the same as a tensor, for compiled code; returns how many."""
     numbered = 0

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 
 from beheld.attention.backend import AttentionBackend
+from beheld.attention.cross import CrossBackend, SDPACross
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ConfigError
 from beheld.utils.log import get_logger
@@ -38,6 +39,17 @@ def select(device: str, wanted: str | None) -> AttentionBackend:
     # On a CPU there is nothing to tell: it is the only one.
     logger.log(logging.DEBUG if device == "cpu" else logging.INFO, "Using the attention backend %r: %s.", name, reason)
     return _make(name)
+
+
+def select_cross(device: str) -> CrossBackend:
+    """How layers of a cross group attend on `device`: PyTorch's own attention everywhere, which needs no blocks."""
+    backend = SDPACross()
+    logger.log(
+        logging.DEBUG if device == "cpu" else logging.INFO,
+        "Attention to what stands beside the text uses the backend %r: no other is built.",
+        backend.name,
+    )
+    return backend
 
 
 def _make(name: str) -> AttentionBackend:

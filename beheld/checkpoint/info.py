@@ -113,7 +113,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         raise ModelError(
             f"{_architecture(config)} is an encoder-decoder model.", "Only decoder-only models can be run so far."
         )
-    groups = kv_groups(text)
+    groups = (*kv_groups(text), *_cross_group(config, text))
     placeholders = _placeholders(config)
     both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
     if getattr(text, "use_bidirectional_attention", None) == "vision":
@@ -155,11 +155,14 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
     types = list(types[: text.num_hidden_layers])
+    beside = frozenset(getattr(text, "cross_attention_layers", None) or ())
     # The last layers of some models read the keys and values of the last one of their kind before them.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     layers_by_form: dict[tuple[str, int, int], list[int]] = {}
     readers_by_source: dict[int, list[int]] = {}
     for layer, name in enumerate(types):
+        if layer in beside:
+            continue
         kind = _LAYER_KINDS.get(name)
         if kind is None:
             raise ModelError(
@@ -185,6 +188,18 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
         )
         for (kind, heads, head_dim), layers in layers_by_form.items()
     )
+
+
+def _cross_group(config: Any, text: Any) -> tuple[KVGroup, ...]:
+    """The layers that attend to pictures beside the text, if there are any: every tile of a picture has a state for
+    each patch, and one more."""
+    layers = getattr(text, "cross_attention_layers", None)
+    if not layers:
+        return ()
+    vision = config.vision_config
+    states = vision.max_num_tiles * ((vision.image_size // vision.patch_size) ** 2 + 1)
+    heads, head_dim = _form(text, layers[0])
+    return (KVGroup("cross", tuple(layers), heads, head_dim, head_dim, num_states=states),)
 
 
 def _form(text: Any, layer: int) -> tuple[int, int]:

@@ -148,6 +148,13 @@ TESTED = (
         PICTURES,
         "pictures of their own size",
     ),
+    Known(
+        "mllama",
+        "MllamaForConditionalGeneration",
+        "meta-llama/Llama-3.2-11B-Vision-Instruct",
+        PICTURES,
+        "some layers attend to the pictures beside the text; a prefix is shared only with the same pictures",
+    ),
     Known("qwen2", "Qwen2ForCausalLM", "Qwen/Qwen2-0.5B-Instruct"),
     Known(
         "qwen2_5_omni",
@@ -192,7 +199,6 @@ REFUSED = {
     "llama4": "its attention in chunks, and the scale that grows with the position, are not built yet",
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
-    "mllama": "its layers attend to pictures beside the text, for which there is no cache yet",
     "molmo2": "its vocabulary in two parts is not compared with transformers yet",
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",

@@ -172,7 +172,10 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     if chunked:
         logger.info("Chunked prefill is enabled with max_num_batched_tokens=%d.", budget)
     encoder_tokens = args.mm_encoder_budget or max(budget, min(max_model_len, 16384))
-    if info.modalities:
+    if info.cross is not None:
+        # At most: two items to a row. What fits into memory beside the text's own keys and values is measured later.
+        encoder_tokens = args.mm_encoder_budget or 2 * max_num_seqs * info.cross.num_states
+    elif info.modalities:
         logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
     return EngineConfig(
         device=device,
@@ -345,7 +348,7 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
         "parameters": parameters,
         "dtype": config.dtype,
         "weights_bytes": parameters * element_bytes,
-        "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.kv_groups),
+        "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }
     return info, config, sizes

@@ -302,10 +302,16 @@ class InputPipeline:
     # ------------------------------------------------------------------ checks
 
     def _check_modalities(self, media: Sequence[MediaRef]) -> None:
-        if not self._args.enable_mm_embeds and any(embeds.given(ref.source) for ref in media):
-            raise MediaError(
-                "Embeddings are switched off (enable_mm_embeds=False).", "Give the media.", param="enable_mm_embeds"
-            )
+        if any(embeds.given(ref.source) for ref in media):
+            if not self._args.enable_mm_embeds:
+                raise MediaError(
+                    "Embeddings are switched off (enable_mm_embeds=False).", "Give the media.", param="enable_mm_embeds"
+                )
+            if self._info.cross is not None:
+                raise MediaError(
+                    f"{self._info.architecture} has no embeddings in its text: it attends to media beside it.",
+                    "Give the media.",
+                )
         for modality in {ref.modality: None for ref in media}:
             if modality not in self._info.modalities:
                 takes = " and ".join(self._info.modalities) or "text only"
@@ -450,9 +456,9 @@ class InputPipeline:
                 remedy,
             )
         for span in spans:
-            if span.item.num_embeds > self._config.max_encoder_tokens:
+            if span.item.num_kept > self._config.max_encoder_tokens:
                 raise LimitError(
-                    f"The {span.item.modality} takes {span.item.num_embeds} embeddings; "
+                    f"The {span.item.modality} takes {span.item.num_kept} embeddings; "
                     f"the engine keeps at most {self._config.max_encoder_tokens}.",
                     "Send a smaller one, or raise mm_encoder_budget.",
                 )

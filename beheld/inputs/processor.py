@@ -192,6 +192,11 @@ class ItemProcessor:
         count = sum(mask)
         if count == 0:
             raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.")
+        cross = self._info.cross
+        num_states = 0 if cross is None else cross.num_states
+        if num_states:
+            # Layers attend to it beside the text; its token is a token like any other.
+            mask, count = (False,) * len(ids), 0
         return MediaItem(
             modality=job.modality,
             digest=job.digest,
@@ -200,6 +205,7 @@ class ItemProcessor:
             replacement_ids=ids,
             embed_mask=None if all(mask) else mask,
             num_embeds=count,
+            num_states=num_states,
             feature_bytes=sum(t.numel() * t.element_size() for t in features.values()),
         )
 

@@ -100,7 +100,8 @@ def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise PromptError(f"Token ids must be whole numbers, got {token!r}.", param="prompt_token_ids")
-        if not 0 <= token < info.vocab_size:
+        # In some families the placeholders' ids lie behind those that the head knows.
+        if not 0 <= token < info.vocab_size and token not in info.placeholder_ids.values():
             raise PromptError(
                 f"The token id {token} is outside the vocabulary of {info.vocab_size}.", param="prompt_token_ids"
             )

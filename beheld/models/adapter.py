@@ -13,12 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
 
 
 class ModelAdapter(Protocol):
-    """Any model, seen from the runner."""
+    """Any model, seen from the runner.
+
+    Of a model with a cross group, an item's embedding is keys and values of one state in all layers of that group,
+    (L, 2, K, C): nothing of it goes into the text.
+    """
 
     info: ModelInfo
     device: torch.device
@@ -32,6 +37,9 @@ class ModelAdapter(Protocol):
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
         """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position."""
+
+    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+        """For each span of a model with a cross group, which positions look at it; nothing for other models."""
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass over the step's tokens under the current attention context; logits (S, V) at the wanted tokens."""

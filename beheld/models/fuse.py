@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.models.cross import CrossAttention
 from beheld.models.one_row import OneRowLinear, early_start, linear
 from beheld.utils.log import get_logger
 
@@ -185,9 +186,14 @@ def pad_mlps(model: nn.Module) -> int:
 
 
 def fuse_linears(model: nn.Module) -> int:
-    """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many."""
+    """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many.
+
+    Not where keys and values are made of something else than queries.
+    """
     fused = 0
     for module in list(model.modules()):
+        if isinstance(module, CrossAttention):
+            continue
         for names in _FUSABLE:
             found = [getattr(module, name, None) for name in names]
             linears = [linear for linear in found if isinstance(linear, nn.Linear) and type(linear) is nn.Linear]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from beheld.attention import hook, tower
+from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
-from beheld.models.families import PLAIN_HEADS, anyres, combine_rule, ears_of, wide_of
+from beheld.models.families import PLAIN_HEADS, anyres, beside_of, combine_rule, ears_of, wide_of
 
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
@@ -42,6 +43,7 @@ class HFAdapter:
         self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
         self._ears = ears_of(info.model_type)
+        self._beside = beside_of(info.model_type, model)
         self._route_attention()
 
     def _route_attention(self) -> None:
@@ -74,6 +76,8 @@ class HFAdapter:
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; items that can share a call do."""
+        if self._beside is not None:
+            return self._beside.encode(items)
         out: list[Tensor | None] = [None] * len(items)
         for modality, indices, options in combine_rule(self.info.model_type)(items):
             if modality == "embeds":
@@ -145,9 +149,15 @@ class HFAdapter:
         positions, delta = self._rope_index(ids, **options)
         return positions[:, 0].numpy(), int(delta.reshape(-1)[0])
 
+    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+        """Which positions look at which item beside the text."""
+        return () if self._beside is None else self._beside.sights(spans, num_prompt)
+
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""
         positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
+        if self._beside is not None:
+            return self._beside.forward(embeds_TH, positions, wanted_S)
         if self._wide is not None:
             hidden = self.info.hidden_size
             return self._wide.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)

@@ -9,6 +9,7 @@ from torch import nn
 
 from beheld.attention.op import number_layers
 from beheld.core.config import EngineConfig
+from beheld.models.cross import crosses
 from beheld.models.families import adapt
 from beheld.models.fuse import (
     PackedLinear,
@@ -49,7 +50,8 @@ def prepare(model: Any, config: EngineConfig) -> Any:
         _ready_for_one_row(model, text, getattr(torch, config.dtype))
     if env.COMPILE():
         number_layers(text)
-        compile_layers(text.layers)
+        # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
+        compile_layers(layer for layer in text.layers if not crosses(layer))
         for blocks in tower_blocks(model, text):
             compile_layers(blocks)
     return model

@@ -150,7 +150,7 @@ def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: Model
     offset_T = np.arange(len(sequence_T)) - np.repeat(np.cumsum(counts) - counts, counts)
     position_T = starts[sequence_T] + offset_T
     where, made = info.both_ways, []
-    for index, group in enumerate(info.kv_groups):
+    for index, group in enumerate(info.paged_groups):
         tables = rows.tables_GRN[index, row_index, :widest]
         slots = tables[sequence_T, position_T // block_size].astype(np.int64) * block_size + position_T % block_size
         made.append(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from beheld.attention.backend import AttentionBackend
-from beheld.attention.select import select
+from beheld.attention.cross import CrossBackend
+from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
 from beheld.models import registry
@@ -39,26 +40,36 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         keep_freed_memory()
     adapter = registry.build(hf_config, info, config)
     backend = select(config.device, config.attention_backend)
+    cross_backend = None if info.cross is None else select_cross(config.device)
     reserved = 0
     if config.device == "cpu":
         _choose_threads(adapter)
     else:
-        reserved = _activation_bytes(adapter, backend, info, config)
+        reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
     if shrink:
         config = _shrunk(info, config, reserved)
-    runner = ModelRunner(adapter, backend, info, config, capacity.measure(info, config, reserved))
+    runner = ModelRunner(adapter, backend, info, config, capacity.measure(info, config, reserved), cross_backend)
     runner.self_test()
     if config.device == "cuda" and not config.enforce_eager:
-        runner.capture_graphs()
+        if cross_backend is None:
+            runner.capture_graphs()
+        else:
+            logger.info("Decode steps run without CUDA graphs: what they look at beside the text differs in length.")
     return runner
 
 
-def _activation_bytes(adapter: ModelAdapter, backend: AttentionBackend, info: ModelInfo, config: EngineConfig) -> int:
+def _activation_bytes(
+    adapter: ModelAdapter,
+    backend: AttentionBackend,
+    cross_backend: CrossBackend | None,
+    info: ModelInfo,
+    config: EngineConfig,
+) -> int:
     """Memory that a step takes beside weights and cache: the peak of a full step, measured, and room for the rest.
 
     The rest: float32 copies of a full batch's logits while sampling, towers of one call, captured graphs.
     """
-    probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)))
+    probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

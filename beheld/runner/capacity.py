@@ -21,7 +21,9 @@ _CPU_MOST_BYTES = 8 << 30
 def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> Capacity:
     """How many blocks each group gets, when `reserved_bytes` of what is free are needed for activations.
 
-    All groups get enough for the same number of positions, but a sliding group never more than its windows can use.
+    All groups get enough for the same number of positions, but a sliding group never more than its windows can use, and
+    a cross group never more than `config.max_encoder_tokens` states. It has no blocks of its own: what would be its
+    share of memory says how many states may live at once.
 
     Raises:
         CapacityError: one sequence of max_model_len does not fit; the message says what would.
@@ -30,13 +32,14 @@ def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> C
     size = config.block_size
     most = [_most_blocks(group, config) for group in info.kv_groups]
     if config.num_blocks_override is not None:
-        blocks = [min(config.num_blocks_override + 1, m) if g.window else config.num_blocks_override + 1
+        wanted = config.num_blocks_override + 1
+        blocks = [m if g.kind == "cross" else min(wanted, m) if g.window else wanted
                   for g, m in zip(info.kv_groups, most, strict=True)]  # fmt: skip
     else:
         available = config.kv_cache_bytes or max(0, _available_bytes(config) - reserved_bytes)
         per_block = [group.bytes_per_token(element_bytes) * size for group in info.kv_groups]
         blocks = _share(available, per_block, most)
-        needed = [_blocks_of_one(group, config) + 1 for group in info.kv_groups]
+        needed = [min(_blocks_of_one(g, config) + 1, m) for g, m in zip(info.kv_groups, most, strict=True)]
         if any(b < n for b, n in zip(blocks, needed, strict=True)):
             want = sum(n * p for n, p in zip(needed, per_block, strict=True))
             raise CapacityError(
@@ -45,8 +48,12 @@ def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> C
                 "Lower max_model_len, or give more memory (gpu_memory_utilization, kv_cache_memory_bytes).",
             )
     kv_bytes = sum(b * g.bytes_per_token(element_bytes) * size for b, g in zip(blocks, info.kv_groups, strict=True))
-    _report(blocks, kv_bytes, config)
-    return Capacity(tuple(blocks), kv_bytes, config.max_encoder_tokens)
+    _report(blocks[: len(info.paged_groups)], kv_bytes, config)
+    states = config.max_encoder_tokens
+    if info.cross is not None:
+        states = min(states, blocks[-1] * size)
+        logger.info("Room for %s states beside the text, %s to an item", f"{states:,}", f"{info.cross.num_states:,}")
+    return Capacity(tuple(blocks), kv_bytes, states)
 
 
 def longest_that_fits(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> int:
@@ -86,7 +93,9 @@ def _share(available: int, per_block: list[int], most: list[int]) -> list[int]:
 
 
 def _blocks_of_one(group: KVGroup, config: EngineConfig) -> int:
-    """Blocks that one sequence of the greatest length holds at once."""
+    """Blocks that one sequence of the greatest length holds at once; of a cross group, those of one item."""
+    if group.kind == "cross":
+        return -(-group.num_states // config.block_size)
     tokens = config.max_model_len
     if group.window is not None:
         tokens = min(tokens, group.window + config.max_num_batched_tokens + config.block_size)
@@ -95,6 +104,8 @@ def _blocks_of_one(group: KVGroup, config: EngineConfig) -> int:
 
 def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
     """More than these would never be used: all rows full, as much again for cached prefixes, the null block."""
+    if group.kind == "cross":
+        return -(-config.max_encoder_tokens // config.block_size)
     return 2 * config.max_num_seqs * _blocks_of_one(group, config) + 1
 
 

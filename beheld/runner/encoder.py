@@ -87,6 +87,14 @@ class EncoderStore:
                 source = self._source(span)
                 embeds_TH[index, : source.shape[1]] = source[before : before + count]
 
+    def states(self, span: SpanView) -> Tensor:
+        """Keys and values of an item beside the text, (E, L, 2, K, C).
+
+        Raises:
+            StepError: they are not there; the message says why.
+        """
+        return self._source(span)
+
     def _source(self, span: SpanView) -> Tensor:
         """The embeddings of a span; asked for only where one is taken, since none are encoded for other places."""
         source = self._embeds.get(span.digest)

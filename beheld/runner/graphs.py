@@ -51,7 +51,7 @@ class DecodeGraphs:
         rows: Rows,
     ) -> None:
         self._adapter, self._backend, self._kv = adapter, backend, kv
-        self._groups = info.kv_groups
+        self._groups = info.paged_groups
         self._axes = info.position_axes
         self._block_size = config.block_size
         self._rows = rows

@@ -11,10 +11,10 @@ from beheld.core.config import Capacity, EngineConfig, ModelInfo
 
 
 def allocate(info: ModelInfo, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[int, LayerKV]:
-    """One LayerKV per text layer; layers of one group have the same number of blocks. All zero at first."""
+    """One LayerKV per layer that attends to the text; layers of one group have equally many blocks. Zero at first."""
     dtype: torch.dtype = getattr(torch, config.kv_dtype)
     layers: dict[int, LayerKV] = {}
-    for index, group in enumerate(info.kv_groups):
+    for index, group in enumerate(info.paged_groups):
         blocks = capacity.num_blocks[index]
         for layer in group.layers:
             shape = (blocks, config.block_size, group.num_kv_heads)

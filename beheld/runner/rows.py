@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from beheld.attention.cross import Sight
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
 from beheld.models.adapter import ModelAdapter
@@ -24,6 +25,7 @@ class Row:
         token_ids: the tokens known when it was admitted, int64.
         positions_XN: their rotary positions.
         delta: what to add to an index beyond them to get its position.
+        sights: for each of its spans, which positions look at it beside the text; empty without a cross group.
     """
 
     token_ids: np.ndarray
@@ -32,6 +34,7 @@ class Row:
     delta: int
     spans: tuple[SpanView, ...]
     params: Sampling
+    sights: tuple[Sight, ...] = ()
 
 
 class Rows:
@@ -83,6 +86,7 @@ class Rows:
             delta=delta,
             spans=admission.spans,
             params=admission.params,
+            sights=self._adapter.sights(admission.spans, admission.num_prompt),
         )
 
     def append_blocks(self, piece: SeqSlice, block_size: int) -> None:

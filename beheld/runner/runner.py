@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from beheld.attention.backend import AttentionBackend
-from beheld.attention.context import ForwardContext, forward_context
+from beheld.attention.context import Beside, ForwardContext, forward_context
+from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.models.adapter import ModelAdapter
-from beheld.runner import kv
+from beheld.runner import beside, kv
 from beheld.runner.batch import Batch, build
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
@@ -46,7 +47,9 @@ class ModelRunner:
         info: ModelInfo,
         config: EngineConfig,
         capacity: Capacity,
+        cross_backend: CrossBackend | None = None,
     ) -> None:
+        assert (cross_backend is None) == (info.cross is None), "a cross group needs a backend"
         self._adapter = adapter
         self._backend = backend
         self._info = info
@@ -59,6 +62,9 @@ class ModelRunner:
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
+        self._cross_backend = cross_backend
+        cross_layers = () if info.cross is None else info.cross.layers
+        self._cross_index = {layer: index for index, layer in enumerate(cross_layers)}
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
@@ -117,8 +123,16 @@ class ModelRunner:
         if self._mixed_graphs is not None and self._mixed_graphs.takes(batch):
             return self._mixed_graphs.replay(batch, embeds_TH)
         self._backend.begin(batch.metadata)
-        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)):
+        found = None
+        if self._cross_backend is not None:
+            found = beside.look(batch.slices, batch.first_token, self.rows, self.encoder)
+        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv, beside=self._beside(found))):
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
+
+    def _beside(self, found: CrossMetadata | None) -> Beside | None:
+        if found is None or self._cross_backend is None:
+            return None
+        return Beside(self._cross_backend, found, self._cross_index)
 
     def _prompt_logprobs(self, batch: Batch, logits_SV: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
         return {
@@ -178,13 +192,14 @@ class ModelRunner:
         return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed, handle.lost)
 
     @torch.inference_mode()
-    def dry_run(self, num_tokens: int) -> tuple[torch.Tensor, dict[int, int]]:
-        """One pass of `num_tokens` positions over the null block; its logits, and how often each layer was called."""
+    def dry_run(self, num_tokens: int) -> tuple[torch.Tensor, ForwardContext]:
+        """One pass of `num_tokens` positions over the null block; its logits, and its context with what was called."""
         tables = tuple((0,) * -(-num_tokens // self.config.block_size) for _ in self._info.kv_groups)
         self.rows.admit(Admission(0, (0,) * num_tokens, num_tokens, (), Sampling(), None, 0, tables))
         batch = build([SeqSlice(0, 0, num_tokens, (), True)], self.rows, self._info, self.config.block_size)
         self._backend.begin(batch.metadata)
-        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv)) as context:
+        blank = self._beside(self._blank_states(num_tokens))
+        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv, beside=blank)) as context:
             embeds_TH = self._adapter.embed(batch.ids_T)
             logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
         self.rows.release(0)
@@ -192,7 +207,17 @@ class ModelRunner:
         for layer in self.kv.values():
             layer.keys[0].zero_()
             layer.values[0].zero_()
-        return logits_SV, context.called
+        return logits_SV, context
+
+    def _blank_states(self, num_tokens: int) -> CrossMetadata | None:
+        """All tokens look at one item of zeros, of the greatest size."""
+        group, adapter = self._info.cross, self._adapter
+        if group is None:
+            return None
+        shape = (group.num_states, len(group.layers), 2, group.num_kv_heads, group.head_dim)
+        states = torch.zeros(shape, dtype=adapter.dtype, device=adapter.device)
+        run = CrossRun(slice(0, num_tokens), (states,))
+        return CrossMetadata((run,), torch.ones(num_tokens, device=adapter.device))
 
     def self_test(self) -> None:
         """Every text layer must call the attention hook exactly once, and the logits be as wide as the vocabulary.
@@ -200,8 +225,10 @@ class ModelRunner:
         Raises:
             ModelError: it is not so; the message names the layers.
         """
-        logits_SV, called = self.dry_run(2)
-        wrong = {layer: called.get(layer, 0) for layer in self.kv if called.get(layer, 0) != 1}
+        logits_SV, context = self.dry_run(2)
+        beside_called = {} if context.beside is None else context.beside.called
+        wrong = [layer for layer in self.kv if context.called.get(layer, 0) != 1]
+        wrong += [layer for layer in self._cross_index if beside_called.get(layer, 0) != 1]
         if wrong:
             raise ModelError(
                 f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."

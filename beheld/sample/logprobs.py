@@ -41,11 +41,14 @@ def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:
     """The report of each row's token `ids_L` under log_softmax of `logits_LV`, with the best `num_top`.
 
     The rank counts the tokens that are more likely, plus one. It is read from the logits themselves, because taking off
-    the normaliser may round two different logits to one value.
+    the normaliser may round two different logits to one value. Ids behind those that the head knows, which stand for
+    media in some prompts, have no chance: minus infinity.
     """
     logits_LV = logits_LV.float()
     normaliser_L1 = logits_LV.logsumexp(-1, keepdim=True)
-    own_L1 = logits_LV.gather(-1, ids_L.unsqueeze(-1))
+    ids_L1 = ids_L.unsqueeze(-1)
+    known = logits_LV.shape[-1]
+    own_L1 = logits_LV.gather(-1, ids_L1.clamp(max=known - 1)).masked_fill(ids_L1 >= known, float("-inf"))
     top_LK, top_ids_LK = logits_LV.topk(min(num_top, logits_LV.shape[-1]), dim=-1)
     return LogprobTensors(
         ids_L,

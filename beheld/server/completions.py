@@ -82,7 +82,8 @@ async def _chunks(
         async for number, output in outputs:
             if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
                 entries = [
-                    None if e is None else {str(k): v.logprob for k, v in e.items()} for e in output.prompt_logprobs
+                    None if e is None else {str(k): max(v.logprob, -9999.0) for k, v in e.items()}
+                    for e in output.prompt_logprobs
                 ]
                 yield {**base, "choices": [{"index": number * n, "text": "", "prompt_logprobs": entries}]}
             for answer in output.outputs:

@@ -11,6 +11,9 @@ from typing import Any
 ALONE = "alone"
 AMONG_OTHERS = "among others"
 
+PLAIN_LAYOUT = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "image_sizes"))
+PLAIN_HOST_ONLY = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
+
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str]]
 # (text of a prompt, modality -> number of its items) -> text with one marker for each item.
@@ -41,8 +44,8 @@ class Family:
     markers: Mapping[str, str] = field(default_factory=dict)
     template: str = ""
     counts: frozenset[str] = frozenset()
-    layout: frozenset[str] = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "image_sizes"))
-    host_only: frozenset[str] = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
+    layout: frozenset[str] = PLAIN_LAYOUT
+    host_only: frozenset[str] = PLAIN_HOST_ONLY
     call: Call | None = None
     places: Mapping[str, str] = field(default_factory=dict)
     embedded_as: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +78,7 @@ _FILES = {
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
+    "mllama": "mllama",
     "paligemma": "paligemma",
     "qwen2_vl": "qwen2_vl",
     "qwen2_5_omni_thinker": "qwen_omni",

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from beheld.core.plan import EncodeItem
+from beheld.attention.cross import Sight
+from beheld.core.plan import EncodeItem, SpanView
 
 # One tower call: modality (or "embeds" for embeddings given as input), indices of its items, keyword arguments.
 TowerCall = tuple[str, list[int], dict[str, Any]]
@@ -33,7 +34,9 @@ _WIDE = {
     "qwen3_vl_moe": "deepstack",
 }
 # Families whose modules are replaced or settled at load, see `adapt`.
-_ADAPTED = {"chameleon": "chameleon", "ernie4_5_vl_moe": "ernie4_5_vl_moe"}
+_ADAPTED = {"chameleon": "chameleon", "ernie4_5_vl_moe": "ernie4_5_vl_moe", "mllama": "mllama"}
+# Families some of whose layers attend beside the text.
+_BESIDE = {"mllama": "mllama"}
 
 
 class Wide(Protocol):
@@ -55,6 +58,28 @@ class Wide(Protocol):
 
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """As ModelAdapter.forward; `positions` in the model's own form."""
+
+
+class Beside(Protocol):
+    """A family some of whose layers attend beside the text."""
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """As ModelAdapter.encode."""
+
+    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+        """As ModelAdapter.sights."""
+
+    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """As ModelAdapter.forward; `positions` in the model's own form."""
+
+
+def beside_of(model_type: str, model: Any) -> Beside | None:
+    """What stands beside the text of this family, if anything does."""
+    name = _BESIDE.get(model_type)
+    if name is None:
+        return None
+    found: Beside = importlib.import_module(f"beheld.models.families.{name}").beside(model)
+    return found
 
 
 def wide_of(model_type: str, model: Any) -> Wide | None:

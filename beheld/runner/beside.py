@@ -1,0 +1,80 @@
+"""What the tokens of a step look at beside the text, gathered from the rows and the kept states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from beheld.attention.cross import CrossMetadata, CrossRun
+from beheld.core.plan import SeqSlice, SpanView
+from beheld.runner.encoder import EncoderStore
+from beheld.runner.rows import Row, Rows
+
+# Items that a token looks at, as (index of the span, number of its first states).
+Seen = tuple[tuple[int, int], ...]
+
+
+def look(
+    slices: Sequence[SeqSlice], first_token: Sequence[int], rows: Rows, store: EncoderStore
+) -> CrossMetadata | None:
+    """The runs of a step; None if no sequence of it has states.
+
+    Args:
+        slices: in the order of the batch.
+        first_token: where each slice's tokens start in the batch.
+
+    Raises:
+        StepError: states that are needed are not there.
+    """
+    total = first_token[-1] + slices[-1].stop - slices[-1].start
+    sighted = np.zeros(total, dtype=np.float32)
+    ranges: dict[tuple[tuple[bytes, int], ...], list[tuple[int, int]]] = {}
+    views: dict[bytes, SpanView] = {}
+    for piece, first in zip(slices, first_token, strict=True):
+        row = rows[piece.row]
+        for low, high, seen, shown in _stretches(row, piece.start, piece.stop):
+            place = first + low - piece.start, first + high - piece.start
+            sighted[place[0] : place[1]] = shown
+            spans = [row.spans[index] for index, _ in seen]
+            views |= {span.digest: span for span in spans}
+            key = tuple((span.digest, count) for span, (_, count) in zip(spans, seen, strict=True))
+            ranges.setdefault(key, []).append(place)
+    if not ranges:
+        return None
+    device = rows.last_token_R.device
+    runs = tuple(
+        CrossRun(
+            _indices(places, device),
+            tuple(store.states(views[digest])[:count] for digest, count in key),
+        )
+        for key, places in ranges.items()
+    )
+    return CrossMetadata(runs, torch.from_numpy(sighted).to(device, non_blocking=True))
+
+
+def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen, bool]]:
+    """Positions (low, high) that look at the same states, these, and whether they are shown or only all there is.
+
+    A token to which no item is shown attends to all of all items:
+
+        position   0 .. 3 | 4 .. 8 | 9 ..         items a from 4 to 9, b from 9 on
+        sees       a, b   | a      | b
+    """
+    if not row.sights:
+        return
+    edges = {edge for sight in row.sights for edge in (sight.start, sight.stop) if edge is not None}
+    cuts = [start, *sorted(edge for edge in edges if start < edge < stop), stop]
+    everything = tuple((index, span.num_states) for index, span in enumerate(row.spans) if span.num_states)
+    for low, high in itertools.pairwise(cuts):
+        seen = tuple((index, sight.count) for index, sight in enumerate(row.sights) if sight.covers(low))
+        yield low, high, seen or everything, bool(seen)
+
+
+def _indices(places: list[tuple[int, int]], device: torch.device) -> slice | torch.Tensor:
+    if len(places) == 1:
+        return slice(*places[0])
+    joined = np.concatenate([np.arange(low, high) for low, high in places])
+    return torch.from_numpy(joined).to(device, non_blocking=True)
