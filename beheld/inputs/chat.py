@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import MediaLimits
-from beheld.core.errors import PromptError
+from beheld.core.errors import MediaError, PromptError
 from beheld.core.media import MediaRef
 from beheld.core.params import nearest
 from beheld.inputs import embeds
@@ -211,7 +211,7 @@ def _media(part: Mapping[str, Any], kind: str, where: str, limits: MediaLimits) 
         used = {name for name in _SOURCES if part.get(name) is not None}
         source = next((_wrapped(name, part[name], modality) for name in _SOURCES if part.get(name) is not None), None)
     if kind == "image_embeds":
-        source = embeds.from_base64(source, limits) if source is not None else None
+        source = _embeddings(source, where, limits) if source is not None else None
     elif kind == "input_audio" and isinstance(source, Mapping):
         source = _wrapped("base64", source.get("data"), modality)
     elif isinstance(source, Mapping) and "url" in source:
@@ -225,6 +225,15 @@ def _media(part: Mapping[str, Any], kind: str, where: str, limits: MediaLimits) 
         )
     options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}
     return MediaRef(modality, source, options, None if uuid is None else str(uuid))
+
+
+def _embeddings(source: Any, where: str, limits: MediaLimits) -> Any:
+    """What base64 in `source` stands for; errors name the part."""
+    try:
+        return embeds.from_base64(source, limits)
+    except MediaError as error:
+        found = type(error)
+        raise found(error.reason, error.remedy, stage=error.stage, param=error.param, item=where) from error
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:

@@ -16,6 +16,11 @@ from beheld.core.media import MediaItem
 from beheld.inputs import digest
 from beheld.inputs.decode import is_array, is_tensor
 
+# Of safetensors; one tensor's takes about a hundred.
+_MAX_HEADER_BYTES = 1 << 16
+# Items whose grids one mapping may hold.
+_MAX_GRIDS = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
@@ -75,7 +80,9 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
     known = {name, grid_name} | ({"second_per_grid_ts"} if modality == "video" else set())
     for key in value:
         if key not in known:
-            raise DecodeError(f"Unknown tensor {key!r} among the embeddings.", f"Known: {', '.join(sorted(known))}.")
+            raise DecodeError(
+                f"Unknown tensor {str(key)[:64]!r} among the embeddings.", f"Known: {', '.join(sorted(known))}."
+            )
     if name not in value:
         raise DecodeError(f"The embeddings lack the tensor {name!r}.", f'Give {{"{name}": tensor}}.')
     if grid_name not in value:
@@ -88,7 +95,7 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
     counts = [t * h * w // merge_size**2 for t, h, w in grids]
     if flat.ndim != 2 or sum(counts) != flat.shape[0]:
         raise DecodeError(
-            f"{grid_name} {[list(g) for g in grids]} asks for {sum(counts)} embeddings; {name} has the shape "
+            f"{grid_name} {[list(g) for g in grids[:8]]} asks for {sum(counts)} embeddings; {name} has the shape "
             f"{tuple(tensor.shape)}.",
             f"The product of a grid, divided by {merge_size**2}, is its number of embeddings.",
         )
@@ -104,6 +111,10 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
 
 
 def _grids(value: Any, name: str) -> list[tuple[int, int, int]]:
+    if is_tensor(value):
+        _dense(value)
+    if is_tensor(value) and value.numel() > 3 * _MAX_GRIDS:
+        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} grids.")
     rows = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(rows, list | tuple) and len(rows) == 3 and all(isinstance(n, int) for n in rows):
         rows = [rows]
@@ -136,14 +147,20 @@ def _tensor(value: Any) -> Any:
         raise DecodeError(
             f"A {type(value).__name__} does not hold embeddings.", "Give a tensor of floating-point numbers."
         ) from error
-    if tensor.is_meta or tensor.is_sparse or tensor.layout != torch.strided:
-        raise DecodeError("Embeddings must be a dense tensor with values.")
+    _dense(tensor)
     if not tensor.is_floating_point():
         raise DecodeError(
             f"Embeddings must hold floating-point numbers, not {str(tensor.dtype).removeprefix('torch.')}.",
             "Give pictures as PIL pictures or as numpy arrays of bytes (height, width, 3).",
         )
     return tensor.detach()
+
+
+def _dense(tensor: Any) -> None:
+    import torch
+
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+        raise DecodeError("Embeddings must be a dense tensor with values.")
 
 
 def check(value: Any, info: ModelInfo) -> Any:
@@ -189,11 +206,13 @@ def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaIte
 
 
 def from_base64(value: Any, limits: MediaLimits) -> Any:
-    """A tensor from the base64 of `torch.save(tensor)`; mappings of such text give mappings, tensors pass.
+    """A tensor from base64 of `torch.save(tensor)` or of safetensors; mappings of such text give mappings.
+
+    What is not text or a mapping passes as it is.
 
     Raises:
-        DecodeError: not base64, not such an archive, or it holds something else than one tensor.
-        LimitError: larger than allowed, found from the archive's headers.
+        DecodeError: not base64, neither of the two forms, or it holds something else than one plain tensor.
+        LimitError: larger than allowed, found from the headers.
     """
     if isinstance(value, Mapping):
         return {name: from_base64(entry, limits) for name, entry in value.items()}
@@ -203,10 +222,18 @@ def from_base64(value: Any, limits: MediaLimits) -> Any:
         data = base64.b64decode(value.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise DecodeError("The embeddings are not valid base64.", "Send base64 of torch.save(tensor).") from error
-    return _load(data, limits)
+    if len(data) > limits.max_item_bytes:
+        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.")
+    tensor = _load_archive(data, limits) if data[:2] == b"PK" else _load_safetensors(data)
+    import torch
+
+    # Subclasses (parameters among them) bring behaviour of their own.
+    if type(tensor) is not torch.Tensor:
+        raise DecodeError("The embeddings are not one plain tensor.", "Save one tensor with torch.save.")
+    return tensor
 
 
-def _load(data: bytes, limits: MediaLimits) -> Any:
+def _load_archive(data: bytes, limits: MediaLimits) -> Any:
     import torch
 
     try:
@@ -225,8 +252,24 @@ def _load(data: bytes, limits: MediaLimits) -> Any:
         raise DecodeError(
             "The archive of the embeddings cannot be read.", "Save one tensor with torch.save."
         ) from error
-    if not isinstance(tensor, torch.Tensor):
-        raise DecodeError("The archive of the embeddings holds something other than a tensor.")
-    if tensor.numel() * tensor.element_size() > limits.max_item_bytes:
+    # A view may repeat a few numbers to any size; a nested tensor has no size to ask for.
+    sized = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+    if sized and tensor.numel() * tensor.element_size() > limits.max_item_bytes:
         raise LimitError(f"The embeddings unfold to more than {limits.max_item_bytes} bytes.")
     return tensor
+
+
+def _load_safetensors(data: bytes) -> Any:
+    """The one tensor; the library checks the header's size, and that every offset lies within the bytes, once."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        found = load(data) if int.from_bytes(data[:8], "little") <= _MAX_HEADER_BYTES else {}
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DecodeError(
+            "The embeddings are neither an archive of torch.save nor safetensors.", "Save one tensor with either."
+        ) from error
+    if len(found) != 1:
+        raise DecodeError("The embeddings are not one tensor.", "Save one tensor with torch.save or safetensors.")
+    return next(iter(found.values()))

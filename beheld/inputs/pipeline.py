@@ -142,6 +142,7 @@ class InputPipeline:
         parsed = parse(prompt, self._info, self._merge_size)
         self._check_modalities(parsed.media)
         counts = _count(parsed.media)
+        self._check_text(parsed.text, params)
         encode = self._encoder_of(parsed.text, counts) if parsed.text is not None else None
         ids: Sequence[int] = encode({}) if encode is not None else parsed.token_ids or ()
         ids = self._truncated(ids, params, parsed.media)
@@ -221,6 +222,7 @@ class InputPipeline:
         )
         salt = b"" if cache_salt is None else cache_salt.encode()
         parsed = ParsedPrompt(text, None, media, dict(mm_processor_kwargs or {}), salt)
+        self._check_text(text, params)
         ids = self._truncated(encode({}), params, media)
         self._check_rendered(ids, media)
         items, receipts = self._items(ids, parsed)
@@ -346,6 +348,10 @@ class InputPipeline:
                     "Give a chat_template that writes one per item, or another chat_template_content_format.",
                 )
 
+    def _check_text(self, text: str | None, params: SamplingParams) -> None:
+        if text is not None and params.truncate_prompt_tokens is None:
+            self._tokenizer.check_size(text, self._config.max_model_len)
+
     def _truncated(self, ids: Sequence[int], params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
         keep = params.truncate_prompt_tokens
         if keep is None or keep >= len(ids):
@@ -414,6 +420,9 @@ class InputPipeline:
         seed: int,
     ) -> Request:
         self._check_order(lora, priority)
+        if not items:
+            # Before anything is made of what is too long.
+            self._check_length(ids, ())
         token_ids, spans = expand.expand(ids, items, self._tokenizer.marks)
         self._check_length(token_ids, spans)
         return Request(

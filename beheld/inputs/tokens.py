@@ -9,8 +9,11 @@ from typing import Any
 
 from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
-from beheld.core.errors import ModelError, PromptError
+from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
+
+# Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their length.
+_SHORT = 1 << 16
 
 
 class PromptTokenizer:
@@ -38,6 +41,7 @@ class PromptTokenizer:
         self._plain: PlainEncoder | None = None
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._runs: dict[str, int] = {}
+        self._longest = 0
 
     @property
     def marks(self) -> Mapping[str, int]:
@@ -64,6 +68,24 @@ class PromptTokenizer:
         with self._lock:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
         return ids
+
+    def check_size(self, text: str, max_tokens: int) -> None:
+        """Refuse a text that no tokenization brings below `max_tokens`, without tokenizing it: that takes about a
+        second per MiB, during which all others wait for the lock.
+
+        Raises:
+            PromptTooLongError: it has more characters than so many of the longest tokens.
+        """
+        if len(text) <= _SHORT or self.inner is None:
+            return
+        with self._lock:
+            if not self._longest:
+                self._longest = max(map(len, self.inner.get_vocab()), default=1)
+        if len(text) > max_tokens * self._longest:
+            raise PromptTooLongError(
+                f"The prompt has {len(text)} characters, which no {max_tokens} tokens can spell.",
+                "Shorten it, or raise max_model_len.",
+            )
 
     def replacement(self, text: str) -> tuple[int, ...]:
         """Token ids of the text that replaces a marker, as they are inside a prompt."""

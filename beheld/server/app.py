@@ -30,7 +30,13 @@ from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, read
 from beheld.server.sampling import check_answers
-from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from beheld.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
 from beheld.server.wire import FrameGuard
 from beheld.text.tools import form_of
@@ -57,6 +63,7 @@ class Service:
         routes = [
             Route("/v1/chat/completions", self._told(self.chat), methods=["POST"]),
             Route("/v1/completions", self._told(self.complete), methods=["POST"]),
+            Route("/v1/embeddings", self._told(self.embed), methods=["POST"]),
             Route("/v1/models", self._told(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._told(self.model), methods=["GET"]),
             Route("/tokenize", self._told(self.tokenize), methods=["POST"]),
@@ -168,6 +175,22 @@ class Service:
         return EventStream(_shown(begun, usage=usage), finished)
 
     # ------------------------------------------------------------------ the rest
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings: checked as far as it can be; no model of this version gives vectors."""
+        body = await self._read(request, EmbeddingRequest)
+        self._check_model(body.model)
+        if (body.input is None) == (body.messages is None):
+            raise HttpError(400, "Give either input or messages.", param="input")
+        if body.input is not None and not body.input:
+            raise HttpError(400, "The input is empty.", param="input")
+        raise HttpError(
+            400,
+            f"The model {self.options.names[0]!r} answers in text; it gives no embeddings.",
+            "Ask /v1/chat/completions or /v1/completions.",
+            param="model",
+            code="not_an_embedding_model",
+        )
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""

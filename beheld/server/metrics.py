@@ -42,7 +42,14 @@ class Metrics:
         self._running = Gauge("beheld_sequences", "Sequences by state.", ("state",), registry=registry)
         self._blocks = Gauge("beheld_kv_blocks", "KV blocks by state.", ("state",), registry=registry)
         self._engine = Gauge("beheld_engine", "Counts of the engine since its start.", ("count",), registry=registry)
+        self._lag = Histogram(
+            "beheld_event_loop_lag_seconds", "How late the event loop was.", buckets=_SECONDS, registry=registry
+        )
         self._busy = Gauge("beheld_answers_in_work", "Answers that the server has in work.", registry=registry)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop came late by so much: something held it up."""
+        self._lag.observe(seconds)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """An answer has ended."""

@@ -9,11 +9,18 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
-from beheld.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from beheld.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 
 _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
+    "/v1/embeddings": ("Vectors of texts, from models that make them.", EmbeddingRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }

@@ -43,7 +43,7 @@ class ServerOptions:
     send_s: float = 30.0
     keep_alive_s: float = 30.0
     drain_s: float = 30.0
-    health_s: float = 10.0
+    health_s: float = 8.0
     trust_templates: bool = False
     trust_processor_options: bool = False
     tool_parser: str | None = None

@@ -257,6 +257,18 @@ class CompletionRequest(Sampled):
     echo: bool | None = None
 
 
+class EmbeddingRequest(Body):
+    """POST /v1/embeddings: vectors of texts, or of a conversation."""
+
+    model: Name | None = None
+    input: str | Annotated[list[str], Field(min_length=1)] | Ids | list[Ids] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    truncate_prompt_tokens: Whole | None = None
+    user: Name | None = None
+
+
 class TokenizeRequest(Body):
     """POST /tokenize: a prompt, or a conversation."""
 

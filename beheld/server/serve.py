@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import time
 from types import FrameType
@@ -12,7 +13,6 @@ from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.server.app import Service
-from beheld.server.desk import Desk
 from beheld.server.options import ServerOptions
 from beheld.server.wire import DeadlineProtocol
 from beheld.utils.log import get_logger
@@ -21,16 +21,22 @@ logger = get_logger(__name__)
 
 # How long a server whose engine has died goes on saying so.
 DEAD_S = 5.0
+# Descriptors that the server would like to have: each connection is one.
+_DESCRIPTORS = 65_536
+# Between two calls of on_tick, as uvicorn has it.
+_TICK_S = 0.1
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, which on a first signal stops taking requests and ends when the running ones have."""
 
-    def __init__(self, config: uvicorn.Config, desk: Desk, drain_s: float, llm: AsyncLLM) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
         super().__init__(config)
-        self._desk = desk
+        self._desk = service.desk
+        self._metrics = service.metrics
         self._drain_s = drain_s
-        self._llm = llm
+        self._llm = service.llm
+        self._ticked: float | None = None
         self._dead_since: float | None = None
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -41,7 +47,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """As uvicorn's; and the end, soon after that of the engine, so that whoever watches this process acts."""
+        """As uvicorn's, every tenth of a second; and the end, soon after that of the engine, so that whoever watches
+        this process acts. What a tick comes late by, every client waits for."""
+        now = time.monotonic()
+        if self._ticked is not None:
+            self._metrics.lagged(max(0.0, now - self._ticked - _TICK_S))
+        self._ticked = now
         if not self._llm.alive:
             self._dead_since = self._dead_since or time.monotonic()
             if time.monotonic() - self._dead_since > DEAD_S:
@@ -94,13 +105,22 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         limit_concurrency=4 * options.max_requests + 256,
         h11_max_incomplete_event_size=32 << 10,
     )
-    return Server(config, service.desk, options.drain_s, llm), app
+    return Server(config, service, options.drain_s), app
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
     """Serve until a signal; returns when everything was drained."""
+    _raise_descriptors()
     server, _ = make(llm, options)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     logger.info("Serving %s at http://%s:%d (page at /, API at /v1)", options.names[0], shown, port)
     server.run(sockets=[listener])
+
+
+def _raise_descriptors() -> None:
+    """Shells often allow 1024, which is fewer than the connections that the options allow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

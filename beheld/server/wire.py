@@ -1,4 +1,4 @@
-"""The HTTP protocol with deadlines: slow headers are cut, and so are clients that do not read."""
+"""The HTTP protocol with deadlines: slow headers are cut, and so are clients that do not read or are gone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from beheld.server.errors import HttpError
 
 MAX_HEADERS = 100
 _CLOSE = {"Connection": "close"}
+# How often a client that has closed its sending side is asked whether it still listens, until its answer begins.
+_PROBE_S = 0.2
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -54,6 +56,8 @@ class DeadlineProtocol(H11Protocol):
         super().__init__(*args, **options)
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Headers are awaited from now on."""
@@ -67,6 +71,36 @@ class DeadlineProtocol(H11Protocol):
             self._header_timer = _cancelled(self._header_timer)
         elif self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: it may have gone, or it may wait for the answer to its complete request.
+
+        Both look alike until something is sent to it. Tokens of a stream are; before an answer begins, HTTP's interim
+        responses are, which every client must skip. What is sent to one that has gone comes back as a reset, and that
+        ends the request.
+        """
+        waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if not waits or self.scope["http_version"] != "1.1":
+            return False
+        self._half_closed = True
+        self._probe()
+        return True
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's; and the end of a connection on which no request can come any more."""
+        super().on_response_complete()
+        if self._half_closed and not self.transport.is_closing():
+            if self.cycle.response_complete:
+                self.transport.close()
+            elif self._probe_timer is None:
+                self._probe()
+
+    def _probe(self) -> None:
+        self._probe_timer = None
+        if self.cycle.response_started or self.transport.is_closing():
+            return
+        self.transport.write(self.conn.send(h11.InformationalResponse(status_code=102, headers=[])) or b"")
+        self._probe_timer = self.loop.call_later(_PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -84,6 +118,7 @@ class DeadlineProtocol(H11Protocol):
         super().connection_lost(exc)
         self._header_timer = _cancelled(self._header_timer)
         self._send_timer = _cancelled(self._send_timer)
+        self._probe_timer = _cancelled(self._probe_timer)
 
     def _cut_headers(self) -> None:
         self._header_timer = None

@@ -72,11 +72,13 @@ def test_integers_are_scaled() -> None:
         (TONE, True),
     ],
 )
+@pytest.mark.case(29)
 def test_malformed_arrays_are_refused(samples: Any, rate: Any) -> None:
     with pytest.raises(DecodeError):
         audio.from_array(samples, rate, LIMITS)
 
 
+@pytest.mark.case(29)
 def test_what_is_no_sound_is_refused() -> None:
     for data in (b"", b"nothing", wav(TONE)[:30], wav(TONE[:0])):
         with pytest.raises(DecodeError):

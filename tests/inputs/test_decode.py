@@ -45,6 +45,7 @@ def test_plain_modes_lose_nothing(mode: str, file_format: str) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.case(25)
 def test_exif_orientation_is_applied(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -57,12 +58,14 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*EXIF.*:UserWarning")
+@pytest.mark.case(25)
 def test_broken_exif_is_no_obstacle() -> None:
     data = pipes.encoded(PICTURE, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert decode.open_bytes(data, LIMITS).image.size == (84, 56)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+@pytest.mark.case(25)
 def test_transparency_is_laid_on_white(mode: str) -> None:
     image = PICTURE.convert("RGBA")
     image.putalpha(Image.fromarray(np.tile(np.linspace(0, 255, 84).astype(np.uint8), (56, 1))))
@@ -91,6 +94,7 @@ def test_a_transparent_palette_colour_is_laid_on_white() -> None:
     assert "transparency" in picture.lost[0]
 
 
+@pytest.mark.case(25)
 def test_sixteen_bits_are_scaled_not_clipped() -> None:
     values = np.arange(0, 65536, 64, dtype=np.uint16).reshape(32, 32)
     picture = opened(Image.fromarray(values))
@@ -102,6 +106,7 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
         decode.from_pil(Image.fromarray(np.full((4, 4), np.nan, np.float32)), LIMITS)
 
 
+@pytest.mark.case(25)
 def test_cmyk_is_converted() -> None:
     data = pipes.encoded(PICTURE.convert("CMYK"), "JPEG")
     picture = decode.open_bytes(data, LIMITS)
@@ -111,6 +116,7 @@ def test_cmyk_is_converted() -> None:
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
+@pytest.mark.case(25)
 def test_of_an_animation_the_first_frame_is_seen(file_format: str) -> None:
     others = [tiny.picture(84, 56, seed) for seed in (2, 3)]
     picture = opened(PICTURE, file_format, save_all=True, append_images=others, lossless=True)
@@ -120,12 +126,14 @@ def test_of_an_animation_the_first_frame_is_seen(file_format: str) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["TIFF", "ICO", "PPM", "PDF", "EPS", "TGA"])
+@pytest.mark.case(24)
 def test_other_formats_are_refused(file_format: str) -> None:
     with pytest.raises(DecodeError, match="Known formats"):
         opened(PICTURE, file_format)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.case(22)
 def test_truncated_bytes_are_refused(file_format: str) -> None:
     data = pipes.encoded(PICTURE, file_format)
     for share in (0.5, 0.9):
@@ -133,6 +141,7 @@ def test_truncated_bytes_are_refused(file_format: str) -> None:
             decode.open_bytes(data[: int(len(data) * share)], LIMITS)
 
 
+@pytest.mark.case(22)
 def test_random_bytes_are_refused() -> None:
     rng = np.random.default_rng(0)
     data = pipes.encoded(PICTURE, "PNG")
@@ -150,6 +159,7 @@ def test_random_bytes_are_refused() -> None:
             decode.open_bytes(bytes(broken), LIMITS)
 
 
+@pytest.mark.case(21)
 def test_a_pixel_bomb_is_refused_from_its_header() -> None:
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -176,6 +186,7 @@ EXTREMES = [(1, 1), (1, 2), (2, 1), (3, 1), (1, 300), (300, 1), (20000, 1), (1, 
 
 
 @pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.case(23)
 def test_extreme_shapes_work_or_are_refused_clearly(family: str) -> None:
     pipe = pipes.make(family, {"max_model_len": 60000, "max_encoder_tokens": 60000})
     for size in EXTREMES:

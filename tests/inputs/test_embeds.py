@@ -101,6 +101,7 @@ INF = torch.full((1, 4, HIDDEN), float("inf"))
         (np.full((1, 4, HIDDEN), np.nan, np.float32), "not finite"),
     ],
 )
+@pytest.mark.case(13)
 def test_malformed_embeddings_are_refused(value: Any, words: str) -> None:
     with pytest.raises(MediaError, match=words) as caught:
         ask("llava", value)
@@ -121,6 +122,7 @@ def test_malformed_embeddings_are_refused(value: Any, words: str) -> None:
         ({"image_embeds": torch.randn(4, HIDDEN + 2), "image_grid_thw": [[1, 4, 4]]}, "shape"),
     ],
 )
+@pytest.mark.case(13)
 def test_malformed_grids_are_refused(value: Any, words: str) -> None:
     with pytest.raises(MediaError, match=words):
         ask("qwen2_vl", value)

@@ -98,6 +98,7 @@ def test_a_plain_answer(serve: Any) -> None:
     assert b"127.0.0.1:" in server.requests[0]
 
 
+@pytest.mark.case(1, 2)
 def test_private_addresses_are_never_dialled(serve: Any) -> None:
     server = serve(plain(DATA))
     hosts = [
@@ -135,6 +136,7 @@ def test_private_addresses_are_never_dialled(serve: Any) -> None:
     assert server.requests == []
 
 
+@pytest.mark.case(2)
 def test_ambiguous_urls_are_refused() -> None:
     for url in (
         "http://user@127.0.0.1/",
@@ -154,6 +156,7 @@ def test_ambiguous_urls_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.case(4)
 def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One resolution per hop; any bad address among several refuses the host."""
     server = serve(plain(DATA))
@@ -178,6 +181,7 @@ def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.case(3)
 def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def hop(connection: socket.socket, head: bytes) -> None:
         left = int(head.split()[1].rsplit(b"/", 1)[1])
@@ -216,6 +220,7 @@ def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch:
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.case(6)
 def test_too_much_is_cut_off(serve: Any) -> None:
     def endless(connection: socket.socket, _: bytes) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
@@ -242,6 +247,7 @@ def test_too_much_is_cut_off(serve: Any) -> None:
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.case(7)
 def test_slow_servers_end_at_the_deadline(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "0.4")
 
@@ -267,6 +273,7 @@ def test_slow_servers_end_at_the_deadline(serve: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.case(5)
 def test_no_proxy_and_no_credentials(serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     proxy = serve(plain(b"from the proxy"))
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
@@ -280,6 +287,7 @@ def test_no_proxy_and_no_credentials(serve: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("private")
+@pytest.mark.case(2)
 def test_only_allowed_domains(serve: Any) -> None:
     server = serve(plain(DATA))
     rules = FetchRules.of("", ["Pictures.test"], MediaLimits())
@@ -314,6 +322,7 @@ def test_a_url_as_a_picture(serve: Any) -> None:
         "data:image/png;x;base64,YWJj",
     ],
 )
+@pytest.mark.case(12)
 def test_malformed_data_urls_are_refused(url: str) -> None:
     with pytest.raises(FetchError):
         fetch(url, "image", SMALL)
@@ -327,6 +336,7 @@ def test_data_urls() -> None:
         fetch("data:image/png;base64," + "a" * 8000, "image", SMALL)
 
 
+@pytest.mark.case(10)
 def test_paths_follow_the_rules(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "inner").mkdir(parents=True)

@@ -60,6 +60,7 @@ def control_counts(family: str, request: Request) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("family", pipes.CHAT_FAMILIES)
+@pytest.mark.case(53)
 def test_no_spelling_becomes_a_token(family: str) -> None:
     """The same tokens, and the same number of each, as for a harmless text; and the text is all there."""
     slots = [slot for slot in SLOTS if slot != "system" or family in HAS_SYSTEM]
@@ -99,6 +100,7 @@ def test_texts_that_form_a_marker_only_together(family: str) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.case(53)
 def test_random_mixtures(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(["qwen2_vl", "llava", "llava_onevision"]))
     pieces = st.sampled_from([*spellings(family), "a", " ", "\n", "|", "<", ">", "\U000f0000", "\U000f0001", "é"])

@@ -76,6 +76,7 @@ def test_other_containers(tmp_path: Path, suffix: str, codec: str) -> None:
     assert numbers(clip) == list(clip.indices or ()) == Sampling(6).indices(60, 8)
 
 
+@pytest.mark.case(28)
 def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
     whole = pipes.write_video(tmp_path / "v.mp4", numbered(40)).read_bytes()
     for data in (b"", b"nothing", whole[:100], pipes.encoded(tiny.picture(8, 8, 1), "BMP")[:20]):
@@ -119,6 +120,7 @@ def test_arrays_are_checked() -> None:
 @pytest.mark.parametrize(
     "options", [{"num_frames": 0}, {"num_frames": -2}, {"num_frames": "a"}, {"fps": 0}, {"fps": -1}]
 )
+@pytest.mark.case(27)
 def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ParamsError):
         Sampling.of(options)
@@ -126,6 +128,7 @@ def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
         Sampling.of({"fsp": 1})
 
 
+@pytest.mark.case(28)
 def test_an_empty_video_is_an_error_of_that_request_alone() -> None:
     family = "qwen2_vl"
     pipe = pipes.shared(family)

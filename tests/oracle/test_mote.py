@@ -36,7 +36,7 @@ def answers(outputs: list[RequestOutput]) -> list[str]:
     return [output.outputs[0].text for output in outputs]
 
 
-def test_64_scenes_in_one_batch_each_get_their_own_answer(llm: LLM, scenes: list[Case]) -> None:
+def test_sixty_four_scenes_in_one_batch_each_get_their_own_answer(llm: LLM, scenes: list[Case]) -> None:
     order = list(range(COUNT))
     Random(3).shuffle(order)
     shuffled = answers(llm.chat([messages(scenes[i]) for i in order], PARAMS, use_tqdm=False))

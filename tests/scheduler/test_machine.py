@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -33,6 +34,7 @@ from tests.fakes import (
 )
 
 LONG = os.environ.get("BEHELD_LONG", "") == "1"
+pytestmark = pytest.mark.case(82)
 
 GROUPS: list[tuple[KVGroup, ...]] = [
     (FULL,),

@@ -550,6 +550,7 @@ def test_blocks_and_embeddings_held_crosswise_do_not_lock() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.case(73)
 def test_nan_fails_its_request_alone_and_none_of_its_blocks_is_shared(overlap: bool) -> None:
     bench = Bench(fake_config(overlap=overlap, max_num_batched_tokens=20), fake_info(FULL, sliding(20)))
     bench.runner.broken_tokens = {77}

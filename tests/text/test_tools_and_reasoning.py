@@ -66,6 +66,7 @@ def test_calls_are_found(form: str, text: str, shown: str, calls: list[Call]) ->
 
 @settings(max_examples=300, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=6), st.sampled_from(sorted(READERS)))
+@pytest.mark.case(51)
 def test_how_the_text_is_cut_does_not_matter(text: str, places: list[int], form: str) -> None:
     whole = read(form, [text])
     assert read(form, cut(text, places)) == whole
@@ -97,6 +98,7 @@ def test_how_thoughts_are_cut_does_not_matter(text: str, places: list[int], insi
 
 @pytest.mark.parametrize("form", sorted(READERS))
 @pytest.mark.parametrize("text", ["<tool_call>", "<tool_call" * 10, "</tool_call>", "{", "[", "\n", "<"])
+@pytest.mark.case(51)
 def test_reading_is_linear(form: str, text: str) -> None:
     begin = time.perf_counter()
     long = text * 20_000

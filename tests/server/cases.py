@@ -1,0 +1,158 @@
+"""The numbered cases of what the server must withstand, and which tests run each of them.
+
+    python -m tests.server.cases > docs/reliability.md
+
+A test runs a case if its name begins with the case's number (`test_37_json_abuse`) or if it is marked with it
+(`@pytest.mark.case(37)`, also for a whole file by `pytestmark`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+CASES: dict[int, str] = {
+    1: "addresses that must not be asked",
+    2: "URLs that two parsers read in two ways",
+    3: "redirects to where a URL may not lead",
+    4: "names whose address changes after the check",
+    5: "credentials and proxies are never used",
+    6: "endless bodies, wrong lengths, compressed bodies",
+    7: "slow and silent servers",
+    8: "a thousand media parts",
+    9: "hung fetches beside plain text",
+    10: "local files",
+    11: "addresses in text",
+    12: "data URLs",
+    13: "malformed tensors",
+    14: "a compressed archive of a tensor",
+    15: "headers of npy and safetensors that lie",
+    16: "bad tensors among good ones, from many threads",
+    17: "no pickle is loaded",
+    18: "garbage between the processes",
+    19: "what listens",
+    20: "an undecodable frame to the engine",
+    21: "a pixel bomb",
+    22: "pictures that lie about themselves",
+    23: "extreme shapes",
+    24: "other formats",
+    25: "modes, rotations, animations",
+    26: "a flood of frames",
+    27: "options of videos",
+    28: "videos that lie about themselves",
+    29: "sounds that lie or are too long",
+    30: "uploads",
+    31: "a decoder that dies or hangs",
+    32: "features that do not fit their placeholders",
+    33: "numbers",
+    34: "sampling parameters in pairs",
+    35: "ids beyond the vocabulary beside another request",
+    36: "many prompts, empty prompts, lengths at the limit",
+    37: "JSON",
+    38: "HTTP framing",
+    39: "the key on every route",
+    40: "the time that a wrong key takes",
+    41: "internal fields",
+    42: "texts that are hard to tokenize",
+    43: "large requests for ids and log-probabilities",
+    44: "regular expressions that run away",
+    45: "schemas and grammars",
+    46: "many grammars",
+    47: "slow grammars beside another request",
+    48: "grammars without an end",
+    49: "templates in requests",
+    50: "templates of checkpoints",
+    51: "malformed tool calls",
+    52: "tools that lie",
+    53: "markers in text",
+    55: "adapters",
+    56: "digests",
+    57: "two keys share nothing",
+    58: "names of media given by clients",
+    59: "small caches under changing traffic",
+    60: "memory that was not written",
+    61: "clients that go away",
+    62: "half-closed, reset and unread connections",
+    63: "slow requests",
+    64: "floods of connections",
+    65: "overload",
+    66: "the engine is killed",
+    67: "the engine is stopped",
+    68: "the server is killed",
+    69: "signals",
+    70: "ports and restarts",
+    71: "no disk to write to",
+    72: "too little memory",
+    73: "NaN, and an engine that dies",
+    74: "errors of the device",
+    75: "clocks and descriptors",
+    76: "a blocked event loop",
+    77: "what the log holds",
+    78: "labels of metrics",
+    79: "load",
+    80: "soak",
+    81: "the OpenAPI document, fuzzed",
+    82: "the scheduler as a state machine",
+    84: "fuzz on the wire",
+    85: "any order",
+    86: "every route has every guard",
+}
+
+
+def runs(folder: Path = ROOT / "tests") -> dict[int, list[str]]:
+    """Case -> the tests that run it, as "path::name", in order."""
+    found: dict[int, list[str]] = {}
+    for path in sorted(folder.rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        everywhere = [n for node in tree.body if _is_pytestmark(node) for n in _marked(node.value)]  # type: ignore[attr-defined]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("Test"):
+                # A state machine's test case.
+                for number in everywhere:
+                    found.setdefault(number, []).append(f"{path.relative_to(ROOT)}::{ast.unparse(node.targets[0])}")
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test"):
+                continue
+            numbers = {*everywhere, *(n for mark in node.decorator_list for n in _marked(mark))}
+            numbered = re.match(r"test_(\d+)_", node.name)
+            if numbered:
+                numbers.add(int(numbered[1]))
+            for number in sorted(numbers):
+                found.setdefault(number, []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return found
+
+
+def _is_pytestmark(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]
+
+
+def _marked(node: ast.expr) -> Iterator[int]:
+    """The numbers of the case marks within an expression."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.case":
+            for argument in call.args:
+                yield int(ast.literal_eval(argument))
+
+
+def page() -> str:
+    """The table of all cases."""
+    lines = [
+        "# What beheld withstands, and the tests that show it",
+        "",
+        "Made by `python -m tests.server.cases > docs/reliability.md`. Long forms run with `BEHELD_LONG=1`.",
+        "",
+        "| case | what | tests |",
+        "|---|---|---|",
+    ]
+    found = runs()
+    for number, what in CASES.items():
+        names = "<br>".join(f"`{name.removeprefix('tests/')}`" for name in found.get(number, ()))
+        lines.append(f"| {number} | {what} | {names} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

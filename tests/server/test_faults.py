@@ -1,0 +1,295 @@
+"""Faults around a server: its log, its sockets, its descriptors, a blocked loop, floods (cases by their number)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import random
+import re
+import resource
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from beheld.server.keys import KeyGuard
+from tests.server.running import Running, data_url, received, request_bytes, talk
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(running: Running) -> Iterator[None]:
+    """After every case the server is as before."""
+    yield
+    running.idle()
+
+
+# ---------------------------------------------------------------------- the key
+
+
+def test_40_a_wrong_key_takes_as_long_however_near_it_is() -> None:
+    """Interleaved samples of keys that share nothing, half and all but the end with the true one."""
+    key = "k" * 32
+    guard = KeyGuard(None, (key, "another"))  # type: ignore[arg-type]
+    classes = {"far": b"x" * 32, "near": b"k" * 31 + b"x", "half": b"k" * 16 + b"x" * 16}
+    seconds: dict[str, list[int]] = {name: [] for name in classes}
+    order = list(classes) * 4000
+    random.Random(1).shuffle(order)
+    for name in order:
+        begin = time.perf_counter_ns()
+        assert not guard._known(classes[name])
+        seconds[name].append(time.perf_counter_ns() - begin)
+    medians = [statistics.median(values) for values in seconds.values()]
+    assert max(medians) - min(medians) < 0.05 * min(medians) + 50, medians
+    assert guard._known(key.encode())
+
+
+# ---------------------------------------------------------------------- connections
+
+
+def test_62_a_half_closed_client_gets_its_answer(running: Running) -> None:
+    """`nc -N` and others close their side when the request is sent. Interim responses before the answer are skipped."""
+    body = {"messages": talk("Go on."), "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+    told = running.post(CHAT, body).json()["choices"][0]["message"]["content"]
+    for stream in (False, True):
+        with running.connect(20.0) as link:
+            link.sendall(request_bytes(CHAT, body | {"stream": stream}))
+            link.shutdown(socket.SHUT_WR)
+            answer = received(link)
+        heads = re.findall(rb"HTTP/1.1 (\d+) ", answer)
+        assert set(heads[:-1]) <= {b"102"}
+        assert heads[-1] == b"200"
+        if stream:
+            assert b"data: [DONE]" in answer
+        else:
+            assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"] == told
+
+
+def test_62_half_of_a_request_is_none(running: Running) -> None:
+    data = request_bytes(CHAT, {"messages": talk("x"), "max_tokens": 2})
+    for size in (0, 30, len(data) - 3):
+        with running.connect(5.0) as link:
+            link.sendall(data[:size])
+            link.shutdown(socket.SHUT_WR)
+            begin = time.monotonic()
+            assert b"200 OK" not in received(link)
+            assert time.monotonic() - begin < 2.0
+
+
+def test_62_reset_in_the_middle_of_a_stream(running: Running) -> None:
+    body = {"messages": talk("Go on."), "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    for _ in range(5):
+        link = running.connect()
+        link.sendall(request_bytes(CHAT, body))
+        assert link.recv(200).startswith(b"HTTP/1.1 200")
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.close()
+    running.idle(2.0)
+
+
+def test_64_idle_and_short_connections_in_numbers(running: Running) -> None:
+    """Idle connections cost a descriptor each for a time; requests are answered beside them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(300, soft // 4)
+    links = [running.connect() for _ in range(count)]
+    try:
+        for link in links[: count // 2]:
+            link.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        for link in links[: count // 2]:
+            assert link.recv(100).startswith(b"HTTP/1.1 200")
+        begin = time.monotonic()
+        assert running.post(COMPLETE, {"prompt": "x", "max_tokens": 1}).status_code == 200
+        assert time.monotonic() - begin < 3.0
+    finally:
+        for link in links:
+            link.close()
+    for _ in range(count):
+        with running.connect() as link:
+            link.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert received(link).startswith(b"HTTP/1.1 200")
+    assert hard >= soft
+
+
+def test_64_beyond_the_bound_connections_are_told_so() -> None:
+    small = Running("llama", max_requests=1)
+    links = []
+    try:
+        links = [small.connect() for _ in range(4 + 256)]
+        with small.connect() as link:
+            link.sendall(request_bytes(COMPLETE, {"prompt": "x", "max_tokens": 1}))
+            assert received(link).startswith(b"HTTP/1.1 503")
+        for link in links:
+            link.close()
+        links = []
+        small.idle()
+    finally:
+        for link in links:
+            link.close()
+        small.close()
+
+
+# ---------------------------------------------------------------------- clock and loop
+
+
+def test_75_no_timeout_looks_at_the_clock_on_the_wall() -> None:
+    """`time.time` and `datetime` only stand in what is shown: the time an answer was made."""
+    shown = {"beheld/server/app.py": 2}
+    for folder in ("server", "api", "engine", "inputs"):
+        for path in (ROOT / "beheld" / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            found = sum(call in ("time.time", "datetime.now", "datetime.datetime.now") for call in calls)
+            assert found <= shown.get(str(path.relative_to(ROOT)), 0), path
+
+
+def test_76_a_blocked_loop_shows(running: Running) -> None:
+    def late() -> float:
+        """How often the loop was later than half a second."""
+        text = running.get("/metrics").text
+        buckets = {
+            bound: float(count)
+            for bound, count in re.findall(r'beheld_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
+        }
+        return buckets["+Inf"] - buckets["0.5"]
+
+    before = late()
+    loop = running.server._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(time.sleep, 0.8)
+    time.sleep(1.2)
+    assert late() >= before + 1
+
+
+# ---------------------------------------------------------------------- the log
+
+
+class Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    """What our loggers and those of our libraries say."""
+    handler = Kept()
+    names = ("beheld", "uvicorn", "uvicorn.error", "asyncio", "httpx", "httpcore")
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield handler
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+SECRET = "s3cretword"
+
+
+def test_77_the_log_holds_one_line_per_request_and_nothing_of_its_content(running: Running, kept: Kept) -> None:
+    key = {"Authorization": f"Bearer {SECRET}-key", "X-Request-Id": f"{SECRET}\x1b[31m"}
+    requests: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETE, {"prompt": f"{SECRET}\r\nERROR forged \x1b[31m", "max_tokens": 1}),
+        (COMPLETE, {"prompt": SECRET * 200_000, "max_tokens": 1}),
+        (COMPLETE, {"prompt": "x", "model": f"{SECRET}\nforged"}),
+        (COMPLETE, {"prompt": "x", f"{SECRET}\nforged": 1}),
+        (COMPLETE, {"prompt": "x", "user": SECRET, "stop": [SECRET], "max_tokens": 1}),
+        (CHAT, {"messages": talk(SECRET, f"http://127.0.0.1:9/{SECRET}?signature={SECRET}"), "max_tokens": 1}),
+        (CHAT, {"messages": talk(SECRET, f"/{SECRET}/picture.png"), "max_tokens": 1}),
+        (CHAT, {"messages": talk(SECRET, data_url(seed=5)), "max_tokens": 1}),
+        (CHAT, {"messages": talk(SECRET, f"data:image/png;base64,{SECRET}"), "max_tokens": 1}),
+        (CHAT, {"messages": [{"role": SECRET, "content": "x"}], "max_tokens": 1}),
+        (CHAT, {"messages": talk("x"), "chat_template_kwargs": {SECRET: SECRET}, "max_tokens": 1}),
+        (CHAT, {"messages": talk("x"), "structured_outputs": {"regex": f"({SECRET}"}, "max_tokens": 1}),
+    ]
+    for path, body in requests:
+        answer = httpx.post(
+            running.url + path,
+            json=body,
+            headers={k: v.encode("latin-1") for k, v in key.items() if "\x1b" not in v},
+            timeout=30,
+            trust_env=False,
+        )
+        assert answer.status_code < 500, answer.text
+    running.raw(f"GET /{SECRET}\x01 HTTP/1.1\r\nHost: {SECRET}\r\n\r\n".encode())
+    running.get(f"/{SECRET}")
+    ours = [line for line in kept.lines if "chat " in line or "complete " in line]
+    assert len(ours) == len(requests), ours
+    for line in kept.lines:
+        assert SECRET not in line
+        assert len(line) < 1000
+        assert line.isprintable(), line
+
+
+def test_77_what_goes_wrong_inside_shows_nothing_of_it_outside(
+    running: Running, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError(f"/etc/{SECRET}")
+
+    monkeypatch.setattr(running.llm, "token_ids", broken)
+    answer = running.post("/tokenize", {"prompt": "x"})
+    assert answer.status_code == 500
+    assert SECRET not in answer.text
+    assert "Traceback" not in answer.text
+    # The operator is told what it was.
+    assert any(SECRET in line for line in kept.lines)
+
+
+# ---------------------------------------------------------------------- company
+
+
+def test_79_a_mixed_load_is_answered_without_errors(running: Running) -> None:
+    """A short form of the load test: text, pictures, schemas and tools from many clients, some of whom go away."""
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    bodies: list[dict[str, Any]] = [
+        {"messages": talk("One."), "max_tokens": 20, "ignore_eos": True, "temperature": 0},
+        {"messages": talk("Two.", data_url(seed=21)), "max_tokens": 20, "ignore_eos": True, "temperature": 0},
+        {"messages": talk("Three."), "structured_outputs": {"regex": "[0-9]{12}"}, "max_tokens": 30, "temperature": 0},
+        {"messages": talk("Four."), "tools": [tool], "tool_choice": "required", "max_tokens": 60, "temperature": 0},
+    ]
+    alone = [_told(running, body) for body in bodies]
+    wrong: list[Any] = []
+
+    def client(number: int) -> None:
+        for turn in range(6):
+            which = (number + turn) % len(bodies)
+            if turn == 3:
+                with running.connect() as link:
+                    link.sendall(request_bytes(CHAT, bodies[which] | {"stream": True}))
+                    link.recv(10)
+                continue
+            found = _told(running, bodies[which])
+            if found != alone[which]:
+                wrong.append((which, found))
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:2]
+
+
+def _told(running: Running, body: dict[str, Any]) -> tuple[Any, int]:
+    answer = running.post(CHAT, body)
+    assert answer.status_code == 200, answer.text
+    message = answer.json()["choices"][0]["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return (message["content"], str(calls)), answer.json()["usage"]["completion_tokens"]

@@ -1,0 +1,249 @@
+"""Values of requests in company: pairs of options, ids at the edge, texts and numbers of ids that are large."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.running import Running, data_url, talk
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(running: Running) -> Iterator[None]:
+    """After every case the server is as before."""
+    yield
+    running.idle()
+
+
+# ---------------------------------------------------------------------- pairs
+
+FACTORS: dict[str, list[Any]] = {
+    "temperature": [None, 0, 0.7, 100],
+    "top_p": [None, 1e-9, 0.5, 1],
+    "top_k": [None, -1, 1, 10**6],
+    "min_p": [None, 0, 1],
+    "seed": [None, 0, 2**63],
+    "n": [None, 1, 3],
+    "max_tokens": [1, 4],
+    "min_tokens": [None, 1],
+    "stop": [None, "a", ["b", "\u00e9\u00e9"]],
+    "stop_token_ids": [None, [], [1, 2]],
+    "include_stop_str_in_output": [None, True],
+    "ignore_eos": [None, True],
+    "presence_penalty": [None, -2, 2],
+    "frequency_penalty": [None, 2],
+    "repetition_penalty": [None, 0.5, 100],
+    "logit_bias": [None, {"5": -100}, {"5": 100, "6": 1}],
+    "allowed_token_ids": [None, [3, 4, 5]],
+    "bad_words": [None, ["a", "bc"]],
+    "skip_special_tokens": [None, False],
+    "structured_outputs": [None, {"regex": "[ab]{2,3}"}, {"choice": ["a", "bb"]}],
+    "stream": [None, True],
+    "logprobs": [None, 0, 20],
+    "prompt_logprobs": [None, 0, 5],
+    "cache_salt": [None, "s"],
+    "prompt": ["x", ["y", "z z"], [7, 8, 9], "talk", "picture"],
+}
+
+
+def covering(factors: dict[str, list[Any]], rng: random.Random) -> Iterator[dict[str, int]]:
+    """Rows of choices (by index) in which every two choices of two factors occur together."""
+    names = list(factors)
+    open_pairs = {
+        (one, i, other, j)
+        for one, other in itertools.combinations(names, 2)
+        for i in range(len(factors[one]))
+        for j in range(len(factors[other]))
+    }
+
+    def gain(row: dict[str, int], name: str, value: int) -> int:
+        return sum(_pair(names, name, value, other, chosen) in open_pairs for other, chosen in row.items())
+
+    while open_pairs:
+        one, i, other, j = min(open_pairs)
+        row = {one: i, other: j}
+        for name in rng.sample(names, len(names)):
+            if name not in row:
+                row[name] = max(range(len(factors[name])), key=lambda value, name=name: gain(row, name, value))  # type: ignore[misc]
+        open_pairs -= {_pair(names, a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)}
+        yield row
+
+
+def _pair(names: list[str], one: str, i: int, other: str, j: int) -> tuple[str, int, str, int]:
+    return (one, i, other, j) if names.index(one) < names.index(other) else (other, j, one, i)
+
+
+def body_of(row: dict[str, int]) -> tuple[str, dict[str, Any]]:
+    """A row as (path, body)."""
+    body = {name: FACTORS[name][value] for name, value in row.items() if FACTORS[name][value] is not None}
+    prompt = body.pop("prompt")
+    if prompt not in ("talk", "picture"):
+        return COMPLETE, body | {"prompt": prompt}
+    if "logprobs" in body:
+        body["top_logprobs"] = body["logprobs"]
+        body["logprobs"] = True
+    return CHAT, body | {"messages": talk("Say.", *([data_url(seed=4)] if prompt == "picture" else []))}
+
+
+def test_34_all_pairs_of_options_work_or_are_refused_by_name(running: Running) -> None:
+    done = refused = 0
+    with httpx.Client(base_url=running.url, timeout=60, trust_env=False) as client:
+        for row in covering(FACTORS, random.Random(3)):
+            path, body = body_of(row)
+            answer = client.post(path, json=body)
+            assert answer.status_code in (200, 400), (answer.text, body)
+            if answer.status_code == 400:
+                assert answer.json()["error"]["param"], (answer.text, body)
+                refused += 1
+                continue
+            done += 1
+            if body.get("stream"):
+                assert answer.text.endswith("data: [DONE]\n\n")
+                assert '"error"' not in answer.text, (answer.text, body)
+            else:
+                usage = answer.json()["usage"]
+                assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert done > 20, (done, refused)
+
+
+# ---------------------------------------------------------------------- ids
+
+
+def beside(running: Running, disturb: Callable[[], None]) -> None:
+    """Do something while a long greedy answer is streamed; the answer must be that of an undisturbed run."""
+    body = {"messages": talk("Go on."), "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+
+    def whole() -> str:
+        text: str = running.post(CHAT, body).json()["choices"][0]["message"]["content"]
+        return text
+
+    calm = whole()
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(whole()))
+    thread.start()
+    disturb()
+    thread.join()
+    assert found == [calm]
+
+
+def test_35_ids_beyond_the_logits_are_refused_and_disturb_nobody(running: Running) -> None:
+    width = running.llm.info.vocab_size
+    length = len(running.llm.get_tokenizer())
+
+    def disturb() -> None:
+        for token in {width, width + 1, max(width, length) + 1, 2**31 - 1, 2**31, 2**63 - 1}:
+            for fields in (
+                {"stop_token_ids": [token]},
+                {"allowed_token_ids": [token]},
+                {"allowed_token_ids": [1, token]},
+                {"logit_bias": {str(token): 1}},
+                {"prompt": [1, token]},
+            ):
+                answer = running.post(COMPLETE, {"prompt": "x", "max_tokens": 2, **fields})
+                assert answer.status_code == 400, (fields, answer.text)
+            assert running.post("/detokenize", {"tokens": [token]}).status_code == 400
+        for fields in ({"stop_token_ids": [width - 1]}, {"logit_bias": {str(width - 1): 5}}, {"prompt": [width - 1]}):
+            assert running.post(COMPLETE, {"prompt": "x", "max_tokens": 2, **fields}).status_code == 200
+
+    beside(running, disturb)
+
+
+# ---------------------------------------------------------------------- size
+
+HARD = ["x", "a ", "e\u0301", "\u200b", "<|im_start|>", " ", "\n", "\U0001f600", "0"]
+
+
+@pytest.mark.parametrize("what", HARD, ids=ascii)
+def test_42_hard_texts_are_read_in_linear_time(running: Running, what: str) -> None:
+    def seconds(size: int) -> float:
+        body = {"prompt": what * (size // len(what.encode()))}
+        best = 60.0
+        for _ in range(2):
+            begin = time.perf_counter()
+            assert running.post("/tokenize", body).status_code == 400
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    once, twice = seconds(40_000), seconds(320_000)
+    assert twice < 8 * 2.5 * max(once, 0.02), (once, twice)
+
+
+def test_42_long_texts_hold_nobody_up(running: Running) -> None:
+    """What cannot fit is refused before it is tokenized; what might fit is tokenized beside the event loop."""
+    stop = threading.Event()
+    waits: list[float] = []
+
+    def look() -> None:
+        with httpx.Client(base_url=running.url, trust_env=False, timeout=30) as client:
+            while not stop.wait(0.005):
+                begin = time.perf_counter()
+                assert client.get("/version").status_code == 200
+                waits.append(time.perf_counter() - begin)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for route, body in (
+            (COMPLETE, {"prompt": "x" * (7 << 20)}),
+            (CHAT, {"messages": talk("a " * (3 << 20))}),
+            ("/tokenize", {"prompt": " " * (7 << 20)}),
+        ):
+            begin = time.perf_counter()
+            answer = running.post(route, body)
+            assert answer.status_code == 400, answer.text
+            assert "characters" in answer.json()["error"]["message"]
+            assert time.perf_counter() - begin < 3.0
+    finally:
+        stop.set()
+        thread.join()
+    assert max(waits) < 1.0, max(waits)
+
+
+def test_43_large_requests_for_ids_and_log_probabilities(running: Running) -> None:
+    begin = time.perf_counter()
+    assert running.post("/detokenize", {"tokens": [1] * 1_000_000}).status_code == 400
+    assert running.post("/detokenize", {"tokens": list(range(512))}).status_code == 200
+    assert time.perf_counter() - begin < 5.0
+    prompt = [7 + k % 200 for k in range(1900)]
+    ask = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 20}
+    first, second = (running.post(COMPLETE, ask).json() for _ in range(2))
+    entries = [answer["choices"][0]["prompt_logprobs"] for answer in (first, second)]
+    assert len(entries[0]) == len(prompt)
+    assert entries[0][0] is None
+    for one, other in zip(entries[0][1:], entries[1][1:], strict=True):
+        assert one.keys() == other.keys()
+    assert running.post(COMPLETE, ask | {"prompt_logprobs": 21}).status_code == 400
+    many = {"prompt": ["x"] * 8, "n": 1, "max_tokens": 200, "logprobs": 20, "ignore_eos": True}
+    choices = running.post(COMPLETE, many).json()["choices"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [200] * 8
+
+
+# ---------------------------------------------------------------------- names of media
+
+
+def test_58_a_name_given_by_a_client_is_a_name_and_no_key_to_a_cache(running: Running) -> None:
+    """`uuid` stands in the receipt. The picture is known by its content: no name leads to another's picture."""
+
+    def ask(url: str | None, name: str) -> httpx.Response:
+        part: dict[str, Any] = {"type": "image_url", "uuid": name}
+        part["image_url"] = None if url is None else {"url": url}
+        messages = [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}]
+        return running.post(CHAT, {"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True})
+
+    one, other = ask(data_url(seed=11), "mine").json(), ask(data_url(seed=12), "mine").json()
+    again = ask(data_url(seed=12), "yours").json()
+    assert one["media"][0]["given"]["uuid"] == "mine"
+    assert one["media"][0]["digest"] != other["media"][0]["digest"] == again["media"][0]["digest"]
+    assert other["choices"][0]["message"] == again["choices"][0]["message"]
+    assert ask(None, "mine").status_code == 400
+    assert ask(data_url(seed=11), "x" * (1 << 20)).status_code == 400
