@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -26,12 +27,13 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
 }
 _GETS = {
     "/v1/models": "The models of this server.",
+    "/v1/models/{name}": "One model.",
     "/health": "Whether the engine answers.",
     "/version": "The version of the server.",
     "/metrics": "Counters for Prometheus.",
     "/openapi.json": "This document.",
 }
-_REFUSALS = ("400", "401", "404", "408", "413", "415", "422", "500", "503")
+_REFUSALS = ("400", "401", "404", "405", "408", "413", "415", "422", "431", "500", "503")
 
 
 @cache
@@ -40,16 +42,16 @@ def document() -> dict[str, Any]:
     models = [(kind, "validation") for _, kind in _POSTS.values()]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     paths: dict[str, Any] = {
-        path: {"post": _operation(words, {"$ref": f"#/components/schemas/{kind.__name__}"})}
+        path: {"post": _operation(path, words, {"$ref": f"#/components/schemas/{kind.__name__}"})}
         for path, (words, kind) in _POSTS.items()
     }
-    paths |= {path: {"get": _operation(words, None)} for path, words in _GETS.items()}
+    paths |= {path: {"get": _operation(path, words, None)} for path, words in _GETS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "beheld", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**definitions.get("$defs", {}), **RESPONSES, "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
@@ -75,11 +77,22 @@ _ERROR = {
 }
 
 
-def _operation(words: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    responses: dict[str, Any] = {"200": {"description": "Done."}}
+    responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(path)}}
     responses |= {status: {"description": "Refused.", "content": refusal} for status in _REFUSALS}
     made: dict[str, Any] = {"summary": words, "responses": responses}
+    if "{name}" in path:
+        made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if body is not None:
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return made
+
+
+def _content(path: str) -> dict[str, Any]:
+    if path == "/metrics":
+        return {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{SHOWN[path]}"}}}
+    if path in STREAMED:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return content

@@ -1,0 +1,143 @@
+"""What answers look like, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Routes whose answer may come as server-sent events, each a chunk of the same kind.
+STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+_NUMBER: dict[str, Any] = {"type": "number"}
+_ANY: dict[str, Any] = {"type": "object"}
+
+
+def _object(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
+    """An object that has all of these, but for the optional ones."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
+    }
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
+_CALL = _object({"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _TEXT})})
+_MESSAGE = _object(
+    {
+        "role": {"const": "assistant"},
+        "content": _maybe(_TEXT),
+        "reasoning_content": _TEXT,
+        "tool_calls": _list(_CALL),
+    },
+    "reasoning_content",
+    "tool_calls",
+)
+_ENTRY = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list({"type": "integer", "minimum": 0, "maximum": 255})}
+_STOP_REASON = _maybe({"type": ["integer", "string"]})
+_CHAT_CHOICE = _object(
+    {
+        "index": _COUNT,
+        "message": _MESSAGE,
+        "logprobs": _maybe(_object({"content": _list(_object({**_ENTRY, "top_logprobs": _list(_object(_ENTRY))}))})),
+        "finish_reason": _REASON,
+        "stop_reason": _STOP_REASON,
+    }
+)
+_CHOICE = _object(
+    {
+        "index": _COUNT,
+        "text": _TEXT,
+        "logprobs": _maybe(_ANY),
+        "finish_reason": _REASON,
+        "stop_reason": _STOP_REASON,
+        "prompt_logprobs": _list(_maybe(_ANY)),
+    },
+    "prompt_logprobs",
+)
+_USAGE = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+    }
+)
+_RECEIPT = _object(
+    {
+        "modality": {"enum": ["image", "video", "audio"]},
+        "index": _COUNT,
+        "given": _ANY,
+        "used": _ANY,
+        "lost": _list(_TEXT),
+        "tokens": _COUNT,
+        "cached": {"type": "boolean"},
+        "milliseconds": {"type": "object", "additionalProperties": _NUMBER},
+        "digest": _TEXT,
+    }
+)
+_HEAD = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
+
+RESPONSES: dict[str, Any] = {
+    "Usage": _USAGE,
+    "Receipt": _RECEIPT,
+    "ChatCompletion": _object(
+        {
+            **_HEAD,
+            "object": {"const": "chat.completion"},
+            "choices": _list(_CHAT_CHOICE),
+            "usage": _named("Usage"),
+            "media": _list(_named("Receipt")),
+            "prompt_logprobs": _list(_maybe(_ANY)),
+        },
+        "media",
+        "prompt_logprobs",
+    ),
+    "Completion": _object(
+        {**_HEAD, "object": {"const": "text_completion"}, "choices": _list(_CHOICE), "usage": _named("Usage")}
+    ),
+    "Embeddings": _object({"object": {"const": "list"}, "data": _list(_ANY), "model": _TEXT}),
+    "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
+    "Prompt": _object({"prompt": _TEXT}),
+    "Model": _object(
+        {
+            "id": _TEXT,
+            "object": {"const": "model"},
+            "created": _COUNT,
+            "owned_by": _TEXT,
+            "max_model_len": _COUNT,
+            "modalities": _list({"enum": ["image", "video", "audio"]}),
+        }
+    ),
+    "Models": _object({"object": {"const": "list"}, "data": _list(_named("Model"))}),
+    "Health": _object({"status": {"const": "ok"}}),
+    "Version": _object({"version": _TEXT}),
+    "Document": _object({"openapi": _TEXT, "paths": _ANY}),
+}
+
+# Route -> what it answers with.
+SHOWN = {
+    "/v1/chat/completions": "ChatCompletion",
+    "/v1/completions": "Completion",
+    "/v1/embeddings": "Embeddings",
+    "/tokenize": "Tokens",
+    "/detokenize": "Prompt",
+    "/v1/models": "Models",
+    "/v1/models/{name}": "Model",
+    "/health": "Health",
+    "/version": "Version",
+    "/openapi.json": "Document",
+}
