@@ -41,6 +41,10 @@ class Running:
         self.listener = listen(self.options)
         self.port: int = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        # Making a client takes longer than most requests.
+        self._client = httpx.Client(
+            timeout=60, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
         self.llm = AsyncLLM(str(tiny.checkpoint(family)), **(ENGINE if engine is None else engine))
         self.server, self.app = make(self.llm, self.options)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
@@ -52,6 +56,7 @@ class Running:
 
     def close(self) -> None:
         """End the server and its engine."""
+        self._client.close()
         self.server.should_exit = True
         self._thread.join(10)
         assert not self._thread.is_alive()
@@ -59,11 +64,11 @@ class Running:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """POST JSON."""
-        return httpx.post(self.url + path, json=body, timeout=30, trust_env=False, **options)
+        return self._client.post(self.url + path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """GET."""
-        return httpx.get(self.url + path, timeout=30, trust_env=False, **options)
+        return self._client.get(self.url + path, **options)
 
     def raw(self, data: bytes, wait_s: float = 5.0) -> bytes:
         """Send bytes, and read until the server closes or stays silent for `wait_s`."""

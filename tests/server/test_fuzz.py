@@ -1,0 +1,222 @@
+"""Made-up traffic: requests after the OpenAPI document, broken bytes, and all refusals in any order (by number)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS
+
+from beheld.server.openapi import document
+from tests.server import test_refusals, test_wire
+from tests.server.running import Running, received, request_bytes, talk
+
+LONG = os.environ.get("BEHELD_LONG", "") == "1"
+EXAMPLES = 400 if LONG else 25
+MESSAGES = 100_000 if LONG else 600
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(running: Running) -> Iterator[None]:
+    """After every case the server is as before."""
+    yield
+    running.idle(20.0)
+
+
+# ---------------------------------------------------------------------- the document
+
+
+OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(document()).get_all_operations()]
+# What the document allows may still be refused: fields must fit together, and ids must be in the vocabulary.
+LOOKED_AT = {
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+}
+
+
+def test_81_the_document_names_every_route(running: Running) -> None:
+    told = {(operation.method.upper(), operation.path) for operation in OPERATIONS}
+    there = {
+        (method, route.path.replace("{name:path}", "{name}"))  # type: ignore[attr-defined]
+        for route in running.app.routes
+        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+        if route.path != "/"  # type: ignore[attr-defined]
+    }
+    assert told == there
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_81_requests_after_the_document(running: Running, operation: Any, mode: GenerationMode) -> None:
+    """What the document allows and what it does not: never a 5xx, and always an answer that the document tells of."""
+    if operation.method == "get" and mode is GenerationMode.NEGATIVE:
+        # There is nothing in it that could be wrong.
+        return
+    strategy = operation.as_strategy(generation_mode=mode)
+
+    @seed(7)
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=strategy)
+    def check(case: Any) -> None:
+        body = case.body
+        if isinstance(body, dict) and isinstance(body.get("max_tokens"), int):
+            # Long answers are no matter of the document.
+            body["max_tokens"] = min(body["max_tokens"], 4)
+        response = case.call(base_url=running.url, timeout=60)
+        case.validate_response(response, checks=[check for check in CHECKS.get_all() if check.__name__ in LOOKED_AT])
+
+    check()
+
+
+# ---------------------------------------------------------------------- bytes
+
+WHOLE = [
+    request_bytes("/tokenize", {"prompt": "a"}),
+    request_bytes("/v1/completions", {"prompt": "a", "max_tokens": 1, "stream": True}),
+    request_bytes("/v1/chat/completions", {"messages": talk("a"), "max_tokens": 1}, "Expect: 100-continue"),
+    b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n" * 3,
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b'f\r\n{"prompt": "x"}\r\n0\r\n\r\n',
+]
+PIECES = [
+    b"\r\n", b"\n", b"\r", b"\0", b": ", b" ", b"\t", b"\xff\xfe", b"Transfer-Encoding: chunked\r\n", b"Host: y\r\n",
+    b"Content-Length: 0\r\n", b"Content-Length: 99999\r\n", b"Upgrade: websocket\r\nConnection: upgrade\r\n",
+    b"HTTP/1.0", b"HTTP/2.0", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"0\r\n\r\n", b"ffffffffffffffff\r\n", b"%00",
+    b"/../", b";",
+]  # fmt: skip
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """The same with a few bytes changed, cut, doubled or put in."""
+    made = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(made) + 1)
+        way = rng.randrange(5)
+        if way == 0:
+            made[place:place] = rng.choice(PIECES)
+        elif way == 1:
+            del made[place : place + rng.randint(1, 12)]
+        elif way == 2 and place < len(made):
+            made[place] = rng.randrange(256)
+        elif way == 3:
+            made[place:place] = made[place : place + rng.randint(1, 60)]
+        else:
+            made[place:place] = rng.randbytes(rng.randint(1, 8))
+    return bytes(made)
+
+
+def test_84_broken_bytes_end_nothing_but_their_connection(running: Running) -> None:
+    rng = random.Random(84)
+    answered = 0
+    for number in range(MESSAGES):
+        data = mutated(rng.choice(WHOLE), rng)
+        link = socket.create_connection(("127.0.0.1", running.port), timeout=0.01)
+        with link:
+            try:
+                for start in range(0, len(data), 200):
+                    link.sendall(data[start : start + 200])
+                link.settimeout(0.02)
+                found = received(link)
+            except OSError:
+                continue
+        answered += bool(found)
+        status = found[9:12]
+        assert not found or (found.startswith(b"HTTP/1.1 ") and status < b"500"), (data, found[:300])
+        if number % 100 == 99:
+            assert running.get("/health").status_code == 200
+    assert answered > MESSAGES // 10
+
+
+# ---------------------------------------------------------------------- order
+
+
+def verdicts() -> Iterator[tuple[str, bytes, bytes]]:
+    """(name, bytes, the statuses that are right) of the refusals of the other files."""
+    complete, chat = "/v1/completions", "/v1/chat/completions"
+    for name, (body, statuses) in test_refusals.JSON_ABUSE.items():
+        if len(body) < 1 << 20:
+            yield f"json {name}", request_bytes(complete, body), statuses
+    for name, values in test_refusals.NUMBERS.items():
+        for value in values:
+            if value is not None and value != 10**400:
+                yield f"{name} {value}", request_bytes(complete, {"prompt": "x", "max_tokens": 2, name: value}), b"400"
+    for name, value in test_refusals.INTERNAL.items():
+        yield name, request_bytes(chat, {"messages": talk(), name: value}), b"400"
+    for name, data in test_wire.FRAMING.items():
+        if len(data) < 1 << 16:
+            yield f"framing {name}", data, b"400 431"
+    for number in range(4):
+        yield f"good {number}", request_bytes(complete, {"prompt": "x" * number + "y", "max_tokens": 2}), b"200"
+        yield f"models {number}", b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"
+
+
+def test_85_in_any_order_the_verdicts_are_the_same(running: Running) -> None:
+    table = list(verdicts())
+    assert len(table) > 100
+    for number in range(3):
+        random.Random(number).shuffle(table)
+        for name, data, statuses in table:
+            with running.connect(5.0) as link:
+                try:
+                    link.sendall(data)
+                    link.settimeout(5.0)
+                    found = link.recv(4096)
+                except ConnectionError:
+                    found = b""
+            if not (found == b"" and name.startswith("framing")):
+                assert found[9:12] in statuses.split(), (name, found[:300])
+
+
+# ---------------------------------------------------------------------- time
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LONG, reason="long form")
+def test_80_long_traffic_leaves_no_memory_behind(running: Running) -> None:
+    """Half an hour of answers, aborts and attacks; memory must not grow once everything has been seen."""
+    table = list(verdicts())
+    rng = random.Random(80)
+    seconds = float(os.environ.get("BEHELD_SOAK_S", "1800"))
+    begin, count, marks = time.monotonic(), 0, []
+    while time.monotonic() - begin < seconds:
+        for _ in range(200):
+            count += 1
+            if rng.random() < 0.05:
+                running.raw(rng.choice(table)[1], 0.5)
+            elif rng.random() < 0.2:
+                with running.connect() as link:
+                    body = {"messages": talk(f"{rng.random()}"), "max_tokens": 500, "stream": True}
+                    link.sendall(request_bytes("/v1/chat/completions", body))
+                    link.recv(10)
+            else:
+                body = {"messages": talk(f"{rng.random()}"), "max_tokens": 8}
+                assert running.post("/v1/chat/completions", body).status_code == 200
+        running.idle()
+        marks.append((count, _resident_mib()))
+    warm = marks[len(marks) // 2 :]
+    growth = 1000 * (warm[-1][1] - warm[0][1]) / max(1, warm[-1][0] - warm[0][0])
+    assert growth < 1.0, json.dumps(marks)
+
+
+def _resident_mib() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
