@@ -54,10 +54,10 @@ def test_what_is_no_such_number_is_refused(name: str, value: Any) -> None:
 
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
     for make in (SamplingParams, SamplingParams.from_optional):
-        with pytest.raises(ParamsError, match="'temprature'.*'temperature'") as caught:
+        with pytest.raises(ParamsError, match=r"'temprature'.*'temperature'") as caught:
             make(temprature=0)
         assert caught.value.param == "temprature"
-    with pytest.raises(ConfigError, match="'max_modellen'.*'max_model_len'"):
+    with pytest.raises(ConfigError, match=r"'max_modellen'.*'max_model_len'"):
         EngineArgs(max_modellen=5)  # type: ignore[call-arg]
 
 
