@@ -1,0 +1,187 @@
+"""What the documents' scripts ask the network for, laid onto the disk: repositories, pictures, videos.
+
+Under each repository's name lies a tiny checkpoint of its family, in the layout of the Hugging Face cache. Where a
+script needs more room than the tiny checkpoint was made for, its configuration is widened; where it needs an input of a
+kind that the weights depend on, the weights are made anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.missing import MISSING
+from beheld.inputs.copies import places
+from beheld.inputs.dial import parse
+from tests import tiny
+from tests import tiny_text as text
+from tests.inputs import pipes
+
+REVISION = "0" * 40
+WIKIMEDIA = "https://upload.wikimedia.org/wikipedia/commons/"
+
+
+@dataclass(frozen=True)
+class Laid:
+    """How a repository is laid.
+
+    Attributes:
+        family: the tiny checkpoint.
+        positions: what its text model is said to be made for; None leaves it as it is.
+        vocabulary: rows of its embeddings and its head, where a script names ids beyond the tiny ones.
+        config, preprocessor: changes of config.json, after which the weights are made anew, and of its preprocessor.
+    """
+
+    family: str
+    positions: int | None = 32768
+    vocabulary: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    preprocessor: Mapping[str, Any] = field(default_factory=dict)
+
+
+REPOSITORIES: dict[str, Laid] = {
+    "CohereForAI/aya-vision-8b": Laid("aya_vision"),
+    "HuggingFaceM4/Idefics3-8B-Llama3": Laid(
+        "idefics3",
+        # The script asks for a length of 1092: three tiles of 364, as long as a tile is as large as the real one.
+        config={"vision_config": {"image_size": 364, "patch_size": 91}},
+        preprocessor={"max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}},
+    ),
+    "Qwen/Qwen2-VL-2B-Instruct": Laid("qwen2_vl"),
+    "Qwen/Qwen2-VL-7B-Instruct": Laid("qwen2_vl"),
+    "Qwen/Qwen2.5-VL-3B-Instruct": Laid("qwen2_5_vl"),
+    "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
+    "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", vocabulary=128_256),
+    "adept/fuyu-8b": Laid("fuyu"),
+    "facebook/chameleon-7b": Laid("chameleon"),
+    "google/gemma-3-4b-it": Laid("gemma3"),
+    "google/paligemma-3b-mix-224": Laid("paligemma"),
+    "google/paligemma2-3b-ft-docci-448": Laid("paligemma2"),
+    "llava-hf/LLaVA-NeXT-Video-7B-hf": Laid("llava_next_video"),
+    "llava-hf/llava-1.5-7b-hf": Laid("llava"),
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": Laid("llava_onevision"),
+    "llava-hf/llava-v1.6-mistral-7b-hf": Laid("llava_next"),
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": Laid("mllama"),
+    "microsoft/Florence-2-large": Laid("florence2", positions=None),
+    "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm"),
+    "mistral-community/pixtral-12b": Laid("pixtral_hf"),
+    "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
+}
+
+
+def repository(hub: Path, name: str) -> Path:
+    """The folder of a repository in the cache folder `hub`, laid if it is not there yet."""
+    root = hub / f"models--{name.replace('/', '--')}"
+    folder = root / "snapshots" / REVISION
+    if folder.is_dir():
+        return folder
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(REVISION)
+    folder.mkdir(parents=True)
+    _fill(folder, REPOSITORIES[name])
+    return folder
+
+
+def without_definition(hub: Path, name: str) -> str:
+    """Lay a repository of a model that has no definition yet: a tokenizer and config.json; returns the model type."""
+    kind = next(kind for kind, row in MISSING.items() if row.example == name or kind == _ALSO.get(name))
+    root = hub / f"models--{name.replace('/', '--')}"
+    folder = root / "snapshots" / REVISION
+    if not folder.is_dir():
+        (root / "refs").mkdir(parents=True)
+        (root / "refs" / "main").write_text(REVISION)
+        folder.mkdir(parents=True)
+        for file in tiny.checkpoint("qwen2").iterdir():
+            if file.name != "config.json" and file.suffix != ".safetensors":
+                shutil.copy(file, folder)
+        text.write_json(folder / "config.json", {"architectures": [MISSING[kind].name], "model_type": kind})
+    return kind
+
+
+_ALSO = {"THUDM/glm-4v-9b": "chatglm", "Qwen/Qwen-VL-Chat": "qwen"}
+
+
+def _fill(folder: Path, laid: Laid) -> None:
+    source = tiny.checkpoint(laid.family)
+    rewritten = bool(laid.config or laid.vocabulary)
+    for file in source.iterdir():
+        if file.name.endswith(".json") or rewritten:
+            shutil.copy(file, folder)
+        else:
+            (folder / file.name).symlink_to(file)
+    for name, changes in (("config.json", laid.config), ("preprocessor_config.json", laid.preprocessor)):
+        if changes:
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+            text.write_json(folder / name, _merged(content, changes))
+    if laid.config:
+        _anew(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    inner = config.get("text_config", config)
+    if laid.positions is not None:
+        inner["max_position_embeddings"] = laid.positions
+    if laid.vocabulary is not None:
+        _widen(folder, laid.vocabulary)
+        inner["vocab_size"] = laid.vocabulary
+    text.write_json(folder / "config.json", config)
+
+
+def _merged(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(content)
+    for name, value in changes.items():
+        out[name] = _merged(out[name], value) if isinstance(value, Mapping) and name in out else value
+    return out
+
+
+def _anew(folder: Path) -> None:
+    """Other random weights, for the configuration as it now is."""
+    from tokenizers import Tokenizer
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    tiny._write_model(folder, config, generation, ids, seed=1, keep=("<|im_end|>",))
+
+
+def _widen(folder: Path, rows: int) -> None:
+    """More rows for the embeddings and the head, so small that they never win."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.glob("*.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if name.endswith(("embed_tokens.weight", "lm_head.weight")) and weight.shape[0] == tiny.VOCAB:
+                weights[name] = torch.cat([weight, 1e-3 * weight[:1].expand(rows - tiny.VOCAB, -1)])
+        save_file(weights, file, metadata={"format": "pt"})
+
+
+# --- media -----------------------------------------------------------------------------------------------------------
+
+
+def pictures(copies: Path, urls: list[str]) -> None:
+    """A picture behind each address, in the folder of copies."""
+    for number, url in enumerate(urls):
+        path = copies / places(parse(url))[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_jpeg(number))
+
+
+def assets(folder: Path) -> None:
+    """The picture and the video that scripts ask for by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cherry_blossom.jpg").write_bytes(_jpeg(99))
+    pipes.write_video(folder / "sample_demo_1.mp4", tiny.frames(24))
+
+
+def _jpeg(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    width, height = tiny.SIZES[seed % len(tiny.SIZES)]
+    tiny.picture(max(width, 56), max(height, 56), seed).save(buffer, "JPEG")
+    return buffer.getvalue()

@@ -1,0 +1,157 @@
+"""The documents' scripts, unmodified: every model key that has a definition answers, every other names what is missing.
+
+The scripts are not part of this repository; test_scripts.py has ones of our own that use the same names.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from beheld.checkpoint.known import REFUSED, TESTED
+from beheld.checkpoint.missing import MISSING
+from beheld.compat.media import fetch_image
+from tests.compat import documents, laid
+from tests.compat.stage import Stage, check
+
+VIDEO_KEYS = ("llava-next-video", "llava-onevision", "qwen2_vl", "qwen2_5_vl")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    for number in ("000", "001"):
+        laid.pictures(stage.copies, documents.urls(number))
+    laid.assets(stage.assets)
+    return stage
+
+
+@pytest.fixture
+def stage(place: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    place.enter(monkeypatch)
+    return place
+
+
+def set_up(stage: Stage, number: str, key: str) -> str | None:
+    """Lay the key's repository; the model type whose definition is missing, if it is."""
+    name = documents.repository_of(number, key)
+    if name not in laid.REPOSITORIES:
+        return laid.without_definition(stage.hub, name)
+    family = laid.REPOSITORIES[name].family
+    if family not in {row.name for row in TESTED}:
+        pytest.skip(f"{family}: {REFUSED.get(family, 'it is not among the families yet')}")
+    laid.repository(stage.hub, name)
+    return None
+
+
+def refused(status: int, complaint: str, missing: str) -> None:
+    assert status == 1
+    assert f"There is no definition of {MISSING[missing].name} " in complaint
+
+
+@pytest.mark.parametrize("method", ["generate", "chat"])
+@pytest.mark.parametrize("key", documents.keys("000"))
+def test_multi_image_script(stage: Stage, capsys: pytest.CaptureFixture[str], key: str, method: str) -> None:
+    missing = set_up(stage, "000", key)
+    status = stage.run(documents.script("000"), "-m", key, "--method", method)
+    shown = capsys.readouterr()
+    if missing is not None:
+        refused(status, shown.err, missing)
+        return
+    assert status == 0
+    check(stage.outputs[0], shown.out, count=1, media=2)
+    if method == "generate":
+        assert stage.outputs[0][0].prompt_token_ids == processed(key, str(stage.outputs[0][0].prompt))
+
+
+def processed(key: str, prompt: str) -> list[int]:
+    """The token ids that transformers' own processor makes of a prompt with the pictures of document 000."""
+    from transformers import AutoProcessor
+
+    pictures = [fetch_image(url) for url in documents.urls("000")]
+    processor = AutoProcessor.from_pretrained(documents.repository_of("000", key))
+    options = {"size": {"longest_edge": 2 * 364}} if key == "idefics3" else {}
+    ids: list[int] = processor(text=[prompt], images=[pictures], return_tensors="pt", **options)["input_ids"][
+        0
+    ].tolist()
+    return ids
+
+
+@pytest.mark.parametrize("method", ["generate", "chat"])
+@pytest.mark.parametrize("key", documents.keys("001"))
+def test_notebook(stage: Stage, capsys: pytest.CaptureFixture[str], key: str, method: str) -> None:
+    missing = set_up(stage, "001", key)
+    cells = documents.script("001").split('main("generate", "aria"')[0]
+    status = stage.run(cells + f'main("{method}", "{key}", None, QUESTION, IMAGE_URLS)\n')
+    shown = capsys.readouterr()
+    if missing is not None:
+        refused(status, shown.err, missing)
+        return
+    assert status == 0
+    check(stage.outputs[0], shown.out, count=1, media=12)
+
+
+@pytest.mark.parametrize("key", [key for key in documents.keys("003") if key != "llava-next-video"])
+def test_single_image_script(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    missing = set_up(stage, "003", key)
+    status = stage.run(documents.script("003"), "--model-type", key, "--seed", "7")
+    shown = capsys.readouterr()
+    if missing is not None:
+        refused(status, shown.err, missing)
+        return
+    assert status == 0
+    check(stage.outputs[0], shown.out, count=4, media=1)
+
+
+@pytest.mark.parametrize("key", [key for key in documents.keys("003") if key in VIDEO_KEYS])
+def test_video_script(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    assert set_up(stage, "003", key) is None
+    words = ["--model_type", key, "--modality", "video", "--num_frames=6", "--num-prompts", "1", "--time-generate"]
+    status = stage.run(documents.script("003"), *words)
+    shown = capsys.readouterr()
+    assert status == 0
+    assert "-- generate time = " in shown.out
+    check(stage.outputs[0], shown.out, count=1, media=1)
+    assert stage.outputs[0][0].media[0].given["frames"] == 6
+
+
+def test_pictures_repeat_or_differ_as_the_script_says(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(stage, "003", "llava")
+    words = ["-m", "llava", "--num-prompts", "6", "--use-different-prompt-per-request"]
+    assert stage.run(documents.script("003"), *words, "--image-repeat-prob", "1") == 0
+    assert stage.run(documents.script("003"), *words, "--image-repeat-prob", "0") == 0
+    assert stage.run(documents.script("003"), *words, "--disable-mm-preprocessor-cache") == 0
+    repeated, changed, uncached = ([output.media[0] for output in call] for call in stage.outputs)
+    assert [receipt.cached for receipt in repeated] == [False] + [True] * 5
+    assert not any(receipt.cached for receipt in (*changed, *uncached))
+    assert len({receipt.digest for receipt in changed}) == 6
+    assert len({receipt.digest for receipt in (*repeated, *uncached)}) == 1
+    assert len({output.prompt for output in stage.outputs[0]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "answers"),
+    [("000", ["-m", "qwen2_vl"], 1), ("001", [], 2), ("003", ["--num-prompts", "2"], 2)],
+    ids=["000", "001", "003"],
+)
+def test_in_a_process_of_their_own(place: Stage, number: str, words: list[str], answers: int) -> None:
+    set_up(place, number, {"000": "qwen2_vl", "001": "aria", "003": "llava"}[number])
+    path = place.folder / f"script_{number}.py"
+    path.write_text(documents.script(number), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "beheld.cli.main", "run-vllm", str(path), *words],
+        env=os.environ | place.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert done.stderr.count("Processed prompts: 100%") >= 1
+    assert done.stderr.count("Adding requests") >= 1
+    for line in ("Using max model len", "init engine", "KV cache size"):
+        assert line in done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.strip()]) >= answers

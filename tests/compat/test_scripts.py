@@ -1,0 +1,124 @@
+"""Scripts of our own that use vLLM's names as users do: proof where the documents' scripts are not at hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beheld import SamplingParams
+from tests.compat import laid
+from tests.compat.stage import Stage, check
+
+SCRIPTS = Path(__file__).parent / "scripts"
+URLS = ["https://host.test/a%20picture%20%28one%29.jpg", "http://host.test/deeper/two.jpg"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    laid.pictures(stage.copies, URLS)
+    laid.assets(stage.assets)
+    return stage
+
+
+@pytest.fixture
+def stage(place: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    place.enter(monkeypatch)
+    return place
+
+
+def script(name: str) -> str:
+    return (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["generate", "chat"])
+@pytest.mark.parametrize(
+    ("key", "name"), [("llava", "llava-hf/llava-1.5-7b-hf"), ("qwen2_vl", "Qwen/Qwen2-VL-7B-Instruct")]
+)
+def test_several_pictures(
+    stage: Stage, capsys: pytest.CaptureFixture[str], key: str, name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The package is not needed, and the script says so itself.
+    monkeypatch.setitem(sys.modules, "qwen_vl_utils", None)
+    laid.repository(stage.hub, name)
+    assert stage.run(script("several_pictures"), "-m", key, "--method", method) == 0
+    shown = capsys.readouterr()
+    check(stage.outputs[0], shown.out, count=1, media=2)
+    assert ("WARNING: `qwen-vl-utils`" in shown.out) == (key == "qwen2_vl")
+    if key == "llava":
+        assert any("tensor_parallel_size=2 has no meaning on a CPU" in line for line in stage.said)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "modality"),
+    [
+        ("llava", "llava-hf/llava-1.5-7b-hf", "image"),
+        ("idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", "image"),
+        ("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "image"),
+        ("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "video"),
+    ],
+)
+def test_one_item(stage: Stage, capsys: pytest.CaptureFixture[str], key: str, name: str, modality: str) -> None:
+    laid.repository(stage.hub, name)
+    words = ["--model_type", key, "--modality", modality, "--num_frames", "6", "--time-generate"]
+    assert stage.run(script("one_item"), *words) == 0
+    shown = capsys.readouterr()
+    assert "-- generate time = " in shown.out
+    check(stage.outputs[0], shown.out, count=4, media=1)
+    receipts = [output.media[0] for output in stage.outputs[0]]
+    assert [receipt.cached for receipt in receipts] == [False, True, True, True]
+    if modality == "video":
+        assert receipts[0].given["frames"] == 6
+
+
+def test_one_pixel_makes_another_picture(stage: Stage) -> None:
+    laid.repository(stage.hub, "llava-hf/llava-1.5-7b-hf")
+    for words in (["--image-repeat-prob", "1"], ["--image-repeat-prob=0"], ["--disable_mm_preprocessor_cache"]):
+        assert stage.run(script("one_item"), "--use-different-prompt-per-request", *words, "--seed", "3") == 0
+    repeated, changed, uncached = ([output.media[0] for output in call] for call in stage.outputs)
+    assert [receipt.cached for receipt in repeated] == [False, True, True, True]
+    assert not any(receipt.cached for receipt in (*changed, *uncached))
+    assert len({receipt.digest for receipt in changed}) == 4
+    assert len({output.prompt for output in stage.outputs[0]}) == 4
+
+
+def test_a_processor_class_reads_the_extra_arguments_of_each_request(stage: Stage) -> None:
+    laid.repository(stage.hub, "llava-hf/llava-1.5-7b-hf")
+    assert stage.run(script("one_item"), "-m", "barred", "--num-prompts", "2") == 0
+    for output in stage.outputs[0]:
+        ids = [token for token in output.outputs[0].token_ids if token not in (28, 29)]
+        assert len(set(ids)) == len(ids) > 30
+
+
+def test_a_script_sees_what_python_would_give_it(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    (stage.folder / "beside_the_script.py").write_text("VALUE = 5")
+    source = "import sys\nimport beside_the_script\nprint(__name__, sys.argv[1:], beside_the_script.VALUE)\n"
+    before = (list(sys.argv), list(sys.path))
+    assert stage.run(source, "-x", "--", "--help", "y z") == 0
+    assert capsys.readouterr().out == "__main__ ['-x', '--', '--help', 'y z'] 5\n"
+    assert (sys.argv, sys.path) == before
+
+
+def test_an_error_names_the_line_that_asked(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "from vllm import LLM\n\nLLM('no/such')\n"
+    assert stage.run(source) == 1
+    shown = capsys.readouterr().err
+    assert f"{stage.folder / 'script.py'}:3:" in shown
+    assert "'no/such' is neither in the local cache" in shown
+    assert stage.run("from vllm import LLM\nLLM(max_modellen=5)") == 1
+    assert "Did you mean 'max_model_len'?" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):
+        stage.run("1 / 0")
+    with pytest.raises(SystemExit) as caught:
+        stage.run("raise SystemExit(7)")
+    assert caught.value.code == 7
+
+
+def test_import_without_the_command(place: Stage) -> None:
+    code = "import beheld.compat.vllm\nfrom vllm import SamplingParams as P\nprint(P(max_tokens=3).max_tokens)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"
+    assert SamplingParams(max_tokens=3).max_tokens == 3
