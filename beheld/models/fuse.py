@@ -153,6 +153,38 @@ class RestOfFused(nn.Module):
         return out
 
 
+class PatchProduct(nn.Module):
+    """A convolution that sees each patch once, as the matrix product that it is.
+
+    On an H200 the library's own for Qwen2.5-VL's took 1.9 ms for sixteen 448 x 448 pictures.
+    """
+
+    def __init__(self, conv: nn.Conv2d | nn.Conv3d) -> None:
+        super().__init__()
+        self.weight = conv.weight
+        self.bias = conv.bias
+        self.__dict__["_conv"] = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (P, channels, ...) -> (P, O, 1 ...) where x is one patch wide; else as the convolution."""
+        if x.shape[1:] != self.weight.shape[1:]:
+            out: Tensor = self.__dict__["_conv"](x)
+            return out
+        y_PO = nn.functional.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        return y_PO.view(*y_PO.shape, *[1] * (x.dim() - 2))
+
+
+def replace_patch_convolutions(model: nn.Module) -> int:
+    """Replace the convolutions over time and space whose steps are as large as what they see; returns how many."""
+    replaced = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Conv3d and child.kernel_size == child.stride and child.groups == 1:
+                setattr(module, name, PatchProduct(child))
+                replaced += 1
+    return replaced
+
+
 # What 16-bit matrix products want sizes to be a multiple of: otherwise a library takes kernels of an older kind.
 _ALIGNED = 8
 _PADDED = 64

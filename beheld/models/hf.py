@@ -15,7 +15,9 @@ from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.models import packed
 from beheld.models.families import PLAIN_HEADS, anyres, beside_of, combine_rule, ears_of, wide_of
+from beheld.models.upload import Uploader
 
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
@@ -44,6 +46,7 @@ class HFAdapter:
         self._wide = wide_of(info.model_type, model)
         self._ears = ears_of(info.model_type)
         self._beside = beside_of(info.model_type, model)
+        self._upload = Uploader(self.device)
         self._route_attention()
 
     def _route_attention(self) -> None:
@@ -101,7 +104,8 @@ class HFAdapter:
             method = getattr(self.model, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
-        moved = {k: self._move(v) for k, v in options.items()}
+        made = packed.keywords(self.info.model_type, getattr(self._core, "visual", None), options, self._upload) or {}
+        moved = {k: self._move(v) for k, v in options.items() if k not in made} | made
         renamed = "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters
         if renamed:
             # Older versions of some families name the frames as they name pictures.
@@ -121,7 +125,7 @@ class HFAdapter:
     def _move(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        value = value.to(self.device, non_blocking=True)
+        value = self._upload(value)
         return value.to(self.dtype) if value.is_floating_point() else value
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:

@@ -19,6 +19,7 @@ from beheld.models.fuse import (
     fuse_linears,
     pad_mlps,
     replace_linears,
+    replace_patch_convolutions,
 )
 from beheld.models.one_row import OneRowLinear
 from beheld.utils import env
@@ -45,7 +46,7 @@ def prepare(model: Any, config: EngineConfig) -> Any:
         torch.backends.cudnn.allow_tf32 = False
     text = text_model(model)
     if env.FUSE():
-        logger.debug("Padded %d MLPs.", pad_mlps(model))
+        logger.debug("Padded %d MLPs, replaced %d convolutions.", pad_mlps(model), replace_patch_convolutions(model))
         logger.info("Fused %d groups of linear layers.", fuse_linears(model))
         _ready_for_one_row(model, text, getattr(torch, config.dtype))
     if env.COMPILE():

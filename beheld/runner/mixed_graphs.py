@@ -115,6 +115,8 @@ class MixedGraphs:
         for index, group in enumerate(metadata.groups):
             self._slots_GT[index, :count].copy_(group.slots_T)
             self._tables_GBN[index, :num_sequences, : group.tables_BN.shape[1]].copy_(group.tables_BN)
+        # What an earlier, larger step wanted may lie outside this one.
+        self._wanted_S.zero_()
         self._wanted_S[: batch.wanted_S.shape[0]].copy_(batch.wanted_S)
         # A sequence's first position is its length less its tokens of this step.
         counts_B = metadata.cu_q_B1[1:] - metadata.cu_q_B1[:-1]

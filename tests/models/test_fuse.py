@@ -104,3 +104,14 @@ def test_padding_an_mlp_changes_nothing(bias: bool) -> None:
     torch.testing.assert_close(odd(x), before)
     assert fuse.fuse_linears(odd) == 1
     torch.testing.assert_close(odd(x), before)
+
+
+def test_a_convolution_of_single_patches_is_a_product() -> None:
+    tower = torch.nn.Sequential(torch.nn.Conv3d(3, 5, (2, 4, 4), (2, 4, 4)))
+    patch, wider = torch.randn(7, 3, 2, 4, 4), torch.randn(2, 3, 2, 8, 4)
+    before, around = tower(patch), tower(wider)
+    assert fuse.replace_patch_convolutions(tower) == 1
+    torch.testing.assert_close(tower(patch), before)
+    torch.testing.assert_close(tower(wider), around)
+    overlapping = torch.nn.Sequential(torch.nn.Conv3d(3, 5, (2, 4, 4), (2, 2, 2)))
+    assert fuse.replace_patch_convolutions(overlapping) == 0

@@ -1,0 +1,78 @@
+"""What towers that pack pictures take beside their pixels, made on the host.
+
+Such a tower reads the grids of its pictures back from the device to lay out positions and windows, and each time waits
+for all that was launched before. transformers takes what it would make of them as keywords (`vision_utils`): so it is
+made here from grids that never leave the host.
+
+Shapes: I items, P patches of all of them, W windows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Upload = Callable[[Tensor], Tensor]
+
+# Model type -> whether its tower also attends within windows, and whether it looks up learned positions.
+_KINDS = {
+    "qwen2_vl": ("positions",),
+    "qwen2_5_vl": ("positions", "windows"),
+    "qwen3_vl": ("positions", "learned"),
+    "qwen3_vl_moe": ("positions", "learned"),
+}
+_GRIDS = ("image_grid_thw", "video_grid_thw")
+
+
+def keywords(model_type: str, visual: Any, options: dict[str, Any], upload: Upload) -> dict[str, Any] | None:
+    """The keywords of a tower call beside its pixels, tensors on the device but for the grid; None if not known.
+
+    Args:
+        visual: the tower.
+        options: a call's pixels and grid (I, 3), on the host.
+    """
+    kinds = _KINDS.get(model_type)
+    grids = [name for name in _GRIDS if name in options]
+    if kinds is None or visual is None or len(grids) != 1:
+        return None
+    grid_I3 = options[grids[0]]
+    made = _made(visual, kinds, tuple(map(tuple, grid_I3.tolist())))
+    moved = {name: upload(value) if isinstance(value, Tensor) else value for name, value in made.items()}
+    return {**moved, grids[0]: grid_I3}
+
+
+@functools.lru_cache(maxsize=64)
+def _made(visual: Any, kinds: tuple[str, ...], grids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    """The keywords for these grids, on the host; calls with the same sizes are common."""
+    from transformers import vision_utils
+
+    grid_I3 = torch.tensor(grids)
+    bounds_W1 = vision_utils.get_vision_cu_seqlens(grid_I3)
+    made = {
+        "position_ids": vision_utils.get_vision_position_ids(grid_I3, visual.spatial_merge_size),
+        "cu_seqlens": bounds_W1,
+        "max_seqlen": int((bounds_W1[1:] - bounds_W1[:-1]).max()),
+    }
+    if "windows" in kinds:
+        window_index, bounds_W1 = vision_utils.get_vision_window_index(
+            grid_I3,
+            spatial_merge_size=visual.spatial_merge_size,
+            window_size=visual.window_size,
+            patch_size=visual.patch_size,
+        )
+        longest = int((bounds_W1[1:] - bounds_W1[:-1]).max())
+        made |= {"window_index": window_index, "cu_window_seqlens": bounds_W1, "max_window_seqlen": longest}
+    if "learned" in kinds:
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            grid_I3,
+            num_grid_per_side=visual.num_grid_per_side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+            spatial_merge_size=visual.config.spatial_merge_size,
+        )
+        made |= {"interp_indices": indices, "interp_weights": weights}
+    return made
