@@ -639,9 +639,9 @@ SOUND_FAMILIES = tiny_sound.SOUND_FAMILIES
 THINKERS = tiny_sound.THINKERS
 MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if family not in IMAGE_FAMILIES))
 """Families that take more than text, hence have a processor."""
-EVEN_SOUND_FAMILIES: tuple[str, ...] = ()
-"""Families whose processor pads sounds to the longest of a prompt, which changes the ends of the others: here each is
-prepared as if it were alone, so that only prompts with sounds of one length are alike."""
+EVEN_SOUND_FAMILIES = ("qwen3_omni_moe",)
+"""Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
+here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
 EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
 """Families whose processor takes pictures or videos in one prompt, not both."""
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe")

@@ -12,10 +12,10 @@ from typing import Any
 
 from tests import tiny
 from tests import tiny_text as text
-from tests.tiny_media import FORMS, MARKERS, QWEN_TURN, SOUND_MARKERS
+from tests.tiny_media import FORMS, MARKERS, QWEN_MARKERS, QWEN_TURN, SOUND_MARKERS
 from tests.tiny_more import qwen_tokens
 
-SEEDS: dict[str, int] = {"qwen2_audio": 1, "qwen2_5_omni": 1}
+SEEDS: dict[str, int] = {"qwen2_audio": 1, "qwen2_5_omni": 1, "qwen3_omni_moe": 10}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 WINDOW_S = 2
@@ -144,7 +144,19 @@ OMNI_CHAT = """{%- for message in messages -%}
 {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
-THINKERS = {"qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration"}
+QWEN3_OMNI_TOKENS = {
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+    "audio_token": "<|audio_pad|>",
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+}
+THINKERS = {
+    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
 """Family -> the class of the part that reads."""
 
 
@@ -202,11 +214,71 @@ def make_qwen2_5_omni(path: Path) -> None:
     _omni(path, "qwen2_5_omni", "Qwen2_5OmniModel", thinker, ids, {"talker_config": {}, "token2wav_config": {}})
 
 
+def make_qwen3_omni_moe(path: Path) -> None:
+    """As Qwen/Qwen3-Omni-30B-A3B-Instruct: experts, tower layers that enter the text, sounds in chunks of a second."""
+    owner = "Qwen3OmniMoeProcessor"
+    form = OMNI_CHAT
+    for name, token in OMNI_TOKENS.items():
+        form = form.replace(token, QWEN3_OMNI_TOKENS[name])
+    marks = tuple(QWEN3_OMNI_TOKENS.values())
+    ids = qwen_tokens(path, owner, marks, QWEN3_OMNI_TOKENS | {"chat_template": form})
+    ears = {"conv_chunksize": 3, "downsample_hidden_size": 8, "n_window": 50, "n_window_infer": 200, "output_dim": 64}
+    thinker = {
+        "audio_config": EARS | ears | {"model_type": "qwen3_omni_moe_audio_encoder"},
+        "audio_end_token_id": ids["<|audio_end|>"],
+        "audio_start_token_id": ids["<|audio_start|>"],
+        "audio_token_id": ids["<|audio_pad|>"],
+        "dtype": "bfloat16",
+        "image_token_id": ids["<|image_pad|>"],
+        "model_type": "qwen3_omni_moe_thinker",
+        "position_id_per_seconds": 13,
+        "seconds_per_chunk": 2,
+        "text_config": tiny.LLAMA_SHAPE
+        | {
+            "decoder_sparse_step": 1,
+            "head_dim": 16,
+            "max_position_embeddings": 4096,
+            "model_type": "qwen3_omni_moe_text",
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+            "rope_theta": 1000000,
+            "tie_word_embeddings": False,
+        },
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_config": {
+            "deepstack_visual_indexes": [0, 1],
+            "depth": 3,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 32,
+            "in_channels": 3,
+            "intermediate_size": 48,
+            "model_type": "qwen3_omni_moe_vision_encoder",
+            "num_heads": 2,
+            "num_position_embeddings": 64,
+            "out_hidden_size": 64,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+    }
+    features = whisper_features(owner, chunk_length=20, n_samples=320000, nb_max_frames=2000, dither=0.0)
+    pixels = tiny._qwen_vl_pixels(owner) | {"image_mean": tiny.HALF, "image_std": tiny.HALF}
+    text.write_json(path / "preprocessor_config.json", features | pixels)
+    further = {"talker_config": {}, "code2wav_config": {}}
+    _omni(path, "qwen3_omni_moe", "Qwen3OmniMoeForConditionalGeneration", thinker, ids, further)
+
+
 def _omni(
     path: Path, name: str, architecture: str, thinker: dict[str, Any], ids: dict[str, int], further: dict[str, Any]
 ) -> None:
     """Write the thinker, then what makes it the repository of a model that speaks."""
-    config = thinker | {"architectures": [THINKERS[name]]}
+    config = thinker | {"architectures": [THINKERS[name]], "torch_dtype": "bfloat16"}
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS[name], keep=("<|im_end|>",))
     whole = {"architectures": [architecture], "model_type": name, "thinker_config": thinker, "torch_dtype": "bfloat16"}
     text.write_json(path / "config.json", whole | further)
@@ -222,11 +294,16 @@ def _add_speech(file: Path, names: list[str]) -> None:
     save_file(kept | {name: torch.ones(8) for name in names}, file, metadata={"format": "pt"})
 
 
-TINY: dict[str, Callable[[Path], None]] = {"qwen2_audio": make_qwen2_audio, "qwen2_5_omni": make_qwen2_5_omni}
-IMAGE_FAMILIES: tuple[str, ...] = ("qwen2_5_omni",)
+TINY: dict[str, Callable[[Path], None]] = {
+    "qwen2_audio": make_qwen2_audio,
+    "qwen2_5_omni": make_qwen2_5_omni,
+    "qwen3_omni_moe": make_qwen3_omni_moe,
+}
+IMAGE_FAMILIES: tuple[str, ...] = tuple(THINKERS)
 VIDEO_FAMILIES: tuple[str, ...] = IMAGE_FAMILIES
 SOUND_FAMILIES: tuple[str, ...] = tuple(TINY)
 FORMS.update(dict.fromkeys(TINY, QWEN_TURN))
 OMNI_MARKERS = ("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
-MARKERS.update(dict.fromkeys(IMAGE_FAMILIES, OMNI_MARKERS))
+MARKERS.update({"qwen2_5_omni": OMNI_MARKERS, "qwen3_omni_moe": QWEN_MARKERS})
 SOUND_MARKERS.update(dict.fromkeys(TINY, "<|audio_bos|><|AUDIO|><|audio_eos|>"))
+SOUND_MARKERS["qwen3_omni_moe"] = "<|audio_start|><|audio_pad|><|audio_end|>"

@@ -26,6 +26,7 @@ _VIDEOS_AS_PICTURES = frozenset(("internvl", "smolvlm"))
 # Models that also speak: the part that reads, and the class that runs it alone.
 _THINKERS = {
     "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
 # Families whose sound has not been compared with transformers.
 _UNHEARD = frozenset(("gemma4",))

@@ -181,6 +181,13 @@ TESTED = (
         BOTH,
         "three-axis positions; the tower also enters the first layers",
     ),
+    Known(
+        "qwen3_omni_moe",
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+        ALL,
+        "as Qwen2.5-Omni; experts; each sound is heard as if it were the only one of its prompt",
+    ),
     Known("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "Qwen/Qwen3-VL-30B-A3B-Instruct", BOTH, "experts"),
     Known(
         "smolvlm",
@@ -203,7 +210,6 @@ REFUSED = {
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
-    "qwen3_omni_moe": "sound in positions of three axes is not compared with transformers yet",
     "voxtral": "sound is not compared with transformers yet",
 }
 """Model type -> what is missing. These are refused by name: no answer is better than a wrong one."""

@@ -82,6 +82,7 @@ _FILES = {
     "paligemma": "paligemma",
     "qwen2_vl": "qwen2_vl",
     "qwen2_5_omni_thinker": "qwen_omni",
+    "qwen3_omni_moe_thinker": "qwen3_omni",
     "smolvlm": "smolvlm",
     "qwen2_5_vl": "qwen2_vl",
 }

@@ -1,4 +1,4 @@
-"""Qwen-Omni: pictures, videos and sounds, each processed by the whole processor in a prompt of one marker.
+"""Qwen2.5-Omni: pictures, videos and sounds, each processed by the whole processor in a prompt of one marker.
 
 The processor pads every sound to a window of minutes; here it pads just so far that the last frame of features comes
 out the same, and the padding is then cut off.
@@ -11,15 +11,6 @@ from typing import Any
 
 from beheld.inputs.families import Family
 
-_TEMPLATE = """
-{%- for message in messages -%}
-{%- if loop.first and message.role != 'system' -%}
-{{ '<|im_start|>system\n' ~ 'You are a helpful assistant.' ~ '<|im_end|>\n' }}
-{%- endif -%}
-{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
-"""
 _OWN_SOUND = "A video's own sound is not heard: give it beside the video, as a sound of its own."
 _NAMES = {"image": "images", "video": "videos", "audio": "audio"}
 _FEATURES = {
@@ -68,7 +59,6 @@ FAMILY = Family(
         "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
         "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     },
-    template=_TEMPLATE,
     layout=frozenset(("image_grid_thw", "video_grid_thw", "second_per_grids", "audio_seqlens")),
     host_only=frozenset(("second_per_grids", "audio_seqlens")),
     call=call,

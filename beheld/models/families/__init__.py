@@ -26,10 +26,11 @@ _COMBINE = {
 # Families whose sound has no method of the model's own: file with `audio_features(model, **features)`.
 _EARS = {"qwen2_audio": "qwen2_audio"}
 # Families whose head has no logits_to_keep, and is one matrix over the last hidden states.
-PLAIN_HEADS = frozenset({"qwen2_audio", "qwen2_5_omni_thinker"})
+PLAIN_HEADS = frozenset({"qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 _WIDE = {
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
     "gemma4": "per_layer",
+    "qwen3_omni_moe_thinker": "deepstack",
     "qwen3_vl": "deepstack",
     "qwen3_vl_moe": "deepstack",
 }

@@ -1,4 +1,4 @@
-"""Qwen3-VL: what some layers of the tower give is added to the hidden states behind the first layers of the text."""
+"""Qwen3-VL and Qwen3-Omni: what some tower layers give is added to the hidden states behind the text's first layers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Deepstack:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._text = getattr(model.model, "language_model", model.model)
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
         self._layers = len(model.config.vision_config.deepstack_visual_indexes)
         self.width = self._layers * self._hidden
@@ -22,7 +23,9 @@ class Deepstack:
         return None
 
     def of_media(self, result: Any) -> Tensor | None:
-        """The tower's further features, side by side: (E, L * H)."""
+        """The tower's further features, side by side: (E, L * H); a tower for sound has none."""
+        if getattr(result, "deepstack_features", None) is None:
+            return None
         layers = [torch.cat(tuple(parts)) if isinstance(parts, list | tuple) else parts
                   for parts in result.deepstack_features]  # fmt: skip
         return torch.cat(layers, dim=-1)
@@ -34,7 +37,7 @@ class Deepstack:
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """Every token takes part: adding zeros changes nothing, and no index depends on the data."""
         rows = embeds_TH.shape[0]
-        hidden = self._model.model.language_model(
+        hidden = self._text(
             inputs_embeds=embeds_TH.unsqueeze(0),
             position_ids=positions,
             visual_pos_masks=torch.ones((1, rows), dtype=torch.bool, device=embeds_TH.device),

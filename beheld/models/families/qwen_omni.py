@@ -1,4 +1,4 @@
-"""Qwen-Omni: sounds of different lengths share a tower call, since its mask says where each ends."""
+"""Qwen2.5-Omni: sounds of different lengths share a tower call, since its mask says where each ends."""
 
 from __future__ import annotations
 
