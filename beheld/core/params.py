@@ -41,6 +41,8 @@ class Sampling:
         logprobs, prompt_logprobs: how many candidates to report besides the token itself; None means no report.
         grammar: what the answer must follow; the sequence then has at most one token in flight.
         processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
+        no_repeat_ngram: so many tokens in a row may not stand in prompt and answer twice; 0 is off.
+        forced_ids: pairs (position, the token id that must stand there), prompt included in the count.
     """
 
     temperature: float = 0.0
@@ -62,6 +64,8 @@ class Sampling:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()
+    no_repeat_ngram: int = 0
+    forced_ids: tuple[tuple[int, int], ...] = ()
 
     @property
     def greedy(self) -> bool:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import ParamsError
+from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams
 from beheld.inputs.logits import EngineProcessors
 from beheld.structured.compile import Compiler, grammar_of
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -35,6 +41,7 @@ class Sealer:
         )
         self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
         self._processors = EngineProcessors(config.logits_processors, config)
+        self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
 
     def seal(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
         """The sealed parameters of one sequence.
@@ -55,6 +62,9 @@ class Sealer:
         own = frozenset(params.stop_token_ids or ())
         grammar = self._grammar(params)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        forced = self._habits.forced_ids(num_prompt, longest)
+        if forced and grammar is not None:
+            raise ParamsError("This checkpoint forces tokens, which no grammar knows.", "Leave the grammar out.")
         return Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
             top_p=float(params.top_p),
@@ -76,6 +86,8 @@ class Sealer:
             prompt_logprobs=params.prompt_logprobs,
             grammar=grammar,
             processors=self._processors.of(params),
+            no_repeat_ngram=self._habits.no_repeat_ngram,
+            forced_ids=forced,
         )
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
@@ -127,6 +139,51 @@ class Sealer:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"])
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a checkpoint's generation_config.json does to every answer, and no sampling parameter names.
+
+    Attributes:
+        no_repeat_ngram: so many tokens in a row never come twice; 0 is off.
+        forced_first: the token that follows a prompt of one token, in encoder-decoder models the start of the answer.
+        forced_last: the token that ends an answer of max_tokens.
+    """
+
+    no_repeat_ngram: int = 0
+    forced_first: int | None = None
+    forced_last: int | None = None
+
+    def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
+        """Pairs (position, token id); the last comes first, as transformers gives it the last word."""
+        last = (num_prompt + max_tokens - 1, self.forced_last)
+        pairs = (last, (1, self.forced_first)) if num_prompt == 1 else (last,)
+        return tuple((position, token) for position, token in pairs if token is not None)
+
+
+def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> Habits:
+    """What the checkpoint does to every answer, with the user's overrides; nothing where `generation_config="vllm"`.
+
+    Raises:
+        ConfigError: an override asks for beams, or for a token that the model does not have.
+    """
+    overrides = args.override_generation_config or {}
+    values = (dict(generation) if args.generation_config != "vllm" else {}) | overrides
+    if (values.get("num_beams") or 1) > 1:
+        if "num_beams" in overrides:
+            raise ConfigError(
+                "Beam search is not available in this version.", "Leave num_beams out.", param="num_beams"
+            )
+        logger.info("The checkpoint recommends %s beams; answers are decoded without.", values["num_beams"])
+    forced = {name: values.get(f"forced_{name}_token_id") for name in ("bos", "eos")}
+    for name, token in forced.items():
+        if isinstance(token, list):
+            # transformers makes all of several equally likely, and greedy choice takes the least.
+            forced[name] = token = min(token, default=None)
+        if token is not None and not 0 <= token < info.vocab_size:
+            raise ConfigError(f"forced_{name}_token_id={token} is outside the vocabulary of {info.vocab_size}.")
+    return Habits(int(values.get("no_repeat_ngram_size") or 0), forced["bos"], forced["eos"])
 
 
 def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingParams:

@@ -18,6 +18,7 @@ from beheld.sample import filters
 from beheld.sample.filters import BadWords, Edits, Filters
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
+from beheld.sample.repeats import NGramBan
 
 
 @dataclass(eq=False)
@@ -27,7 +28,7 @@ class RowState:
     Attributes:
         length: tokens before the one sampled last.
         slot: its place in the penalty table, if it has penalties.
-        words: its bad words of several tokens, if it has any.
+        words: what bans tokens by those that were generated: bad words of several tokens, repetitions.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -37,9 +38,13 @@ class RowState:
     mixed_seed: int
     length: int
     slot: int | None = None
-    words: BadWords | None = None
+    words: tuple[BadWords | NGramBan, ...] = ()
     tokens: list[int] = field(default_factory=list)
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
+
+    def forced(self, length: int) -> int | None:
+        """The token that must stand at position `length`, if one must."""
+        return next((token for position, token in self.params.forced_ids if position == length), None)
 
     def below_minimum(self, length: int) -> bool:
         """True while the answer is shorter than min_tokens."""
@@ -63,6 +68,8 @@ class Composition:
 
     Attributes:
         minimums: place -> whether its answer is still below min_tokens, for rows that have a minimum.
+        worded: places whose bans depend on what was generated.
+        forcing: places of which some token is given.
     """
 
     rows: tuple[int, ...]
@@ -71,6 +78,7 @@ class Composition:
     edits: Edits | None
     penalised: Penalised | None
     worded: tuple[int, ...]
+    forcing: tuple[int, ...]
     processed: tuple[int, ...]
     drawing: Drawing | None
     reporting: tuple[int, ...]
@@ -79,7 +87,7 @@ class Composition:
     @property
     def edited(self) -> bool:
         """True if some row's logits are changed before the choice."""
-        return bool(self.edits or self.penalised or self.worded or self.processed)
+        return bool(self.edits or self.penalised or self.worded or self.processed or self.forcing)
 
 
 class RowTable:
@@ -113,7 +121,10 @@ class RowTable:
         if params.has_penalties:
             state.slot = self.penalties.admit(params, token_ids, num_prompt)
         if any(len(word) > 1 for word in params.bad_words_ids):
-            state.words = BadWords(params.bad_words_ids, self._vocab_size, self._device, token_ids, num_prompt)
+            state.words += (BadWords(params.bad_words_ids, self._vocab_size, self._device, token_ids, num_prompt),)
+        if params.no_repeat_ngram:
+            most = num_prompt + params.max_tokens
+            state.words += (NGramBan(params.no_repeat_ngram, self._vocab_size, self._device, token_ids, most),)
         self._states[row] = state
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
@@ -155,7 +166,8 @@ class RowTable:
             minimums={b: below[b] for b, p in enumerate(params) if p.min_tokens > 0},
             edits=filters.edits(params, below, self._vocab_size, self._device),
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
-            worded=tuple(b for b, s in enumerate(states) if s.words is not None),
+            worded=tuple(b for b, s in enumerate(states) if s.words),
+            forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),
             processed=tuple(b for b, s in enumerate(states) if s.processors),
             drawing=self._drawing(states, random) if random else None,
             reporting=reporting,

@@ -3,10 +3,11 @@
 Shapes: B rows of a batch, R of them drawn at random, L that want log-probabilities, W words of a grammar's bit mask, T
 positions of a prompt, V vocabulary.
 
-Order, as in vLLM: allowed ids, bad words and min_tokens, grammar mask, bias, logits processors, penalties; the most
-likely token for greedy rows; for the others temperature, min-p, top-k, top-p, and a draw. Log-probabilities are those
-of the logits as they came from the model. Nothing waits for the device, except for rows with logits processors; on a
-CPU, where there is nothing to wait for, rows are drawn one by one, among the few candidates that the filters leave.
+Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, logits processors,
+penalties, tokens that a checkpoint forces; the most likely token for greedy rows; for the others temperature, min-p,
+top-k, top-p, and a draw. Log-probabilities are those of the logits as they came from the model. Nothing waits for the
+device, except for rows with logits processors; on a CPU, where there is nothing to wait for, rows are drawn one by one,
+among the few candidates that the filters leave.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from beheld.sample import noise
 from beheld.sample.filters import apply_mask_, floor_of_row, floors
 from beheld.sample.logprobs import LogprobTensors, report, report_prompt
 from beheld.sample.noise import Noise
+from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, Drawing, RowState, RowTable
 
 # What a logits processor's "infinitely good" becomes, so that differences stay numbers.
@@ -115,9 +117,8 @@ class Sampler:
             lengths = [batch.states[b].length for b in batch.penalised.places]
             self._rows.penalties.append(batch.penalised, lengths, ids_B[batch.penalised.places_P])
         for b in batch.worded:
-            words = batch.states[b].words
-            assert words is not None
-            words.append(batch.states[b].length, ids_B[b : b + 1])
+            for words in batch.states[b].words:
+                words.append(batch.states[b].length, ids_B[b : b + 1])
         if batch.processed:
             ids = ids_B.tolist()
             for b in batch.processed:
@@ -166,25 +167,30 @@ class Sampler:
         """A float32 copy of the logits with everything applied that does not depend on temperature."""
         logits_BV = logits_BV.to(torch.float32, copy=True)
         for b in batch.worded:
-            words = batch.states[b].words
-            assert words is not None
-            words.apply_(logits_BV[b], lengths[b])
+            for words in batch.states[b].words:
+                words.apply_(logits_BV[b], lengths[b])
         if mask_BW is not None:
             apply_mask_(logits_BV, mask_BW)
         if batch.edits is not None:
             batch.edits.apply_(logits_BV)
         for b in batch.processed:
             logits_BV[b] = self._process(logits_BV[b], batch.states[b], lengths[b])
-        penalised = batch.penalised
-        if penalised is None:
-            return logits_BV
+        if batch.penalised is not None:
+            self._penalise_(logits_BV, batch.penalised)
+        for b in batch.forcing:
+            token = batch.states[b].forced(lengths[b])
+            if token is not None:
+                logits_BV[b] = -math.inf
+                logits_BV[b, token] = 0.0
+        return logits_BV
+
+    def _penalise_(self, logits_BV: Tensor, penalised: Penalised) -> None:
         if self._device.type == "cpu":
             for index, b in enumerate(penalised.places):
                 self._rows.penalties.apply_row_(logits_BV[b], penalised, index)
-            return logits_BV
+            return
         places_P = penalised.places_P
         logits_BV[places_P] = self._rows.penalties.apply(logits_BV[places_P], penalised)
-        return logits_BV
 
     def _process(self, logits_V: Tensor, state: RowState, length: int) -> Tensor:
         """One row's logits after its own logits processors, which see the tokens before position `length`."""

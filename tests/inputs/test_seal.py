@@ -11,7 +11,7 @@ import pytest
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import Sampling, SamplingParams
-from beheld.inputs.seal import recommended
+from beheld.inputs.seal import habits, recommended
 from tests.inputs import pipes
 
 FAMILY = "qwen2"
@@ -170,3 +170,29 @@ def test_classes_make_a_function_for_each_request_that_wants_one() -> None:
         pipe.seal(SamplingParams(extra_args={"banned": "x"}), 1, 0)
     by_name = pipes.make(FAMILY, {"logits_processors": ("tests.inputs.test_seal:Banned",)})
     assert len(by_name.seal(SamplingParams(extra_args={"banned": 2}), 1, 0).processors) == 1
+
+
+BART = {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "num_beams": 3}
+
+
+def test_what_a_checkpoint_does_to_every_answer() -> None:
+    info = pipes.info(FAMILY)
+    found = habits(BART, EngineArgs(), info)
+    assert found.no_repeat_ngram == 3
+    assert found.forced_ids(1, 20) == ((20, 2), (1, 0))
+    assert found.forced_ids(7, 20) == ((26, 2),)
+    # Where the answer has one token, the end has the last word.
+    assert found.forced_ids(1, 1)[0] == (1, 2)
+    assert habits(BART, EngineArgs(generation_config="vllm"), info).forced_ids(1, 9) == ()
+    off = EngineArgs(override_generation_config={"forced_eos_token_id": None, "no_repeat_ngram_size": 0})
+    assert habits(BART, off, info).forced_ids(1, 9) == ((1, 0),)
+    assert habits(BART, off, info).no_repeat_ngram == 0
+    assert seal().forced_ids == ()
+
+
+def test_beams_and_foreign_tokens_are_refused() -> None:
+    info = pipes.info(FAMILY)
+    with pytest.raises(ConfigError, match="Beam search"):
+        habits({}, EngineArgs(override_generation_config={"num_beams": 2}), info)
+    with pytest.raises(ConfigError, match="forced_bos_token_id=512"):
+        habits({"forced_bos_token_id": 512}, EngineArgs(), info)
