@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -88,7 +88,7 @@ def _offer(home: str, name: str) -> str:
     homes = [module for module, names in MODULES.items() if name in names]
     if homes:
         return f"There is {homes[0]}.{name}."
-    names: Mapping[str, str] = MODULES.get(home, {})
+    names = [offered for offered in MODULES.get(home, {}) if not offered.startswith("__")]
     close = nearest(name, names)
     below = sorted(names) or sorted(m for m in MODULES if m.startswith(home + "."))
     if below:

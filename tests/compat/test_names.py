@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_the_real_one_must_not_be_there_first(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     with pytest.raises(ImportError, match="before"):
         finder.install()
+
+
+def test_the_page_lists_every_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")
+    for module, names in MODULES.items():
+        if names:
+            (row,) = (line for line in page.splitlines() if line.startswith("|") and f"`{module}`" in line)
+            assert all(name in row for name in names), module
 
 
 def test_importing_the_aliases_is_cheap() -> None:
