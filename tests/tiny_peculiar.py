@@ -5,18 +5,19 @@ Each is laid out as the checkpoint that its function names; see tiny.py for what
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests import tiny
 from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_more import pixels
 
-SEEDS: dict[str, int] = {"blip2": 2, "chameleon": 1}
+SEEDS: dict[str, int] = {"blip2": 2, "chameleon": 1, "fuyu": 2}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 
@@ -178,10 +179,86 @@ def make_chameleon(path: Path) -> None:
     tiny._write_model(path, config, tiny._llama_generation(ids), ids, seed=seed, adjust=loud_codes)
 
 
-TINY: dict[str, Callable[[Path], None]] = {"blip2": make_blip2, "chameleon": make_chameleon}
+def fuyu_tokens(path: Path) -> dict[str, int]:
+    """A unigram vocabulary as Fuyu has it: its marks are ordinary pieces, and every text starts with a blank."""
+    marks = ("<unk>", "<s>", "</s>", "|ENDOFTEXT|")
+    pieces = (*marks[1:], "|SPEAKER|", "|NEWLINE|", *(f"<0x{byte:02X}>" for byte in range(256)))
+    draft = Tokenizer(models.Unigram())
+    draft.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.UnigramTrainer(vocab_size=220, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    draft.train_from_iterator(text.CORPUS[:-1], trainer)
+    words = [(piece, score) for piece, score in json.loads(draft.to_str())["model"]["vocab"] if piece != "<unk>"]
+    # Of the pieces with a name of their own, one costs less than any way to spell it.
+    vocab = [("<unk>", 0.0), *((piece, 0.0) for piece in pieces), *words]
+    tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = draft.normalizer
+    start = "|ENDOFTEXT|"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, tokenizer.token_to_id(start))]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    settings = {
+        "add_bos_token": True,
+        "bos_token": start,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": start,
+        "model_max_length": 4096,
+        "processor_class": "FuyuProcessor",
+        "tokenizer_class": "LlamaTokenizer",
+        "unk_token": "<unk>",
+    }
+    text._finish(path, tokenizer, ("<unk>", start), settings)
+    return tokenizer.get_vocab(with_added_tokens=True)
+
+
+def make_fuyu(path: Path) -> None:
+    """As adept/fuyu-8b: patches of a picture in rows, without a tower; a flat configuration."""
+    ids = fuyu_tokens(path)
+    config = {
+        "architectures": ["FuyuForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "relu2",
+        "hidden_dropout": 0.0,
+        "hidden_size": 64,
+        "image_size": 28,
+        "image_token_id": ids["|SPEAKER|"],
+        "initializer_range": 0.02,
+        "intermediate_size": 128,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 4096,
+        "model_type": "fuyu",
+        "num_attention_heads": 4,
+        "num_channels": 3,
+        "num_hidden_layers": 3,
+        "patch_size": 14,
+        "qk_layernorm": True,
+        "rope_scaling": None,
+        "rope_theta": 25000.0,
+        "text_model_type": "persimmon",
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": tiny.VOCAB,
+    }
+    files = pixels("FuyuImageProcessor", "FuyuProcessor", size={"height": 112, "width": 140}, image_mean=0.5)
+    files |= {"do_pad": True, "image_std": 0.5, "padding_mode": "constant", "padding_value": 1.0, "resample": 2}
+    files["patch_size"] = {"height": 14, "width": 14}
+    text.write_json(path / "preprocessor_config.json", files)
+
+    def quiet_marks(model: Any) -> None:
+        # Pictures' marks are ordinary pieces to the tokenizer, yet mean nothing in an answer.
+        model.get_output_embeddings().weight[[ids["|SPEAKER|"], ids["|NEWLINE|"]]] *= 0.05
+
+    generation = {"bos_token_id": 1, "eos_token_id": 2}
+    tiny._write_model(path, config, generation, ids, seed=SEEDS["fuyu"], keep=("|ENDOFTEXT|",), adjust=quiet_marks)
+
+
+TINY: dict[str, Callable[[Path], None]] = {"blip2": make_blip2, "chameleon": make_chameleon, "fuyu": make_fuyu}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES: tuple[str, ...] = ()
-LONE_FAMILIES = ("blip2",)
-CHATLESS_FAMILIES = ("blip2", "chameleon")
-FORMS.update({"blip2": "Question: {} Answer:", "chameleon": "{}"})
-MARKERS.update({"blip2": ("", ""), "chameleon": ("<image>", "")})
+LONE_FAMILIES = ("blip2", "fuyu")
+CHATLESS_FAMILIES = ("blip2", "chameleon", "fuyu")
+FORMS.update({"blip2": "Question: {} Answer:", "chameleon": "{}", "fuyu": "{}\n"})
+MARKERS.update({"blip2": ("", ""), "chameleon": ("<image>", ""), "fuyu": ("", "")})

@@ -74,6 +74,13 @@ TESTED = (
         BOTH,
         "experts of their own for what is seen; three-axis positions; times are drawn on the frames",
     ),
+    Known(
+        "fuyu",
+        "FuyuForCausalLM",
+        "adept/fuyu-8b",
+        PICTURES,
+        "one picture, before the prompt, as rows of patches without a tower",
+    ),
     Known("gemma2", "Gemma2ForCausalLM", "google/gemma-2-2b-it", (), "soft caps; sliding and full layers"),
     Known(
         "gemma3",
@@ -200,7 +207,6 @@ TESTED = (
 
 REFUSED = {
     "florence2": "it is an encoder-decoder model",
-    "fuyu": "pictures enter as rows of patches without a tower, which is not built yet",
     "gemma3n": "its tower needs the package timm, and its layers are not compared with transformers yet",
     "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
     "llama4": "its attention in chunks, and the scale that grows with the position, are not built yet",

@@ -172,7 +172,12 @@ class InputPipeline:
         """How a trusted text is encoded once its items' own text stands around their markers."""
         ends = True
         if self._family.rewrite is not None:
-            text = self._family.rewrite(text, counts)
+            written = self._family.rewrite(text, counts)
+            if not isinstance(written, str):
+                # Items of these families have no text of their own around them.
+                ids = self._tokenizer.encode_pieces(written)
+                return lambda items: ids
+            text = written
             ends = self._family.rewritten_ends == "added"
 
         def encode(items: ItemsByModality) -> list[int]:

@@ -128,9 +128,7 @@ class ItemProcessor:
         processor = self.loaded()
         try:
             outputs, text = self._call(processor, job)
-            tokenizer = self._prompt_tokenizer(processor)
-            lead, core, tail = tokenizer.edges(text)
-            ids = tokenizer.replacement(core)
+            lead, ids, tail = self._replacement(processor, text)
         except BeheldError:
             raise
         except Exception as error:
@@ -142,6 +140,14 @@ class ItemProcessor:
         used, lost = _describe(job, item, processor)
         return Processed(item, used, lost)
 
+    def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
+        """The ids that replace a marker, and the ordinary text around them."""
+        if not isinstance(text, str):
+            return "", text, ""
+        tokenizer = self._prompt_tokenizer(processor)
+        lead, core, tail = tokenizer.edges(text)
+        return lead, tokenizer.replacement(core), tail
+
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
         """The engine's tokenizer; the processor's own if the engine was told to do without one."""
         if self._tokenizer.inner is not None:
@@ -150,7 +156,7 @@ class ItemProcessor:
             self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
         return self._own_tokenizer
 
-    def _call(self, processor: Any, job: Job) -> tuple[Mapping[str, Any], str]:
+    def _call(self, processor: Any, job: Job) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
         content: Any = job.content
         call_options: dict[str, Any] = dict(job.options)
         if isinstance(content, Clip):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
+from beheld.inputs.families import Place
 
 # Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their length.
 _SHORT = 1 << 16
@@ -86,6 +87,16 @@ class PromptTokenizer:
                 f"The prompt has {len(text)} characters, which no {max_tokens} tokens can spell.",
                 "Shorten it, or raise max_model_len.",
             )
+
+    def encode_pieces(self, pieces: Sequence[str | Place]) -> list[int]:
+        """Token ids of a trusted text in pieces, each of them encoded as if it stood alone, and of markers."""
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                ids += self.encode(piece, add_special_tokens=False)
+            else:
+                ids.append(self._markers[piece.modality])
+        return ids
 
     def replacement(self, text: str) -> tuple[int, ...]:
         """Token ids of the text that replaces a marker, as they are inside a prompt."""

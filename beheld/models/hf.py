@@ -111,7 +111,8 @@ class HFAdapter:
             # Older versions of some families name the frames as they name pictures.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
         result = method(**moved, return_dict=True)
-        pooled = result.pooler_output
+        # A family without a tower only maps patches to embeddings, which nothing pools.
+        pooled = result.last_hidden_state if result.pooler_output is None else result.pooler_output
         if renamed and self.info.model_type == "llava_onevision":
             pooled = anyres.with_newlines(pooled, self._core.image_newline)
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]

@@ -64,3 +64,22 @@ def test_chameleon_says_that_an_answer_follows(prompt: str) -> None:
     assert prepare("chameleon", prompt, PICTURE).token_ids == theirs("chameleon", prompt, PICTURE)
     plain = prompt.replace("<image>", "x")
     assert prepare("chameleon", plain).token_ids == theirs("chameleon", plain)
+
+
+@pytest.mark.parametrize("prompt", ["What is in this picture?\n", "", " a", "A <box>1, 2, 3, 4</box>?", "これは"])
+def test_fuyus_prompt_is_encoded_apart_from_its_picture(prompt: str) -> None:
+    request = prepare("fuyu", prompt, PICTURE)
+    assert request.token_ids == theirs("fuyu", prompt, PICTURE)
+    (span,) = request.spans
+    # 6 x 4 patches in rows with a mark behind each, and the start of the text.
+    assert (span.start, span.stop, span.item.num_embeds) == (0, 29, 24)
+    if prompt:
+        ids = reference.processor("fuyu")(text=[prompt])["input_ids"][0]
+        assert prepare("fuyu", prompt).token_ids == tuple(ids)
+
+
+def test_fuyu_takes_one_picture_and_no_marker_of_it() -> None:
+    with pytest.raises(PromptError, match="at most 1 in a prompt"):
+        prepare("fuyu", "Are they alike?\n", [PICTURE, PICTURE])
+    with pytest.raises(PromptError, match="2 of the marker"):
+        prepare("fuyu", "What is |SPEAKER|?\n", PICTURE)

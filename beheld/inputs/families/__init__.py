@@ -14,10 +14,20 @@ AMONG_OTHERS = "among others"
 PLAIN_LAYOUT = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "image_sizes"))
 PLAIN_HOST_ONLY = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
 
-# (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text).
-Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str]]
-# (text of a prompt, modality -> number of its items) -> text with one marker for each item.
-Rewrite = Callable[[str, Mapping[str, int]], str]
+
+@dataclass(frozen=True)
+class Place:
+    """Where an item stands among the pieces of a prompt."""
+
+    modality: str
+
+
+# (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text, or
+# its ids where the tokenizer cannot make them of a text).
+Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
+# (text of a prompt, modality -> number of its items) -> text with one marker for each item, or its pieces, of which the
+# tokenizer is given one after the other.
+Rewrite = Callable[[str, Mapping[str, int]], str | tuple[str | Place, ...]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Family:
         embedded_as: modality -> the modality whose placeholder its embeddings take, where it has none of its own.
         numbered: modalities whose items look different by their number in the prompt.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
-        rewritten_ends: how the tokenizer's own ends go with a rewritten text.
+        rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
         unbuilt: processor options that mean something which is not built -> what to do instead.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
     """
@@ -69,6 +79,7 @@ _FILES = {
     "blip-2": "blip_2",
     "chameleon": "chameleon",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "fuyu": "fuyu",
     "gemma3": "gemma3",
     "glm46v": "glm4v",
     "glm4v": "glm4v",

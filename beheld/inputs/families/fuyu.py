@@ -1,0 +1,42 @@
+"""Fuyu: one picture before the prompt, as rows of patches, each row ended by a mark of its own; the answer has a mark.
+
+Its tokenizer knows these marks as ordinary pieces and puts a blank before every text, so the ids of a picture are made
+here, and the prompt is encoded on its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.inputs.families import Family, Place
+
+_MARKS = re.compile(r"\|SPEAKER\||\|NEWLINE\||<s>")
+_ANSWER = "<0x04>"
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], tuple[int, ...]]:
+    """Run the processor on one picture; see families.Call."""
+    known = inspect.signature(processor._process_images).parameters
+    # The older name of the patches, which newer versions only give if they are not told otherwise.
+    newer = {"return_legacy_image_output": False} if "return_legacy_image_output" in known else {}
+    outputs, texts = processor._process_images([item], **options, **newer)
+    patches = outputs["pixel_values"] if newer else outputs["image_patches"]
+    marks = _MARKS.findall(texts[0])
+    if "".join(marks) != texts[0]:
+        raise ValueError("this version writes pictures in marks that are not known here")
+    return {"pixel_values": patches}, tuple(processor.tokenizer.convert_tokens_to_ids(marks))
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ...]:
+    """The picture, then the prompt and the mark of the answer; a prompt without a picture stays as it is."""
+    if not counts.get("image"):
+        return text
+    return Place("image"), text + _ANSWER
+
+
+FAMILY = Family(call=call, rewrite=rewrite, most={"image": 1})
