@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tests import tiny
 from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
-from tests.tiny_more import pixels
+from tests.tiny_more import SIGLIP, language, pixels
 
-SEEDS: dict[str, int] = {"blip2": 2, "chameleon": 1, "fuyu": 2}
+SEEDS: dict[str, int] = {"blip2": 2, "chameleon": 1, "fuyu": 2, "mantis": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 
@@ -255,10 +255,57 @@ def make_fuyu(path: Path) -> None:
     tiny._write_model(path, config, generation, ids, seed=SEEDS["fuyu"], keep=("|ENDOFTEXT|",), adjust=quiet_marks)
 
 
-TINY: dict[str, Callable[[Path], None]] = {"blip2": make_blip2, "chameleon": make_chameleon, "fuyu": make_fuyu}
+LLAMA3_CHAT = """{%- for message in messages -%}
+{%- if loop.first -%}{{- bos_token -}}{%- endif -%}
+{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}{%- endif -%}"""
+
+
+def make_mantis(path: Path) -> None:
+    """As TIGER-Lab/Mantis-8B-siglip-llama3: LLaVA's class, and a processor that transformers does not know."""
+    marks = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    settings = {
+        "chat_template": LLAMA3_CHAT,
+        "eos_token": "<|end_of_text|>",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "processor_class": "MLlavaProcessor",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    ids = byte_tokens(path, marks, ("<image>", "<|pad|>"), "<|begin_of_text|>", settings)
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "ignore_index": -100,
+        "image_token_index": ids["<image>"],
+        "model_type": "llava",
+        "pad_token_id": ids["<|pad|>"],
+        "projector_hidden_act": "gelu",
+        "text_config": language("llama", "LlamaForCausalLM", rope_theta=500000.0)
+        | {"bos_token_id": ids["<|begin_of_text|>"], "eos_token_id": ids["<|end_of_text|>"]},
+        "torch_dtype": "bfloat16",
+        "vision_config": {name: value for name, value in SIGLIP.items() if name != "vision_use_head"},
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+    }
+    size = {"size": {"height": 56, "width": 56}, "image_mean": tiny.HALF, "image_std": tiny.HALF}
+    text.write_json(path / "preprocessor_config.json", pixels("SiglipImageProcessor", "MLlavaProcessor", **size))
+    generation = {"bos_token_id": ids["<|begin_of_text|>"], "eos_token_id": ids["<|end_of_text|>"]}
+    seed = SEEDS["mantis"]
+    tiny._write_model(path, config, generation, ids, seed=seed, keep=("<|end_of_text|>", "<|eot_id|>"))
+
+
+TINY: dict[str, Callable[[Path], None]] = {
+    "blip2": make_blip2,
+    "chameleon": make_chameleon,
+    "fuyu": make_fuyu,
+    "mantis": make_mantis,
+}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES: tuple[str, ...] = ()
 LONE_FAMILIES = ("blip2", "fuyu")
-CHATLESS_FAMILIES = ("blip2", "chameleon", "fuyu")
-FORMS.update({"blip2": "Question: {} Answer:", "chameleon": "{}", "fuyu": "{}\n"})
-MARKERS.update({"blip2": ("", ""), "chameleon": ("<image>", ""), "fuyu": ("", "")})
+CHATLESS_FAMILIES = ("blip2", "chameleon", "fuyu", "mantis")
+LLAMA3_TURN = (
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+FORMS.update({"blip2": "Question: {} Answer:", "chameleon": "{}", "fuyu": "{}\n", "mantis": LLAMA3_TURN})
+MARKERS.update({"blip2": ("", ""), "chameleon": ("<image>", ""), "fuyu": ("", ""), "mantis": ("<image>", "")})

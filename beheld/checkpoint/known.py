@@ -126,6 +126,13 @@ TESTED = (
         BOTH,
         "tiles for a lone picture",
     ),
+    Known(
+        "mantis",
+        "LlavaForConditionalGeneration",
+        "TIGER-Lab/Mantis-8B-siglip-llama3",
+        PICTURES,
+        "as LLaVA; pictures are numbered in words",
+    ),
     Known("mistral", "MistralForCausalLM", "mistralai/Mistral-7B-v0.1", (), "sliding layers"),
     Known(
         "mistral3",

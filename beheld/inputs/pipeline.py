@@ -59,7 +59,7 @@ class InputPipeline:
         self._info = info
         self._config = config
         self._args = args
-        self._family = family_of(info.model_type)
+        self._family = family_of(info)
         self._tokenizer = PromptTokenizer(
             None if args.skip_tokenizer_init else load_tokenizer(info, args), info.placeholder_ids, self._family.places
         )

@@ -83,7 +83,10 @@ class ItemProcessor:
         from transformers import AutoProcessor
 
         try:
-            found = AutoProcessor.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
+            if self._family.load is not None:
+                found = self._family.load(Path(self._info.path))
+            else:
+                found = AutoProcessor.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
         except Exception as error:
             raise ModelError(
                 f"The processor of {self._info.name!r} cannot be loaded: {_first_line(error)}.",

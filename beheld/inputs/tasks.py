@@ -115,7 +115,7 @@ def _processor(settings: Settings) -> Any:
     info, args = settings.info, settings.args
     assert info is not None
     assert args is not None
-    family = family_of(info.model_type)
+    family = family_of(info)
     inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
     tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
     processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)

@@ -83,3 +83,61 @@ def test_fuyu_takes_one_picture_and_no_marker_of_it() -> None:
         prepare("fuyu", "Are they alike?\n", [PICTURE, PICTURE])
     with pytest.raises(PromptError, match="2 of the marker"):
         prepare("fuyu", "What is |SPEAKER|?\n", PICTURE)
+
+
+SEED_PROMPT = (
+    "<|start_header_id|>user<|end_header_id|>\n\nWhat is in this picture?\n<image>"
+    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+
+
+def mantis_ids(text: str, pictures: int) -> tuple[int, ...]:
+    """The ids of a text in which pictures are numbered already, each of 4 x 4 patches less the first."""
+    tokenizer = pipes.shared("mantis").tokenizer
+    assert text.count("<image>") == pictures
+    return tuple(tokenizer(text.replace("<image>", "<image>" * 15))["input_ids"])
+
+
+@pytest.mark.parametrize("overrides", [None, {"architectures": ["MantisForConditionalGeneration"]}])
+def test_mantis_numbers_its_pictures(overrides: dict[str, Any] | None) -> None:
+    args = EngineArgs(model=str(tiny.checkpoint("mantis")), hf_overrides=overrides)
+    info = read_info(tiny.checkpoint("mantis"), args)
+    pipe = InputPipeline(info, pipes.config(info), args)
+    request = pipe.prepare(
+        {"prompt": SEED_PROMPT, "multi_modal_data": {"image": PICTURE}}, pipes.ONE_TOKEN, request_id="0"
+    )
+    assert request.token_ids == mantis_ids(
+        SEED_PROMPT.replace("<image>", "(image 1: <Image><image></Image>)"), pictures=1
+    )
+    several = {"prompt": "a <image> b <image><image>", "multi_modal_data": {"image": tiny.pictures(3)}}
+    numbered = (
+        "a (image 1: <Image><image></Image>) b (image 2: <Image><image></Image>)(image 3: <Image><image></Image>)"
+    )
+    request = pipe.prepare(several, pipes.ONE_TOKEN, request_id="1")
+    assert request.token_ids == mantis_ids(numbered, pictures=3)
+
+
+def test_mantis_by_its_name_alone(tmp_path: Path) -> None:
+    """The architecture that users name is enough where no file names the processor."""
+    folder = tmp_path / "mantis"
+    shutil.copytree(tiny.checkpoint("mantis"), folder)
+    for name in ("preprocessor_config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(settings | {"processor_class": "LlavaProcessor"}), encoding="utf-8")
+    args = EngineArgs(model=str(folder), hf_overrides={"architectures": ["MantisForConditionalGeneration"]})
+    info = read_info(folder, args)
+    pipe = InputPipeline(info, pipes.config(info), args)
+    prompt = {"prompt": "<image>?", "multi_modal_data": {"image": PICTURE}}
+    request = pipe.prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    assert request.token_ids == mantis_ids("(image 1: <Image><image></Image>)?", pictures=1)
+
+
+def test_mantis_in_a_chat() -> None:
+    content = [{"type": "image", "image": PICTURE}, {"type": "text", "text": "What is (image 1: <Image> here?"}]
+    request = pipes.shared("mantis").prepare_chat(
+        [{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0"
+    )
+    turn = "(image 1: <Image><image></Image>)\nWhat is (image 1: <Image> here?"
+    whole = SEED_PROMPT.replace("What is in this picture?\n<image>", turn)
+    assert request.token_ids == mantis_ids(whole, pictures=1)
+    assert len(request.spans) == 1

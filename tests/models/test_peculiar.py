@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from beheld.checkpoint.info import read_config, read_info
+from beheld.core.config import EngineArgs
 from beheld.models import families, fuse
+from beheld.models.load import model_class_of
 from tests import tiny
 from tests.oracle import cases, reference
 
@@ -42,3 +45,13 @@ def test_fused_layers_answer_as_before(family: str) -> None:
     before = model(**inputs).logits
     assert fuse.fuse_linears(model) >= 2 * model.config.get_text_config(decoder=True).num_hidden_layers
     torch.testing.assert_close(model(**inputs).logits, before, atol=5e-5, rtol=1e-4)
+
+
+def test_an_overridden_architecture_is_loaded_by_its_configuration() -> None:
+    """As users of Mantis write it; the class of that name is in no library here."""
+    args = EngineArgs(hf_overrides={"architectures": ["MantisForConditionalGeneration"]})
+    path = tiny.checkpoint("mantis")
+    config = read_config(path, args)
+    info = read_info(path, args, config)
+    assert info.architecture == "MantisForConditionalGeneration"
+    assert model_class_of(info, config).__name__ == "LlavaForConditionalGeneration"

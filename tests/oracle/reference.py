@@ -14,6 +14,7 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
+    LlavaProcessor,
 )
 
 from tests import tiny
@@ -59,7 +60,22 @@ def model(family: str) -> Any:
 def processor(family: str) -> Any:
     """The processor, or the tokenizer of a family that takes text alone."""
     kind = AutoProcessor if family in tiny.MEDIA_FAMILIES else AutoTokenizer
+    if family == "mantis":
+        # transformers has none of that name; what the checkpoint's own does to a prompt stands in `prompt`.
+        return LlavaProcessor.from_pretrained(
+            tiny.checkpoint(family), patch_size=14, vision_feature_select_strategy="default"
+        )
     return kind.from_pretrained(tiny.checkpoint(family))
+
+
+def prompt(family: str, ask: Ask) -> str:
+    """The prompt as transformers' processor is given it."""
+    text = ask.prompt(family)
+    if family == "mantis":
+        for number in range(1, 1 + len(ask.images)):
+            text = text.replace("<image>", f"(image {number}: <Image><IMAGE></Image>)", 1)
+        text = text.replace("<IMAGE>", "<image>")
+    return text
 
 
 def inputs(family: str, ask: Ask) -> dict[str, Any]:
@@ -79,7 +95,7 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
                 media["fps"] = ask.videos[0].fps
     if ask.sounds:
         media |= {"audio": ask.waves(), "audio_kwargs": {"sampling_rate": tiny.SOUND_RATE}}
-    return dict(processor(family)(text=[ask.prompt(family)], return_tensors="pt", **media))
+    return dict(processor(family)(text=[prompt(family, ask)], return_tensors="pt", **media))
 
 
 def sound_token(family: str) -> int:

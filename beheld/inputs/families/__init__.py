@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from beheld.checkpoint.resolve import read_json
+from beheld.core.config import ModelInfo
 
 # Settings of an item that change its features in families that look at its neighbours.
 ALONE = "alone"
@@ -48,6 +52,7 @@ class Family:
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
         unbuilt: processor options that mean something which is not built -> what to do instead.
+        load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
     """
 
@@ -63,6 +68,7 @@ class Family:
     rewrite: Rewrite | None = None
     rewritten_ends: str = "added"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
+    load: Callable[[Path], Any] | None = None
     most: Mapping[str, int] = field(default_factory=dict)
 
     def setting(self, modality: str, index: int, count: int) -> str:
@@ -99,9 +105,18 @@ _FILES = {
 }
 
 
-def family_of(model_type: str) -> Family:
-    """The family of a model type; the plain one if it needs no help."""
-    name = _FILES.get(model_type)
+# Families whose model is another one's: by the processor that their files name, which transformers lacks, and by the
+# architecture that users' overrides name.
+_BY_PROCESSOR = {"MLlavaProcessor": "mantis"}
+_BY_ARCHITECTURE = {"MantisForConditionalGeneration": "mantis"}
+_NAMING_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+def family_of(info: ModelInfo) -> Family:
+    """The family of a checkpoint; the plain one if it needs no help."""
+    named = [read_json(Path(info.path) / file).get("processor_class") for file in _NAMING_PROCESSORS]
+    name = next((_BY_PROCESSOR[owner] for owner in named if owner in _BY_PROCESSOR), None)
+    name = name or _BY_ARCHITECTURE.get(info.architecture) or _FILES.get(info.model_type)
     if name is None:
         return Family()
     family: Family = importlib.import_module(f"beheld.inputs.families.{name}").FAMILY
