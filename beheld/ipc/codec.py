@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
@@ -26,6 +27,8 @@ _ALIGN = 64
 _ERRORS: dict[str, type[BeheldError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BeheldError)
 }
+# From this length on, a list of plain numbers travels as a buffer: entry by entry it would take milliseconds.
+_ROW = 16
 # Kinds of numpy's types whose every bit pattern is a value.
 _NUMBERS = "biuf"
 
@@ -91,6 +94,10 @@ class Codec:
         if isinstance(value, bytes):
             buffers.append(value)
             return {"bytes": len(buffers) - 1}
+        if isinstance(value, list | tuple) and len(value) >= _ROW:
+            row = _row(value, buffers)
+            if row is not None:
+                return row
         if isinstance(value, list):
             return [self._plain(entry, buffers) for entry in value]
         if isinstance(value, tuple | frozenset):
@@ -114,6 +121,8 @@ class Codec:
         ((kind, inner),) = made.items()
         if kind == "tuple":
             return tuple(self._value(entry, buffers) for entry in inner)
+        if kind == "row":
+            return _from_row(inner, buffers)
         if kind == "set":
             return frozenset(self._value(entry, buffers) for entry in inner)
         if kind == "map":
@@ -145,6 +154,32 @@ class Codec:
         if len(names) != len(own):
             raise ValueError(f"{name} has {len(names)} fields, not {len(own)}")
         return known(**{n: self._value(v, buffers) for n, v in zip(names, own, strict=True)})
+
+
+def _row(value: list[Any] | tuple[Any, ...], buffers: list[Buffer]) -> Any:
+    """A long list or tuple of nothing but integers, or nothing but truths, as a buffer; None if it is not one."""
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        try:
+            buffers.append(memoryview(array("q", value)).cast("B"))
+        except OverflowError:
+            return None
+    elif kinds == {bool}:
+        buffers.append(bytes(value))
+    else:
+        return None
+    return {"row": [type(value).__name__, kinds.pop().__name__, len(buffers) - 1]}
+
+
+def _from_row(made: list[Any], buffers: list[memoryview]) -> list[Any] | tuple[Any, ...]:
+    outer, inner, index = made
+    if outer not in ("list", "tuple") or inner not in ("int", "bool"):
+        raise ValueError(f"there is no {outer!r} of {inner!r}")
+    buffer = buffers[index]
+    if inner == "int" and len(buffer) % 8:
+        raise ValueError("a row of integers is cut")
+    entries = buffer.cast("q").tolist() if inner == "int" else list(map(bool, buffer))
+    return entries if outer == "list" else tuple(entries)
 
 
 def _numbers(value: Any, buffers: list[Buffer]) -> Any:

@@ -5,7 +5,7 @@ Shapes: M rows of activations, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -239,7 +239,7 @@ def fuse_linears(model: nn.Module) -> int:
     return fused
 
 
-def compile_layers(layers: Any) -> None:
+def compile_layers(layers: Sequence[Any]) -> None:
     """Compile one layer of a stack; the others, being of the same shape, reuse it.
 
     A layer that the compiler cannot take runs as it came, and that is said once.

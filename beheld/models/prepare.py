@@ -52,9 +52,9 @@ def prepare(model: Any, config: EngineConfig) -> Any:
     if env.COMPILE():
         number_layers(text)
         # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
-        compile_layers(layer for layer in text.layers if not crosses(layer))
+        compile_layers([layer for layer in text.layers if not crosses(layer)])
         for blocks in tower_blocks(model, text):
-            compile_layers(blocks)
+            compile_layers(list(blocks))
     return model
 
 

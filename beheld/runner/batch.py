@@ -62,7 +62,7 @@ def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: i
         ids_T=ids_T,
         positions_XT=positions_XT,
         metadata=_metadata(ordered, counts, rows, info, block_size),
-        wanted_S=torch.tensor(wanted, dtype=torch.int64, device=device),
+        wanted_S=torch.tensor(wanted, dtype=torch.int64).to(device, non_blocking=True),
         sampling=sampling,
         prompt_targets=targets,
     )
@@ -103,7 +103,9 @@ def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Ro
     device = rows.last_token_R.device
     ids_T = torch.from_numpy(ids).to(device, non_blocking=True)
     if on_device:
-        ids_T[torch.tensor(on_device, device=device)] = rows.last_token_R[torch.tensor(from_rows, device=device)]
+        # Made on the host first: a tensor that is made on the device waits for all that was launched there.
+        places, sources = torch.tensor([on_device, from_rows]).to(device, non_blocking=True)
+        ids_T.index_copy_(0, places, rows.last_token_R.index_select(0, sources))
     return ids_T, torch.from_numpy(positions).to(device, non_blocking=True)
 
 

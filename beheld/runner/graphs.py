@@ -81,6 +81,8 @@ class DecodeGraphs:
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, pool=pool):
                     logits_BV = self._step(size)
+                # The first replay takes the graph to the device; it works on padding.
+                graph.replay()
                 self._graphs[size] = (graph, logits_BV)
 
     def _step(self, size: int) -> Tensor:

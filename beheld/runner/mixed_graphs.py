@@ -69,6 +69,8 @@ class MixedGraphs:
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, pool=pool):
                     logits_SV = self._step(size)
+                # The first replay takes the graph to the device; it works on padding.
+                graph.replay()
                 self._graphs[size] = (graph, logits_SV)
 
     def _step(self, size: int) -> Tensor:

@@ -71,7 +71,7 @@ class ModelRunner:
         graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._info, self.config, self.rows)
         graphs.capture(show_progress=self.config.show_progress)
         self._graphs = graphs
-        if self._backend.captures_prefill:
+        if self._backend.captures_prefill and self._cross_backend is None:
             width = self.rows.tables_GRN.shape[2]
             mixed = MixedGraphs(self._adapter, self._backend, self.kv, self._info, self.config, width)
             mixed.capture(show_progress=self.config.show_progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from typing import Any
@@ -40,6 +41,28 @@ def test_values_come_back(value: Any) -> None:
     found = through(value)
     assert found == value
     assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("outer", [list, tuple])
+@pytest.mark.parametrize("row", [range(-20, 300), [True, False] * 20, [1, True] * 20, [2**80] * 20, [1.5] * 20])
+def test_long_rows_come_back(outer: Any, row: Any) -> None:
+    found = through(outer(row))
+    assert repr(found) == repr(outer(row))
+
+
+def test_long_rows_travel_as_buffers() -> None:
+    pieces = encode({"ids": tuple(range(5000))})
+    assert len(pieces[1]) < 200
+
+
+@pytest.mark.parametrize("row", [["list", "str", 0], ["dict", "int", 0], ["list", "int", 9], ["list", "int", 1]])
+def test_malformed_rows_are_refused(row: Any) -> None:
+    made = encode([b"12345678", b"123"])
+    head = json.loads(bytes(made[1])) | {"value": {"row": row}}
+    body = json.dumps(head).encode()
+    buffers = [b"\0" * (-(8 + len(body)) % 64), b"12345678", b"\0" * 56, b"123"]
+    with pytest.raises(ValueError):
+        decode(b"".join([len(body).to_bytes(8, "little"), body, *buffers]))
 
 
 def test_requests_with_media_come_back() -> None:
