@@ -60,6 +60,7 @@ class _Live:
     started: float
     prepared: float
     first_token: float | None = None
+    waited_s: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def milliseconds(self) -> dict[str, float]:
@@ -67,6 +68,9 @@ class _Live:
         first = self.first_token if self.first_token is not None else now
         return {
             "prepare": 1e3 * (self.prepared - self.started),
+            "queue": 1e3 * self.waited_s,
+            "prefill": max(0.0, 1e3 * (first - self.prepared - self.waited_s)),
+            "decode": 1e3 * (now - first),
             "first_token": 1e3 * (first - self.started),
             "total": 1e3 * (now - self.started),
         }
@@ -364,6 +368,7 @@ class AsyncLLM:
             return
         if live.first_token is None:
             live.first_token = time.monotonic()
+            live.waited_s = event.waited_s
         if live.collector.push(event):
             self._engine.send(Stop(event.request_id))
             del self._live[event.request_id]

@@ -25,6 +25,7 @@ class TokenEvent:
         prompt_logprobs: those of the prompt (without its first token), once, where asked for.
         num_cached: prompt tokens that came from the prefix cache; told with the first event.
         error: why it failed, when finish is ERROR.
+        waited_s: from its arrival at the scheduler to its first step; told with the first event.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     num_cached: int = 0
     error: BeheldError | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class RequestOutput:
     Attributes:
         media: one receipt per media item: what was given, what the model saw, what was lost.
         error: set when the request failed and `on_error="return"` was asked for; `outputs` is then empty.
-        milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start).
+        milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start), and of
+            AsyncLLM also "queue", "prefill" and "decode", which follow one another after "prepare".
     """
 
     request_id: str

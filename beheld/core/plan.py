@@ -131,6 +131,7 @@ class StepResult:
         prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, if asked for.
         failed: row -> why this row's result is unusable ("nan", or an error's text).
         lost: digests of the plan's `encode` whose embeddings are not on the device because their tower failed.
+        encode_s: seconds of towers that ended since the last result.
     """
 
     plan_id: int
@@ -139,3 +140,4 @@ class StepResult:
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[bytes, ...] = ()
+    encode_s: float = 0.0

@@ -39,6 +39,7 @@ class EngineCore:
         self._overlap = executor.config.overlap
         self._steps = 0
         self._retried = 0
+        self._encode_s = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request; raises a UserError or CapacityError if it can never run."""
@@ -79,7 +80,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
-        return EngineStats(self.scheduler.stats(), self._steps, self._retried)
+        return EngineStats(self.scheduler.stats(), self._steps, self._retried, self._encode_s)
 
     def _launch(self, plan: StepPlan) -> InFlight:
         self._steps += 1
@@ -95,6 +96,7 @@ class EngineCore:
                 result = self.executor.collect(step.handle)
             except Exception as error:
                 result = self._unreadable(step.plan, error)
+        self._encode_s += result.encode_s
         if self.grammars is not None:
             result = self.grammars.taken(result)
         return self.scheduler.update(step.plan, result)

@@ -15,8 +15,10 @@ class EngineStats:
         scheduler: queues, blocks, preemptions, prefix hits.
         steps: how many were launched.
         retried: how many of them failed and were retried sequence by sequence.
+        encode_s: seconds that towers have run.
     """
 
     scheduler: SchedulerStats
     steps: int
     retried: int
+    encode_s: float = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -23,6 +25,7 @@ class EncoderStore:
         self._adapter = adapter
         self._embeds: dict[bytes, Tensor] = {}
         self._failures: dict[bytes, str] = {}
+        self._marks: deque[tuple[torch.cuda.Event | float, torch.cuda.Event | float]] = deque()
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop embeddings."""
@@ -37,13 +40,39 @@ class EncoderStore:
         that need it fail in `merge`, with the tower's reason.
         """
         waiting = [item for item in items if item.digest not in self._embeds]
+        if not waiting:
+            return ()
+        begin = self._mark()
         for batch in _batches(waiting):
             try:
                 self._keep(batch, self._adapter.encode(batch))
             except Exception:
                 for item in batch:
                     self._encode_alone(item)
+        self._marks.append((begin, self._mark()))
         return tuple(item.digest for item in waiting if item.digest not in self._embeds)
+
+    def _mark(self) -> torch.cuda.Event | float:
+        """A moment on the device; on a CPU, whose work is done when the call returns, one on the clock."""
+        if self._adapter.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def spent_s(self) -> float:
+        """Seconds of towers that have ended since the last call; nothing is waited for."""
+        spent = 0.0
+        while self._marks:
+            begin, end = self._marks[0]
+            if isinstance(begin, float) and isinstance(end, float):
+                spent += end - begin
+            elif isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+                if not end.query():
+                    break
+                spent += begin.elapsed_time(end) / 1e3
+            self._marks.popleft()
+        return spent
 
     def _encode_alone(self, item: EncodeItem) -> None:
         try:

@@ -180,7 +180,13 @@ class ModelRunner:
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
         if handle.sampled is None:
-            return StepResult(handle.plan_id, {}, prompt_logprobs=handle.prompt_logprobs, lost=handle.lost)
+            return StepResult(
+                handle.plan_id,
+                {},
+                prompt_logprobs=handle.prompt_logprobs,
+                lost=handle.lost,
+                encode_s=self.encoder.spent_s(),
+            )
         if handle.host_2B is not None:
             assert handle.ready is not None
             handle.ready.synchronize()
@@ -189,7 +195,8 @@ class ModelRunner:
             ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
         tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
         failed = {row: "nan" for row, nan in zip(handle.rows, broken, strict=True) if nan}
-        return StepResult(handle.plan_id, tokens, handle.sampled.to_host(), handle.prompt_logprobs, failed, handle.lost)
+        logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
+        return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
 
     @torch.inference_mode()
     def dry_run(self, num_tokens: int) -> tuple[torch.Tensor, ForwardContext]:

@@ -12,6 +12,7 @@ even while a step that still writes there is in flight: that write lands first, 
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
@@ -214,6 +215,7 @@ class Scheduler:
         self._media.admit(sequence, draft)
         if sequence.num_cached is None:
             sequence.num_cached = start
+            sequence.waited_s = time.monotonic() - sequence.added_s
             self._prefix_queries += sequence.num_prompt
             self._prefix_hits += start
         draft.admitted.append(
@@ -335,7 +337,8 @@ class Scheduler:
         if token is not None and sequence.prompt_logprobs is not None:
             prompt = tuple(sequence.prompt_logprobs)
         cached = sequence.num_cached or 0
-        return TokenEvent(sequence.request.id, token, finish, stop_id, logprobs, prompt, cached, error)
+        waited = sequence.waited_s
+        return TokenEvent(sequence.request.id, token, finish, stop_id, logprobs, prompt, cached, error, waited)
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:
         self._finish(sequence)

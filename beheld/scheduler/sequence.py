@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -93,6 +94,8 @@ class Sequence:
         num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
         silent: no event has been sent yet.
+        added_s: when it came, on the monotonic clock.
+        waited_s: from then to its first admission.
     """
 
     request: Request
@@ -123,6 +126,8 @@ class Sequence:
     states: list[MediaItem] = field(default_factory=list)
     num_cached: int | None = None
     silent: bool = True
+    added_s: float = field(default_factory=time.monotonic)
+    waited_s: float = 0.0
 
     @classmethod
     def born(

@@ -9,6 +9,7 @@ from beheld.api.async_llm import EngineStats
 from beheld.core.outputs import RequestOutput
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_STAGES = ("prepare", "queue", "prefill", "decode")
 
 
 class Metrics:
@@ -29,11 +30,22 @@ class Metrics:
         self._first = Histogram(
             "beheld_first_token_seconds", "From a request to its first token.", buckets=_SECONDS, registry=registry
         )
-        self._prepare = Histogram(
-            "beheld_prepare_seconds", "Rendering, media and tokenizing.", buckets=_SECONDS, registry=registry
-        )
         self._stages = Histogram(
-            "beheld_media_stage_seconds", "Stages of media.", ("modality", "stage"), buckets=_SECONDS, registry=registry
+            "beheld_stage_seconds",
+            "Stages of a request, one after the other: prepare, queue, prefill, decode.",
+            ("stage",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._media_stages = Histogram(
+            "beheld_media_stage_seconds",
+            "Stages of preparing one media item: fetch, decode, digest, process and others.",
+            ("modality", "stage"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._encode = Gauge(
+            "beheld_encode_seconds", "Seconds that the towers of media have run since the start.", registry=registry
         )
         self._media = Counter("beheld_media_items", "Media items.", ("modality", "cached"), registry=registry)
         self._prompt = Counter("beheld_prompt_tokens", "Prompt tokens.", registry=registry)
@@ -62,11 +74,12 @@ class Metrics:
         self._answer.inc(answer_tokens)
         self._cached.inc(last.num_cached_tokens)
         self._first.observe(last.milliseconds.get("first_token", 0.0) / 1e3)
-        self._prepare.observe(last.milliseconds.get("prepare", 0.0) / 1e3)
+        for stage in _STAGES:
+            self._stages.labels(stage).observe(last.milliseconds.get(stage, 0.0) / 1e3)
         for receipt in last.media:
             self._media.labels(receipt.modality, str(receipt.cached).lower()).inc()
             for stage, milliseconds in receipt.milliseconds.items():
-                self._stages.labels(receipt.modality, stage).observe(milliseconds / 1e3)
+                self._media_stages.labels(receipt.modality, stage).observe(milliseconds / 1e3)
 
     def text(self, stats: EngineStats | None, busy: int) -> bytes:
         """The exposition, with the engine's state of this moment if it tells."""
@@ -80,6 +93,7 @@ class Metrics:
             self._blocks.labels("all").set(sum(counts.num_blocks))
             for name in ("num_preemptions", "prefix_queries", "prefix_hits", "num_encoded", "num_reused"):
                 self._engine.labels(name).set(getattr(counts, name))
+            self._encode.set(stats.encode_s)
             self._engine.labels("steps").set(stats.steps)
             self._engine.labels("retried_steps").set(stats.retried)
         return generate_latest(self._registry)

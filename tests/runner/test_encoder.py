@@ -17,6 +17,8 @@ from beheld.runner.encoder import EncoderStore
 class FakeAdapter:
     """A tower whose embedding i of an item is the item's number plus i."""
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.calls: list[int] = []
 

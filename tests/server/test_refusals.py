@@ -455,11 +455,34 @@ def test_57_two_keys_share_no_cached_prefix(locked: Running) -> None:
 
 
 def test_78_labels_of_metrics_are_bounded(running: Running) -> None:
-    before = len(running.get("/metrics").text.splitlines())
-    for k in range(50):
-        running.post(COMPLETE, {"prompt": "x", "model": f"m{k}", "user": f"u{k}"})
-        running.get(f"/none/{k}")
-    assert len(running.get("/metrics").text.splitlines()) <= before + 40
+    def lines(first: int, count: int) -> int:
+        for k in range(first, first + count):
+            running.post(COMPLETE, {"prompt": "x", "model": f"m{k}", "user": f"u{k}"})
+            running.get(f"/none/{k}")
+        return len(running.get("/metrics").text.splitlines())
+
+    lines(0, 1)
+    running.get("/metrics")
+    assert lines(1, 50) == lines(51, 1)
+
+
+def test_78_every_stage_of_the_way_is_measured(running: Running) -> None:
+    def seconds() -> dict[str, float]:
+        lines = dict(line.rsplit(" ", 1) for line in running.get("/metrics").text.splitlines() if line[:1] != "#")
+        names = [f'beheld_stage_seconds_sum{{stage="{stage}"}}' for stage in ("prepare", "queue", "prefill", "decode")]
+        names += [
+            f'beheld_media_stage_seconds_sum{{modality="image",stage="{stage}"}}'
+            for stage in ("fetch", "decode", "process")
+        ]
+        names += ["beheld_encode_seconds", "beheld_event_loop_lag_seconds_sum"]
+        return {name: float(lines.get(name, 0)) for name in names}
+
+    before = seconds()
+    body = {"messages": talk("x", data_url(300, 200, seed=time.time_ns() % 10**6)), "max_tokens": 20}
+    assert running.post(CHAT, body | {"ignore_eos": True}).status_code == 200
+    after = seconds()
+    for name in before:
+        assert after[name] > before[name] or "lag" in name, name
 
 
 def test_embeddings_are_checked_before_they_are_refused(running: Running) -> None:
