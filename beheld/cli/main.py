@@ -11,7 +11,9 @@ from beheld.core.errors import BeheldError
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
+    "chat": "talk to a model in the terminal, with a server or in this process",
     "ask": "ask a model about pictures and videos",
+    "bench": "measure a server under many clients",
     "plan": "say how many tokens media take and how much memory a model needs, without its weights",
     "models": "list the model families that run, and those refused and why",
     "doctor": "say what this machine can run, and why",
@@ -47,6 +49,10 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.ask import add_arguments
     elif name == "serve":
         from beheld.cli.serve import add_arguments
+    elif name == "chat":
+        from beheld.cli.chat import add_arguments
+    elif name == "bench":
+        from beheld.cli.bench import add_arguments
     elif name == "models":
         from beheld.cli.models import add_arguments
     elif name == "plan":

@@ -1,0 +1,82 @@
+"""`beheld bench serve`: a ladder of clients against a server; one JSON line, and a plot if one is wanted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from beheld.cli import load, plot
+from beheld.core.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    serve = kinds.add_parser("serve", help="a server that speaks OpenAI's API")
+    serve.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    serve.add_argument("--api-key", help="of the server (or OPENAI_API_KEY)")
+    serve.add_argument("--model", help="its name there; the first one by default")
+    serve.add_argument("--clients", default="1,4,16,32", help="numbers of clients, one run each (default: %(default)s)")
+    serve.add_argument("--requests", type=int, default=64, help="of each run, at least one per client (default: 64)")
+    serve.add_argument("--tokens", type=int, default=32, help="of each answer (default: 32)")
+    serve.add_argument("--side", type=int, default=224, help="of the pictures, in pixels; 0 sends none (default: 224)")
+    serve.add_argument("--seed", type=int, default=0, help="of the pictures; a second run with it finds them cached")
+    serve.add_argument("--plot", metavar="FILE.svg", help="write a plot of the ladder")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Climb the ladder, print the line, write the plot."""
+    try:
+        ladder = [int(word) for word in arguments.clients.split(",")]
+    except ValueError:
+        ladder = []
+    if not ladder or min(ladder) < 1:
+        raise ConfigError("--clients must be numbers above 0, as 1,4,16.", param="clients")
+    if min(arguments.requests, arguments.tokens) < 1 or arguments.side < 0:
+        raise ConfigError("--requests and --tokens must be above 0, --side not below.", param="requests")
+    if arguments.plot and Path(arguments.plot).suffix != ".svg":
+        raise ConfigError("The plot is an SVG.", "Give a name that ends with .svg.", param="plot")
+    url = arguments.url.rstrip("/")
+    lines = climb(url if url.endswith("/v1") else url + "/v1", load.key_of(arguments.api_key), ladder, arguments)
+    told = {"url": url, "model": arguments.model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
+    print(json.dumps(told))
+    if arguments.plot:
+        what = f"{arguments.tokens} tokens" + (f", pictures of {arguments.side} pixels" if arguments.side else "")
+        Path(arguments.plot).write_text(plot.svg(lines, what), encoding="utf-8")
+    return 0 if all(line["requests"] for line in lines) else 1
+
+
+def climb(url: str, key: str, ladder: list[int], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One report for each number of clients, after a run that warms the server up and is not told of.
+
+    Raises:
+        ConfigError: nothing answers.
+    """
+
+    def requests(count: int, step: int) -> list[bytes]:
+        seed = 1000 * arguments.seed + step
+        return list(load.bodies(count, arguments.tokens, arguments.side or None, arguments.model, seed))
+
+    warm, _ = asyncio.run(load.closed_loop(url, key, requests(min(ladder[-1], 8), 999), min(ladder[-1], 8)))
+    if not warm.total_s:
+        raise ConfigError(f"{url} gives no answers: {warm.errors or 'it is busy'}.", "Start `beheld serve`.")
+    lines = []
+    for step, clients in enumerate(ladder):
+        run = asyncio.run(load.closed_loop(url, key, requests(max(arguments.requests, clients), step), clients))
+        lines.append(load.report(*run, clients))
+        print(_words(lines[-1]), file=sys.stderr)
+    return lines
+
+
+def _words(line: dict[str, Any]) -> str:
+    first, between = line["first_token_ms"], line["between_tokens_ms"]
+    wrong = f", errors: {line['errors']}" if line["errors"] else ""
+    return (
+        f"{line['clients']:4d} clients: {line['tokens_per_s']:8.1f} tokens/s, first token {first['p50']:.0f} ms "
+        f"(p99 {first['p99']:.0f}), between tokens {between['p50']:.1f} ms (p99 {between['p99']:.1f}){wrong}"
+    )

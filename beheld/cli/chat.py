@@ -1,0 +1,193 @@
+"""`beheld chat`: a conversation in the terminal, with pictures, videos and sound, with a server or in process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from beheld.cli.flags import add_engine_flags, engine_options
+from beheld.cli.media import references
+from beheld.cli.talk import Here, Remote, Talker, Told
+from beheld.core.errors import BeheldError, ConfigError
+from beheld.core.media import MediaRef
+
+HELP = """/add FILE...   show pictures, videos or sounds with the next question (files or addresses)
+/new           begin a new conversation
+/receipt       what the model saw of the media of the last question
+/help          this
+/quit          end (or Ctrl-D)
+A line that ends with \\ goes on in the next. Ctrl-C stops an answer."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("media", nargs="*", metavar="MEDIA", help="files or URLs shown with the first question")
+    parser.add_argument("--url", help="a server, as http://127.0.0.1:8000; without it the model runs in this process")
+    parser.add_argument("--api-key", help="of that server (or OPENAI_API_KEY)")
+    parser.add_argument("--model", help="a folder or a hub name, or the model's name at --url")
+    parser.add_argument("--system", help="a system message that begins every conversation")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer, in tokens (default: 512)")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: the model's own)")
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Talk until the input ends."""
+    talker = _talker(arguments)
+    try:
+        Conversation(talker, arguments.system).run(references(arguments.media))
+    finally:
+        talker.close()
+    return 0
+
+
+def _talker(arguments: argparse.Namespace) -> Talker:
+    options: dict[str, Any] = {"max_tokens": arguments.max_tokens}
+    if arguments.temperature is not None:
+        options["temperature"] = arguments.temperature
+    engine = engine_options(arguments)
+    if arguments.url is not None:
+        if engine:
+            raise ConfigError(
+                f"{next(iter(engine))} is an option of an engine in this process.", "Leave it out, or leave out --url."
+            )
+        return Remote(arguments.url, arguments.api_key, arguments.model, options)
+    if arguments.api_key is not None:
+        raise ConfigError("An API key is for a server.", "Name it with --url.", param="api_key")
+    import os
+
+    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
+    from beheld.api.llm import LLM
+
+    return Here(LLM(arguments.model, **{"max_num_seqs": 1, "use_tqdm_on_load": False, **engine}), options)
+
+
+class Conversation:
+    """What was said so far, and the loop that goes on with it.
+
+    Args:
+        talker: answers.
+        system: the first message of every conversation, if any.
+    """
+
+    def __init__(self, talker: Talker, system: str | None) -> None:
+        self._talker = talker
+        self._begin = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[dict[str, Any]] = list(self._begin)
+        self._media: list[MediaRef] = []
+        self._told = Told()
+        self._at_terminal = sys.stdin.isatty()
+
+    def run(self, media: list[MediaRef]) -> None:
+        """Read questions from standard input until it ends; answers go to standard output, all else to the other."""
+        self._media = media
+        if self._at_terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  (gives input() a history)
+            _note(f"Talking to {self._talker.name}; /help tells of commands.")
+        for line in self._questions():
+            if line.startswith("/"):
+                if line.split()[0] in ("/quit", "/exit"):
+                    return
+                self._command(line)
+            elif line.strip():
+                self._ask(line)
+
+    def _questions(self) -> Iterator[str]:
+        while True:
+            held = ""
+            while True:
+                try:
+                    line = input(("... " if held else "> ") if self._at_terminal else "")
+                except EOFError:
+                    if held:
+                        yield held
+                    return
+                except KeyboardInterrupt:
+                    if not self._at_terminal:
+                        raise
+                    _note("")
+                    held = ""
+                    continue
+                held += line.removesuffix("\\") + ("\n" if line.endswith("\\") else "")
+                if not line.endswith("\\"):
+                    break
+            yield held
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if name == "/add":
+            try:
+                self._media += references(shlex.split(rest))
+            except (BeheldError, ValueError) as error:
+                _note(f"error: {error}")
+                return
+            _note(f"{len(self._media)} to be shown with the next question.")
+        elif name == "/new":
+            self._messages, self._media = list(self._begin), []
+        elif name == "/receipt":
+            for receipt in self._told.receipts:
+                _note(f"{receipt['modality']} {receipt['index'] + 1}: {receipt['tokens']} tokens")
+                _note(f"  given {receipt['given']}\n  seen {receipt['used']}")
+        else:
+            _note(HELP if name == "/help" else f"There is no command {name}; /help tells of those there are.")
+
+    def _ask(self, text: str) -> None:
+        """One question and its answer; one that fails leaves the conversation, and its media, as they were."""
+        try:
+            parts = [*map(self._talker.part, self._media), {"type": "text", "text": text}]
+        except OSError as error:
+            _note(f"error: {error}")
+            return
+        question = {"role": "user", "content": parts}
+        self._told, said, end = Told(), "", None
+        pieces = self._talker.answer([*self._messages, question], self._told)
+        try:
+            for piece in pieces:
+                said += piece
+                sys.stdout.write(shown(piece))
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            end = "stopped"
+        except BeheldError as error:
+            _note(f"error: {error}")
+            return
+        finally:
+            pieces.close()  # type: ignore[attr-defined]
+        print()
+        self._messages += [question, {"role": "assistant", "content": said}]
+        self._media = []
+        if self._at_terminal:
+            _note(_figures(self._told, end))
+        for receipt in self._told.receipts:
+            for loss in receipt["lost"]:
+                _note(f"note: {receipt['modality']} {receipt['index'] + 1}: {loss}")
+
+
+def shown(text: str) -> str:
+    """Text that does nothing to a terminal: control characters could move its cursor, or worse."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def _figures(told: Told, end: str | None) -> str:
+    words = []
+    if told.prompt_tokens is not None:
+        words.append(f"{told.prompt_tokens} tokens in, {told.cached_tokens or 0} of them cached")
+    if told.answer_tokens:
+        words.append(f"{told.answer_tokens} out")
+        if told.first_s is not None and told.answer_tokens > 1 and told.total_s > told.first_s:
+            words.append(f"{(told.answer_tokens - 1) / (told.total_s - told.first_s):.1f} tokens/s")
+    if told.first_s is not None:
+        words.append(f"first after {1e3 * told.first_s:.0f} ms")
+    if end or told.reason == "length":
+        words.append(end or "cut at --max-tokens")
+    return "[" + ", ".join(words) + "]"
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)

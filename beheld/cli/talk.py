@@ -1,0 +1,196 @@
+"""Who answers in `beheld chat`: a model in this process, or a server that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from beheld.core.errors import BeheldError, ConfigError, FetchError
+from beheld.core.media import MediaRef
+
+if TYPE_CHECKING:
+    from beheld.api.llm import LLM
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass
+class Told:
+    """What is known of an answer when it has ended.
+
+    Attributes:
+        prompt_tokens, cached_tokens, answer_tokens: None where nobody said.
+        receipts: one mapping per media item, as in the server's answers.
+        reason: why it ended.
+        first_s, total_s: to the first piece, and to the end.
+    """
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    answer_tokens: int | None = None
+    receipts: Sequence[Mapping[str, Any]] = ()
+    reason: str | None = None
+    first_s: float | None = None
+    total_s: float = 0.0
+
+
+class Talker(Protocol):
+    """One who answers conversations."""
+
+    name: str
+
+    def part(self, ref: MediaRef) -> dict[str, Any]:
+        """A media item as a part of a message."""
+
+    def answer(self, messages: Messages, told: Told) -> Iterator[str]:
+        """The pieces of an answer; closing the iterator ends it. `told` is filled as things become known."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Here:
+    """A model in this process.
+
+    Args:
+        llm: it.
+        options: of SamplingParams.
+    """
+
+    def __init__(self, llm: LLM, options: Mapping[str, Any]) -> None:
+        from beheld.core.params import SamplingParams
+
+        self.name = "the model in this process"
+        self._llm = llm
+        self._params = SamplingParams(**{**vars(llm.get_default_sampling_params()), **options})
+
+    def part(self, ref: MediaRef) -> dict[str, Any]:
+        """The item as it is."""
+        return {"type": ref.modality, ref.modality: ref.source}
+
+    def answer(self, messages: Messages, told: Told) -> Iterator[str]:
+        """As Talker."""
+        begin = time.monotonic()
+        count = 0
+        for output in self._llm.chat_stream(messages, self._params):
+            (piece,) = output.outputs
+            count += len(piece.token_ids)
+            if told.first_s is None and piece.text:
+                told.first_s = time.monotonic() - begin
+            told.prompt_tokens, told.cached_tokens = output.usage.prompt_tokens, output.num_cached_tokens
+            told.answer_tokens, told.reason = count, piece.finish_reason
+            told.receipts = [receipt.to_json() for receipt in output.media]
+            told.total_s = time.monotonic() - begin
+            yield piece.text
+
+    def close(self) -> None:
+        """Give back the model's memory."""
+        self._llm.close()
+
+
+class Remote:
+    """A server.
+
+    Args:
+        url: with or without /v1 at its end.
+        key: of the server; None takes OPENAI_API_KEY or none.
+        model: its name there; None takes the first that the server tells of.
+        options: fields of requests.
+
+    Raises:
+        ConfigError: it does not answer.
+    """
+
+    def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
+        import httpx
+
+        at = url.rstrip("/")
+        at = at if at.endswith("/v1") else at + "/v1"
+        said = key or os.environ.get("OPENAI_API_KEY") or "EMPTY"
+        # Answers may take their time; only connecting may not.
+        self._client = httpx.Client(
+            base_url=at,
+            headers={"Authorization": f"Bearer {said}"},
+            timeout=httpx.Timeout(None, connect=10.0),
+            trust_env=False,
+        )
+        self._options = dict(options)
+        try:
+            shown = self._client.get("/models")
+        except httpx.HTTPError as error:
+            raise ConfigError(f"Nothing answers at {at}.", "Start `beheld serve`, or name another --url.") from error
+        if shown.status_code != 200:
+            raise _refusal(shown.status_code, shown.content)
+        self.name = model or str(shown.json()["data"][0]["id"])
+
+    def part(self, ref: MediaRef) -> dict[str, Any]:
+        """Files travel within the request; addresses are the server's to fetch."""
+        source, kind = ref.source, f"{ref.modality}/unknown"
+        if isinstance(source, Path):
+            kind = mimetypes.guess_type(source.name)[0] or kind
+            source = source.read_bytes()
+        if isinstance(source, bytes):
+            source = f"data:{kind};base64,{base64.b64encode(source).decode()}"
+        return {"type": f"{ref.modality}_url", f"{ref.modality}_url": {"url": source}}
+
+    def answer(self, messages: Messages, told: Told) -> Iterator[str]:
+        """As Talker."""
+        import httpx
+
+        body = {
+            "model": self.name,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        begin = time.monotonic()
+        try:
+            with self._client.stream("POST", "/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, response.read())
+                for line in response.iter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        chunk = json.loads(line[6:])
+                        if "error" in chunk:
+                            raise _refusal(500, line[6:].encode())
+                        yield from _pieces(chunk, told, begin)
+        except httpx.HTTPError as error:
+            raise FetchError(f"The server went away ({type(error).__name__}).", "Ask again.") from error
+        finally:
+            told.total_s = time.monotonic() - begin
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+
+def _pieces(chunk: Mapping[str, Any], told: Told, begin: float) -> Iterator[str]:
+    told.receipts = chunk.get("media") or told.receipts
+    usage = chunk.get("usage")
+    if usage:
+        told.prompt_tokens, told.answer_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        told.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    for choice in chunk["choices"]:
+        told.reason = choice.get("finish_reason") or told.reason
+        text = choice["delta"].get("content")
+        if text:
+            if told.first_s is None:
+                told.first_s = time.monotonic() - begin
+            yield text
+
+
+def _refusal(status: int, body: bytes) -> BeheldError:
+    """The server's own words, where it has any."""
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"The server answered with status {status}."
+    return ConfigError(message)
