@@ -212,6 +212,9 @@ class FakeRunner:
         assert plan.num_tokens <= self.config.max_num_batched_tokens, "over the budget"
         assert {admission.row for admission in plan.admitted} <= set(rows), "admitted without a slice"
         assert len(set(plan.released)) == len(plan.released), "a row is released twice"
+        staying = [row.admission for number, row in self._rows.items() if number not in plan.released]
+        loras = {admission.lora for admission in (*staying, *plan.admitted)} - {None}
+        assert len(loras) <= self.config.max_loras, "more adapters than slots"
 
     def _admit(self, admission: Admission) -> None:
         assert 0 <= admission.row < self.config.max_num_seqs

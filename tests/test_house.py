@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": set(),
     "sample": set(),
     "layers": {"parallel", "attention"},
-    "lora": {"layers"},
+    "lora": {"layers", "attention"},
     "quant": {"layers"},
     "models": {"checkpoint", "lora", "quant", "layers", "attention", "parallel"},
     "runner": {"models", "sample", "attention"},

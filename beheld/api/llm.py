@@ -10,7 +10,7 @@ from beheld.api.feed import Job
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, mix
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import ConfigError, EngineDeadError, ParamsError, PromptError
+from beheld.core.errors import EngineDeadError, ParamsError, PromptError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
@@ -169,12 +169,25 @@ class LLM:
         return self
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Refused: adapters are not built yet.
+        """Read an adapter now, so that the first request that names it need not wait; True once it is in memory.
 
         Raises:
-            ConfigError: always.
+            LoRAError: it cannot be used; the message says why and what to do.
         """
-        raise ConfigError(f"LoRA adapters ({lora_request.lora_name!r}) are not available in this version.")
+        self._live().core.executor.add_lora(lora_request)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter by its number; sequences that run with it finish. False if it is not in memory."""
+        return self._live().core.executor.remove_lora(lora_id)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory until it is removed. False if it is not there."""
+        return self._live().core.executor.pin_lora(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters in memory."""
+        return {lora.lora_int_id for lora in self._live().core.executor.loras()}
 
     def close(self) -> None:
         """Give back the model's memory; the object is of no use afterwards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerKV
 from beheld.attention.cross import CrossBackend, CrossMetadata
@@ -22,14 +23,18 @@ class Beside:
 
 @dataclass(eq=False)
 class ForwardContext:
-    """Backend, metadata and cache of the forward pass under way; `called` counts hook calls per layer.
+    """Backend, metadata and cache of the forward pass under way.
 
-    `beside` is None where no sequence of the step has anything beside its text.
+    Attributes:
+        lora: which tokens have which LoRA adapter (lora/step.py); None if none has any.
+        called: hook calls per layer.
+        beside: None where no sequence of the step has anything beside its text.
     """
 
     backend: AttentionBackend
     metadata: AttnMetadata
     kv: Mapping[int, LayerKV]
+    lora: Any = None
     called: dict[int, int] = field(default_factory=dict)
     beside: Beside | None = None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords
+from beheld.core.request import LoRARequest
 
 
 @dataclass
@@ -62,6 +63,8 @@ class EngineArgs:
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    default_mm_loras: dict[str, str] | None = None
     limit_mm_per_prompt: dict[str, int] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
@@ -210,6 +213,10 @@ class EngineConfig:
         media_workers: processes that open media; 0 means the caller's own.
         media_work: what else they do.
         prepare_threads: threads that prepare requests ahead of the engine; 0 means the caller's own.
+        max_loras: different LoRA adapters in one step; 0 if requests cannot have any.
+        max_lora_rank: the greatest rank of one.
+        max_cpu_loras: how many are kept in the host's memory.
+        media_loras: pairs (modality, adapter) for requests that name none, most important modality first.
     """
 
     device: str
@@ -239,6 +246,10 @@ class EngineConfig:
     media_workers: int = 0
     media_work: MediaWork = MediaWork.DECODE
     prepare_threads: int = 0
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 1
+    media_loras: tuple[tuple[str, LoRARequest], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ BeheldError
 |   |-- PromptError                a prompt or its placeholders
 |   |   `-- PromptTooLongError     longer than the model or the engine's limits allow
 |   |-- TemplateError              the chat template is missing or fails
+|   |-- LoRAError                  an adapter: unknown, broken, or not one for this model
 |   `-- MediaError                 one picture, video or sound
 |       |-- FetchError             could not be fetched, or may not be
 |       |-- DecodeError            is not what it claims to be, or is broken
@@ -107,6 +108,12 @@ class TemplateError(UserError):
     """The chat template is missing or fails on these messages."""
 
     stage = "template"
+
+
+class LoRAError(UserError):
+    """A LoRA adapter is unknown, broken, or not one that this model can carry."""
+
+    stage = "lora"
 
 
 class MediaError(UserError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from beheld.core.errors import LoRAError
 from beheld.core.media import MediaReceipt, MediaSpan
 from beheld.core.params import Sampling
 
@@ -20,11 +21,31 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """An adapter: its name, its number (at least 1), and the folder that holds it."""
+    """A LoRA adapter.
+
+    Attributes:
+        lora_name: what it is called.
+        lora_int_id: its number, at least 1; one number stands for one adapter as long as the engine keeps it.
+        lora_path: the folder that holds it, in PEFT's form.
+        digest: of its files, once the engine has read them; users leave it out.
+
+    Raises:
+        LoRAError: a field is not what it should be.
+    """
 
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
+    digest: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lora_name, str) or not self.lora_name:
+            raise LoRAError(f"lora_name must be a name, got {self.lora_name!r}.", param="lora_name")
+        number = self.lora_int_id
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 1 << 63:
+            raise LoRAError(f"lora_int_id must be a whole number from 1, got {number!r}.", param="lora_int_id")
+        if not isinstance(self.lora_path, str):
+            raise LoRAError(f"lora_path must be a folder's path, got {self.lora_path!r}.", param="lora_path")
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,12 @@ class EngineCore:
         self._encode_s = 0.0
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises a UserError or CapacityError if it can never run."""
+        """Queue a request; raises a UserError or CapacityError if it can never run.
+
+        Its adapter is read first if it is not in memory; nothing else is computed meanwhile.
+        """
+        if request.lora is not None:
+            request = dataclasses.replace(request, lora=self.executor.add_lora(request.lora))
         self.scheduler.add(request)
 
     def step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ _MANY = 999
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "quantization": (None,),
-    "enable_lora": (False,),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto",),
@@ -41,13 +40,12 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
 }
+_LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
     "swap_space": None,
     "distributed_executor_backend": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
-    "max_loras": 1,
-    "max_lora_rank": 16,
 }
 
 
@@ -135,6 +133,9 @@ def _check_numbers(args: EngineArgs) -> None:
         "mm_encoder_budget": 1,
         "kv_cache_memory_bytes": 1,
         "media_workers": 0,
+        "max_loras": 1,
+        "max_lora_rank": 1,
+        "max_cpu_loras": 1,
         "max_logprobs": 0,
         "tensor_parallel_size": 1,
         "seed": -(2**63),
@@ -203,6 +204,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         **_workers(args, device),
+        **_loras(args),
     )
 
 
@@ -220,6 +222,29 @@ def _workers(args: EngineArgs, device: str) -> dict[str, Any]:
     # Enough threads that each worker has a next item waiting; they do little but wait.
     threads = 0 if cpu and args.media_workers is None else count and count + 2
     return {"media_workers": count, "media_work": work, "prepare_threads": threads}
+
+
+def _loras(args: EngineArgs) -> dict[str, Any]:
+    """The part of EngineConfig that concerns LoRA adapters.
+
+    Raises:
+        ConfigError: options contradict each other.
+    """
+    given = {field.name: field.default for field in fields(EngineArgs) if field.name in _LORA_OPTIONS}
+    if not args.enable_lora:
+        for name, default in given.items():
+            if getattr(args, name) != default:
+                logger.info("%s has no meaning without enable_lora=True and changes nothing.", name)
+        return {}
+    if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras={args.max_cpu_loras} is less than max_loras={args.max_loras}.", param="max_cpu_loras"
+        )
+    return {
+        "max_loras": args.max_loras,
+        "max_lora_rank": args.max_lora_rank,
+        "max_cpu_loras": args.max_cpu_loras or args.max_loras,
+    }
 
 
 def _device(wanted: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from beheld.core.config import Capacity, EngineConfig
 from beheld.core.plan import StepPlan, StepResult
+from beheld.core.request import LoRARequest
 
 
 class Executor(Protocol):
@@ -19,6 +20,22 @@ class Executor(Protocol):
 
     def collect(self, handle: Any) -> StepResult:
         """Wait for a launched step."""
+
+    def add_lora(self, request: LoRARequest) -> LoRARequest:
+        """Read an adapter, unless it is here; gives the request with its digest.
+
+        Raises:
+            LoRAError: it cannot be used.
+        """
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Forget an adapter; False if it is not known."""
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """Keep an adapter until it is removed; False if it is not known."""
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """The adapters in the host's memory."""
 
     def close(self) -> None:
         """Give everything back."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
+from beheld.core.request import LoRARequest
 from beheld.runner.build import build_runner, count_parameters
 from beheld.runner.runner import Handle
 
@@ -25,6 +26,22 @@ class LocalExecutor:
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step."""
         return self.runner.collect(handle)
+
+    def add_lora(self, request: LoRARequest) -> LoRARequest:
+        """Read an adapter, unless it is here."""
+        return self.runner.add_lora(request)
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Forget an adapter."""
+        return self.runner.remove_lora(lora_int_id)
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """Keep an adapter."""
+        return self.runner.pin_lora(lora_int_id)
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """The adapters in the host's memory."""
+        return self.runner.loras()
 
     def close(self) -> None:
         """Drop the model and the cache."""

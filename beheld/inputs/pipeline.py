@@ -10,8 +10,8 @@ from typing import Any
 from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import (
-    ConfigError,
     LimitError,
+    LoRAError,
     MediaError,
     ParamsError,
     PromptError,
@@ -445,8 +445,16 @@ class InputPipeline:
 
     def _check_order(self, lora: LoRARequest | None, priority: int) -> None:
         """Refuse an adapter or a priority that would change nothing."""
-        if lora is not None:
-            raise ConfigError("LoRA adapters are not available in this version.", "Leave it out.", param="lora_request")
+        if lora is not None and not isinstance(lora, LoRARequest):
+            raise LoRAError(
+                f"lora_request must be a LoRARequest, not {type(lora).__name__}.",
+                "Write LoRARequest(name, number, folder).",
+                param="lora_request",
+            )
+        if lora is not None and not self._config.max_loras:
+            raise LoRAError(
+                "This engine takes no LoRA adapters.", "Start it with enable_lora=True.", param="lora_request"
+            )
         whole("priority", priority, -(2**63), 2**63 - 1)
         if priority != 0 and self._config.policy != "priority":
             raise ParamsError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.lora.slots import LoRASlots
 
 
 class ModelAdapter(Protocol):
@@ -28,6 +29,8 @@ class ModelAdapter(Protocol):
     info: ModelInfo
     device: torch.device
     dtype: torch.dtype
+    lora: LoRASlots | None
+    """Where LoRA adapters are kept; None if there can be none."""
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings (T, H), followed in some families by further columns that only `forward` understands."""
@@ -47,5 +50,7 @@ class ModelAdapter(Protocol):
     def weights_bytes(self) -> int:
         """Memory that the weights take."""
 
+
+__all__ = ["Features", "LoRASlots", "ModelAdapter"]
 
 Features = Mapping[str, Any]

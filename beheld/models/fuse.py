@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.cross import CrossAttention
-from beheld.models.one_row import OneRowLinear, early_start, linear
+from beheld.models.one_row import OneRowLinear, early_start
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -100,27 +100,44 @@ _FUSABLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FirstOfFused(nn.Module):
-    """Computes several linear layers of one input as one product: gives the first, keeps the others for their turn."""
+    """Computes several linear layers of one input as one product: gives the first, keeps the others for their turn.
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    Attributes:
+        product: all of them as one linear layer.
+        names, sizes: what they are called in their parent, and their outputs.
+    """
+
+    def __init__(self, names: tuple[str, ...], linears: list[nn.Linear]) -> None:
         super().__init__()
+        self.names = names
         self.sizes = [linear.out_features for linear in linears]
-        self.in_features = linears[0].in_features
-        self.weight = nn.Parameter(torch.cat([linear.weight.data for linear in linears]), requires_grad=False)
+        product = nn.Linear(linears[0].in_features, sum(self.sizes), bias=False, device="meta")
+        weight = torch.cat([linear.weight.data for linear in linears])
+        product.weight = nn.Parameter(weight, requires_grad=False)
         biases: list[Tensor | None] = [linear.bias for linear in linears]
-        self.bias = None
         if any(bias is not None for bias in biases):
             filled: list[Tensor] = [
                 linear.weight.new_zeros(linear.out_features) if bias is None else bias
                 for linear, bias in zip(linears, biases, strict=True)
             ]
-            self.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
+            product.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
+        self.product: nn.Module = product
         self.rest: tuple[Tensor, ...] = ()
         self.input: Tensor | None = None
 
+    @property
+    def weight(self) -> Any:
+        """Of all, for models that ask for its type."""
+        return self.product.weight
+
+    @property
+    def bias(self) -> Any:
+        """Of all."""
+        return self.product.bias
+
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> the first layer's (..., O)."""
-        first, *rest = linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+        first, *rest = self.product(x).split(self.sizes, dim=-1)
         self.rest, self.input = tuple(rest), x
         return first
 
@@ -190,13 +207,16 @@ _ALIGNED = 8
 _PADDED = 64
 
 
-def pad_mlps(model: nn.Module) -> int:
+def pad_mlps(model: nn.Module, spared: nn.Module | None = None) -> int:
     """Give gated MLPs of an odd inner size some inner units of zero weight, which change nothing; returns how many.
 
-    Qwen2.5-VL's tower has 3420 of them.
+    Qwen2.5-VL's tower has 3420 of them. What lies in `spared` keeps its sizes: adapters were made for those.
     """
     padded = 0
+    left = set() if spared is None else set(spared.modules())
     for module in model.modules():
+        if module in left:
+            continue
         found = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         linears = [linear for linear in found if type(linear) is nn.Linear]
         if len(linears) < 3:
@@ -231,7 +251,7 @@ def fuse_linears(model: nn.Module) -> int:
             linears = [linear for linear in found if isinstance(linear, nn.Linear) and type(linear) is nn.Linear]
             if len(linears) < len(names) or len({linear.in_features for linear in linears}) != 1:
                 continue
-            first = FirstOfFused(linears)
+            first = FirstOfFused(names, linears)
             setattr(module, names[0], first)
             for index, name in enumerate(names[1:]):
                 setattr(module, name, RestOfFused(first, index))

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from beheld.attention import hook, tower
+from beheld.attention.context import current
 from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.lora.slots import LoRASlots
 from beheld.models import packed
 from beheld.models.families import PLAIN_HEADS, anyres, beside_of, combine_rule, ears_of, wide_of
 from beheld.models.upload import Uploader
@@ -29,8 +31,9 @@ class HFAdapter:
         ModelError: the model lacks one of the seams; the message names it.
     """
 
-    def __init__(self, model: Any, info: ModelInfo) -> None:
+    def __init__(self, model: Any, info: ModelInfo, lora: LoRASlots | None = None) -> None:
         self.info = info
+        self.lora = lora
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.dtype = model.get_input_embeddings().weight.dtype
@@ -160,6 +163,8 @@ class HFAdapter:
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""
+        if self.lora is not None:
+            self.lora.switch.on = current().lora is not None
         positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
         if self._beside is not None:
             return self._beside.forward(embeds_TH, positions, wanted_S)

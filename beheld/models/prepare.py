@@ -1,4 +1,4 @@
-"""The fixed order of surgery on a loaded model: adapt, quantize, shard, fuse, LoRA, compile; so far, without three."""
+"""The fixed order of surgery on a loaded model: adapt, quantize, shard, fuse, LoRA, compile; so far, without two."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import nn
 
 from beheld.attention.op import number_layers
 from beheld.core.config import EngineConfig
+from beheld.lora.slots import LoRASlots
+from beheld.models.carry import attach
 from beheld.models.cross import crosses
 from beheld.models.families import adapt
 from beheld.models.fuse import (
@@ -31,31 +33,43 @@ logger = get_logger(__name__)
 _STACK = 4
 
 
-def prepare(model: Any, config: EngineConfig) -> Any:
-    """Make a loaded transformers model fast on its device; returns the same model."""
+def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
+    """Make a loaded transformers model fast on its device, and able to carry adapters if it is to; returns their slots.
+
+    Raises:
+        ConfigError: it is to carry adapters, and no layer can.
+    """
     adapt(model.config.model_type, model)
-    if config.enforce_eager:
-        return model
-    if config.device == "cpu":
-        if config.dtype == "float32":
-            kind = PackedLinear if can_pack() else SmallBatchLinear
-            logger.debug("%d linear layers are now %s.", replace_linears(model, kind, torch.float32), kind.__name__)
-        return model
-    if config.dtype == "float32":
-        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
-        torch.backends.cudnn.allow_tf32 = False
-    text = text_model(model)
-    if env.FUSE():
-        logger.debug("Padded %d MLPs, replaced %d convolutions.", pad_mlps(model), replace_patch_convolutions(model))
-        logger.info("Fused %d groups of linear layers.", fuse_linears(model))
-        _ready_for_one_row(model, text, getattr(torch, config.dtype))
-    if env.COMPILE():
+    if not config.enforce_eager:
+        _fuse(model, config)
+    slots = None if config.max_loras == 0 else attach(model, text_model(model), config)
+    if not config.enforce_eager and config.device != "cpu" and env.COMPILE():
+        text = text_model(model)
         number_layers(text)
         # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
         compile_layers([layer for layer in text.layers if not crosses(layer)])
         for blocks in tower_blocks(model, text):
             compile_layers(list(blocks))
-    return model
+    return slots
+
+
+def _fuse(model: Any, config: EngineConfig) -> None:
+    """Linear layers in the form that the device computes fastest."""
+    dtype = getattr(torch, config.dtype)
+    if config.device == "cpu":
+        if dtype == torch.float32:
+            kind = PackedLinear if can_pack() else SmallBatchLinear
+            logger.debug("%d linear layers are now %s.", replace_linears(model, kind, dtype), kind.__name__)
+        return
+    if dtype == torch.float32:
+        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
+        torch.backends.cudnn.allow_tf32 = False
+    if env.FUSE():
+        text = text_model(model)
+        padded = pad_mlps(model, text if config.max_loras else None)
+        logger.debug("Padded %d MLPs, replaced %d convolutions.", padded, replace_patch_convolutions(model))
+        logger.info("Fused %d groups of linear layers.", fuse_linears(model))
+        _ready_for_one_row(model, text, dtype)
 
 
 def _ready_for_one_row(model: Any, text: Any, dtype: torch.dtype) -> None:

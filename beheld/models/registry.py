@@ -27,4 +27,5 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
     from beheld.models.load import load_model
     from beheld.models.prepare import prepare
 
-    return HFAdapter(prepare(load_model(hf_config, info, config), config), info)
+    model = load_model(hf_config, info, config)
+    return HFAdapter(model, info, prepare(model, config))

@@ -30,6 +30,7 @@ class Batch:
         metadata: for attention.
         wanted_S: batch indices of the tokens whose logits are wanted.
         sampling: slices that sample, in order; the first len(sampling) of wanted_S are theirs.
+        lora_slots_T: the slot of each token's LoRA adapter (0: none), on the host.
         prompt_targets: of slices that report prompt log-probabilities: (slice, its part of wanted_S, ids predicted).
     """
 
@@ -40,6 +41,7 @@ class Batch:
     metadata: AttnMetadata
     wanted_S: Tensor
     sampling: list[SeqSlice]
+    lora_slots_T: np.ndarray
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
 
 
@@ -64,6 +66,7 @@ def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: i
         metadata=_metadata(ordered, counts, rows, info, block_size),
         wanted_S=torch.tensor(wanted, dtype=torch.int64).to(device, non_blocking=True),
         sampling=sampling,
+        lora_slots_T=np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts),
         prompt_targets=targets,
     )
 

@@ -26,8 +26,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Rows of the small input: which row, its length, its position, then one slot per KV group.
-_FIELDS = 3
+# Rows of the small input: which row, its length, its position, its LoRA slot, then one slot per KV group.
+_FIELDS = 4
 # The engine has at most two steps in flight; a third buffer is never being read while it is written.
 _RING = 3
 
@@ -62,32 +62,34 @@ class DecodeGraphs:
         self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=True) for _ in range(_RING)]
         self._turn = 0
         self._tables_GRN = torch.from_numpy(rows.tables_GRN).to(device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        # By whether rows may have LoRA adapters, and by size.
+        self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._fill(self._host[0].numpy(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         self._input_FB.copy_(self._host[0])
 
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory."""
-        sizes: Sequence[int] = list(reversed(self._sizes))
+        wanted: Sequence[tuple[str, int]] = [(kind, size) for size in reversed(self._sizes) for kind in self._kinds]
         if show_progress:
             from tqdm import tqdm
 
-            sizes = tqdm(sizes, desc="Capturing CUDA graphs")
+            wanted = tqdm(wanted, desc="Capturing CUDA graphs")
         pool = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
-            for size in sizes:
-                self._step(size)
+            for kind, size in wanted:
+                self._step(kind, size)
                 graph = torch.cuda.CUDAGraph()
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, pool=pool):
-                    logits_BV = self._step(size)
+                    logits_BV = self._step(kind, size)
                 # The first replay takes the graph to the device; it works on padding.
                 graph.replay()
-                self._graphs[size] = (graph, logits_BV)
+                self._graphs[kind, size] = (graph, logits_BV)
 
-    def _step(self, size: int) -> Tensor:
+    def _step(self, kind: str, size: int) -> Tensor:
         """The decode step itself, on the tensors that stay in place."""
-        rows_B, lengths_B, position_B = self._input_FB[:_FIELDS, :size]
+        rows_B, lengths_B, position_B, slots_B = self._input_FB[:_FIELDS, :size]
         ids_B = self._rows.last_token_R.index_select(0, rows_B)
         groups = tuple(
             GroupMetadata(
@@ -108,7 +110,8 @@ class DecodeGraphs:
         )
         self._backend.begin(metadata)
         wanted_S = torch.arange(size, device=ids_B.device)
-        with forward_context(ForwardContext(self._backend, metadata, self._kv)):
+        lora = self._adapter.lora.slots(slots_B) if kind == "lora" and self._adapter.lora is not None else None
+        with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
             embeds_BH = self._adapter.embed(ids_B)
             return self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
 
@@ -130,7 +133,7 @@ class DecodeGraphs:
         self._fill(host.numpy(), rows, starts)
         self._input_FB.copy_(host, non_blocking=True)
         self.refresh_tables()
-        graph, logits_BV = self._graphs[size]
+        graph, logits_BV = self._graphs["lora" if self._rows.lora_slots_R[rows].any() else "plain", size]
         graph.replay()
         return logits_BV[:count], self._input_FB[0, :count]
 
@@ -149,6 +152,7 @@ class DecodeGraphs:
         fields[0, :count] = rows
         fields[1, :count] = starts + 1
         fields[2, :count] = starts + self._rows.delta_R[rows]
+        fields[3, :count] = self._rows.lora_slots_R[rows]
         for index in range(len(self._groups)):
             blocks = self._rows.tables_GRN[index, rows, starts // size]
             fields[_FIELDS + index, :count] = blocks.astype(np.int64) * size + starts % size

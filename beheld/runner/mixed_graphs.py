@@ -95,13 +95,14 @@ class MixedGraphs:
             return self._adapter.forward(self._embeds_TH[:size], self._positions_XT[:, :size], self._wanted_S)
 
     def takes(self, batch: Batch) -> bool:
-        """True if a graph can carry out this step."""
+        """True if a graph can carry out this step; those with LoRA adapters go without."""
         metadata = batch.metadata
         return (
             batch.ids_T.shape[0] <= self._sizes[-1]
             and len(metadata.starts) <= _SEQUENCES
             and batch.wanted_S.shape[0] <= _SEQUENCES
             and not metadata.both_ways
+            and not batch.lora_slots_T.any()
             and max(metadata.lengths[: metadata.num_decodes], default=0) <= _MOST_KEYS
         )
 

@@ -14,6 +14,7 @@ import torch
 from beheld.attention.cross import Sight
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
+from beheld.core.request import LoRARequest
 from beheld.models.adapter import ModelAdapter
 
 
@@ -43,8 +44,8 @@ class Rows:
     Attributes:
         last_token_R: int64, on the device.
         tables_GRN: block tables on the host.
-        known_R, delta_R, media_stop_R: of each row, the number of tokens known on the host, Row.delta, and where its
-            last media span ends; on the host.
+        known_R, delta_R, media_stop_R, lora_slots_R: of each row, the number of tokens known on the host, Row.delta,
+            where its last media span ends, and the slot of its LoRA adapter (0: none); on the host.
     """
 
     def __init__(self, adapter: ModelAdapter, num_rows: int, num_groups: int, blocks_per_row: int) -> None:
@@ -55,6 +56,7 @@ class Rows:
         self.known_R = np.zeros(num_rows, dtype=np.int64)
         self.delta_R = np.zeros(num_rows, dtype=np.int64)
         self.media_stop_R = np.zeros(num_rows, dtype=np.int64)
+        self.lora_slots_R = np.zeros(num_rows, dtype=np.int64)
         self._changed: list[tuple[int, np.ndarray]] = []
 
     def __getitem__(self, row: int) -> Row:
@@ -65,9 +67,20 @@ class Rows:
     def release(self, row: int) -> None:
         """The row is free."""
         self._rows[row] = None
+        self._take_slot(row, None)
+
+    def _take_slot(self, row: int, lora: LoRARequest | None) -> None:
+        slots = self._adapter.lora
+        assert slots is not None or lora is None, "an adapter for a model without slots"
+        self.lora_slots_R[row] = 0 if slots is None else slots.acquire(row, lora)
 
     def admit(self, admission: Admission) -> None:
-        """Fill a row; filling it again with the same sequence changes nothing."""
+        """Fill a row; filling it again with the same sequence changes nothing.
+
+        Raises:
+            LoRAError: its adapter is gone.
+        """
+        self._take_slot(admission.row, admission.lora)
         positions_XN, delta = self._adapter.positions(admission.token_ids[: admission.num_prompt], admission.spans)
         extra = len(admission.token_ids) - admission.num_prompt
         if extra:

@@ -11,10 +11,11 @@ from beheld.attention.backend import AttentionBackend
 from beheld.attention.context import Beside, ForwardContext, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import LoRAError, ModelError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
-from beheld.models.adapter import ModelAdapter
+from beheld.core.request import LoRARequest
+from beheld.models.adapter import LoRASlots, ModelAdapter
 from beheld.runner import beside, kv
 from beheld.runner.batch import Batch, build
 from beheld.runner.encoder import EncoderStore
@@ -126,7 +127,10 @@ class ModelRunner:
         found = None
         if self._cross_backend is not None:
             found = beside.look(batch.slices, batch.first_token, self.rows, self.encoder)
-        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv, beside=self._beside(found))):
+        slots = self._adapter.lora
+        lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found))
+        with forward_context(context):
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
 
     def _beside(self, found: CrossMetadata | None) -> Beside | None:
@@ -197,6 +201,31 @@ class ModelRunner:
         failed = {row: "nan" for row, nan in zip(handle.rows, broken, strict=True) if nan}
         logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
         return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
+
+    def add_lora(self, request: LoRARequest) -> LoRARequest:
+        """Read an adapter, unless it is here; gives the request with its digest.
+
+        Raises:
+            LoRAError: it cannot be used.
+        """
+        return self._slots().add(request)
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Forget an adapter; False if it is not known."""
+        return self._slots().remove(lora_int_id)
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """Keep an adapter until it is removed; False if it is not known."""
+        return self._slots().pin(lora_int_id)
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """The adapters in the host's memory."""
+        return () if self._adapter.lora is None else self._adapter.lora.known()
+
+    def _slots(self) -> LoRASlots:
+        if self._adapter.lora is None:
+            raise LoRAError("This engine takes no LoRA adapters.", "Start it with enable_lora=True.")
+        return self._adapter.lora
 
     @torch.inference_mode()
     def dry_run(self, num_tokens: int) -> tuple[torch.Tensor, ForwardContext]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import CapacityError, PromptError, PromptTooLongError
+from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
 from beheld.core.request import Request
 from beheld.scheduler.groups import GroupTables
 
@@ -14,11 +14,14 @@ def refuse(
     """Raise if the request could not run even with the device all to itself.
 
     Raises:
+        LoRAError: it has an adapter, and the engine takes none.
         PromptError: the prompt is empty.
         PromptTooLongError: the prompt leaves no room for an answer, or must be computed in one step and is too long.
         CapacityError: its keys and values, or the embeddings of one item, do not fit.
     """
     length = len(request.token_ids)
+    if request.lora is not None and config.max_loras == 0:
+        raise LoRAError("This engine takes no LoRA adapters.", "Start it with enable_lora=True.", param="lora_request")
     if length == 0:
         raise PromptError("The prompt is empty.")
     if length >= config.max_model_len:

@@ -20,14 +20,17 @@ def root_key(request: Request) -> bytes:
     """The parent of a request's first block: the adapter and the salt, on which every key and value depends.
 
     So they do on items with states, if any position stands before the first of them: who sees none attends to all.
-    Positions behind an item have it in a key before theirs.
+    Positions behind an item have it in a key before theirs. An adapter enters with its number and with the digest of
+    its files: another may have had the same number before.
 
-        lora (8) | number of items (8) | digest (32) of each, in order | salt
+        lora (8) | bytes of its digest (8) | digest | number of items (8) | digest (32) of each, in order | salt
     """
-    lora = 0 if request.lora is None else request.lora.lora_int_id
+    lora = request.lora
+    number, own = (0, b"") if lora is None else (lora.lora_int_id, lora.digest)
     beside = [span for span in request.spans if span.item.num_states]
     seen = [span.item.digest for span in beside] if beside and beside[0].start > 0 else []
-    return blake3(b"".join((struct.pack("<qq", lora, len(seen)), *seen, request.salt))).digest()
+    head = struct.pack("<qq", number, len(own)) + own + struct.pack("<q", len(seen))
+    return blake3(b"".join((head, *seen, request.salt))).digest()
 
 
 def block_key(parent: bytes, token_ids: Ordered[int], start: int, spans: Ordered[MediaSpan]) -> bytes:

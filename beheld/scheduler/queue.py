@@ -16,6 +16,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, int], Sequence]] = []
+        # In the order in which they were set aside.
+        self._aside: dict[Sequence, None] = {}
         self._num_waiting = 0
 
     def push(self, sequence: Sequence) -> None:
@@ -39,10 +41,29 @@ class WaitingQueue:
         self._num_waiting -= 1
         return sequence
 
+    def set_aside(self) -> None:
+        """Who is next lets others pass, until recalled."""
+        sequence = self.peek()
+        assert sequence is not None, "nobody to set aside"
+        heapq.heappop(self._heap)
+        self._aside[sequence] = None
+
+    def recall(self) -> None:
+        """Those set aside stand where they stood."""
+        for sequence in self._aside:
+            heapq.heappush(self._heap, (sequence.order, sequence))
+        self._aside.clear()
+
+    @property
+    def num_aside(self) -> int:
+        """How many are set aside."""
+        return len(self._aside)
+
     def discard(self, sequence: Sequence) -> None:
         """A sequence in the queue has ended; its status says so already."""
         assert sequence.status is Status.FINISHED
         self._num_waiting -= 1
+        self._aside.pop(sequence, None)
         if len(self._heap) > 2 * self._num_waiting + 16:
             self._heap = [entry for entry in self._heap if entry[1].status is Status.WAITING]
             heapq.heapify(self._heap)
@@ -53,5 +74,6 @@ class WaitingQueue:
     def check(self) -> None:
         """Assert that the count and the heap agree."""
         living = [entry[1] for entry in self._heap if entry[1].status is Status.WAITING]
+        living += self._aside
         assert len(living) == self._num_waiting, "the queue lost count"
         assert len(set(map(id, living))) == len(living), "a sequence waits twice"

@@ -25,6 +25,7 @@ from beheld.scheduler.encoder import EncoderBudget
 from beheld.scheduler.groups import GroupTables
 from beheld.scheduler.holding import Holding
 from beheld.scheduler.limits import refuse
+from beheld.scheduler.loras import LoRAQuota
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
 
@@ -44,6 +45,7 @@ class Scheduler:
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
         self._media = Holding(self._encoder)
         self._queue = WaitingQueue()
+        self._loras = LoRAQuota(config.max_loras, 2 * config.max_num_seqs)
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
@@ -193,7 +195,7 @@ class Scheduler:
     def _admit_waiting(self, draft: Draft) -> None:
         """Admit in the order of the queue; whoever cannot be admitted keeps all behind him waiting."""
         while draft.budget > 0 and self._free_rows and self._tables.num_free > 0:
-            sequence = self._queue.peek()
+            sequence = self._loras.peek(self._queue)
             if sequence is None or sequence.num_in_flight > 0 or not self._admit(sequence, draft):
                 return
 
@@ -213,6 +215,7 @@ class Scheduler:
         sequence.row = self._free_rows.pop()
         insort(self._running, sequence, key=_order)
         self._media.admit(sequence, draft)
+        self._loras.enter(sequence, self._queue)
         if sequence.num_cached is None:
             sequence.num_cached = start
             sequence.waited_s = time.monotonic() - sequence.added_s
@@ -356,6 +359,7 @@ class Scheduler:
 
     def _leave_device(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self._loras.leave(sequence)
         self._tables.free(sequence)
         self._free_rows.append(sequence.row)
         self._released.append(sequence.row)
@@ -428,6 +432,7 @@ class Scheduler:
                 assert not sequence.states, "a waiting sequence holds states"
                 assert not any(sequence.tables), "a waiting sequence holds blocks"
         self._queue.check()
+        self._loras.check(self._running)
         self._tables.check(self._running)
         self._media.check(self._running)
 

@@ -15,6 +15,7 @@ from beheld.core.errors import (
     ConfigError,
     EngineDeadError,
     EngineError,
+    LoRAError,
     MediaError,
     ModelError,
     ParamsError,
@@ -72,7 +73,9 @@ def test_engine_args_go_back_into_llm() -> None:
         ("tensor_parallel_size", 0),
         ("pipeline_parallel_size", 2),
         ("quantization", "fp8"),
-        ("enable_lora", True),
+        ("max_loras", 0),
+        ("max_lora_rank", "8"),
+        ("max_cpu_loras", 0),
         ("dtype", "float7"),
         ("max_model_len", 0),
         ("max_model_len", 10**9),
@@ -291,7 +294,7 @@ def test_wrong_calls(llm: LLM) -> None:
 
 
 def test_what_would_change_nothing_is_refused(llm: LLM) -> None:
-    with pytest.raises(ConfigError, match="LoRA"):
+    with pytest.raises(LoRAError, match="enable_lora"):
         llm.generate(ask("x"), GREEDY, lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
     with pytest.raises(ParamsError, match="scheduling_policy"):
         llm.generate([ask("x")], GREEDY, priority=[1], use_tqdm=False)

@@ -111,13 +111,15 @@ def answer(family: str, ask: Ask) -> Answer:
 
 @cache
 def _answer(family: str, ask: Ask) -> Answer:
-    prepared = inputs(family, ask)
     # BLIP-2's own generate wants a picture; without one, its language model answers alone.
     speaker = model(family).language_model if family == "blip2" and not ask.images else model(family)
+    return answered(speaker, inputs(family, ask), ask.max_tokens)
+
+
+def answered(speaker: Any, prepared: dict[str, Any], max_tokens: int) -> Answer:
+    """What a model's own generate() says."""
     with torch.inference_mode():
-        made = speaker.generate(
-            **prepared, max_new_tokens=ask.max_tokens, output_logits=True, return_dict_in_generate=True
-        )
+        made = speaker.generate(**prepared, max_new_tokens=max_tokens, output_logits=True, return_dict_in_generate=True)
     prompt = tuple(prepared["input_ids"][0].tolist())
     tokens = tuple(made.sequences[0].tolist()[len(prompt) :])
     logits = torch.stack([step[0] for step in made.logits]).double()

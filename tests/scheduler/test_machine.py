@@ -84,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         atomic=st.sampled_from([False, False, True]),
         policy=st.sampled_from(["fcfs", "priority"]),
         max_model_len=st.sampled_from([24, 48]),
+        max_loras=st.sampled_from([1, 2]),
     )
     def begin(
         self,
@@ -97,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         atomic: bool,
         policy: str,
         max_model_len: int,
+        max_loras: int,
     ) -> None:
         self.info = fake_info(*groups, atomic_spans=atomic)
         self.config = fake_config(
@@ -107,6 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             chunked_prefill=chunked,
             policy=policy,
             max_model_len=max_model_len,
+            max_loras=max_loras,
         )
         capacity = fake_capacity(self.info, self.config, num_blocks)
         self.most_positions = (num_blocks - 1) * 4 if FULL in groups else max_model_len
@@ -131,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sampled_from([frozenset(), frozenset({2, 5}), frozenset(range(30))]),
         priority=st.integers(0, 2),
         logprobs=st.sampled_from([None, None, None, 1]),
-        lora=st.sampled_from([None, None, LoRARequest("x", 1)]),
+        lora=st.sampled_from([None, None, LoRARequest("x", 1), LoRARequest("y", 2), LoRARequest("z", 3)]),
         copies=st.integers(1, 3),
     )
     def add(

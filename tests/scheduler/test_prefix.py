@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from beheld.core.request import LoRARequest, Request
 from beheld.scheduler.blocks import BlockPool
 from beheld.scheduler.prefix import extend_keys, longest_run, longest_window, root_key
@@ -72,8 +74,12 @@ def test_adapter_and_salt_separate_everything() -> None:
         root_key(fake_request("3", 5, salt=b"you")),
         root_key(fake_request("4", 5, lora=lora)),
         root_key(fake_request("5", 5, lora=lora, salt=b"me")),
+        # A number may be given to another adapter; and no salt spells a digest.
+        root_key(fake_request("6", 5, lora=replace(lora, digest=b"one"))),
+        root_key(fake_request("7", 5, lora=replace(lora, digest=b"two"))),
+        root_key(fake_request("8", 5, lora=lora, salt=b"one")),
     }
-    assert len(roots) == 5
+    assert len(roots) == 8
 
 
 def test_keys_grow_with_the_output() -> None:

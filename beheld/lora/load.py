@@ -1,0 +1,342 @@
+"""Reads a LoRA adapter in PEFT's form from its folder, and refuses whatever could not be applied exactly.
+
+Shapes: I inputs and O outputs of a layer, r the adapter's rank there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from beheld.core.errors import LoRAError
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+# The wrapper's prefix, the layer's path, which matrix, and, in some files, the adapter's own name.
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<which>[AB])(?:\.(?P<own>[^.]+))?\.weight")
+# Fields that matter to training, or only describe. All others must say nothing.
+_DESCRIBING = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "layers_pattern"),
+        *("layers_to_transform", "lora_dropout", "peft_version", "qalora_group_size", "revision", "runtime_config"),
+        *("target_modules", "task_type", "eva_config", "megatron_core"),
+    }
+)
+_APPLIED = frozenset({"alpha_pattern", "lora_alpha", "peft_type", "r", "rank_pattern", "use_rslora"})
+# How training began; any other way also changed the base's own weights.
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HEADER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Site:
+    """A linear layer that can carry an adapter: its path below the decoder, its inputs and its outputs."""
+
+    name: str
+    num_inputs: int
+    num_outputs: int
+
+
+@dataclass(frozen=True, eq=False)
+class LoRAWeights:
+    """An adapter that was read and fits.
+
+    Attributes:
+        name: as in its request.
+        digest: of its configuration and its weights, 32 bytes.
+        matrices: site name -> (r, I) into the rank, and (O, r) out of it with the scale.
+    """
+
+    name: str
+    digest: bytes
+    matrices: Mapping[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an adapter must fit.
+
+    Attributes:
+        sites: the layers that can carry one, by name.
+        prefixes: what may stand before a site's name in a file: where the decoder lies in this model, and where older
+            versions of transformers had it.
+        max_rank: the greatest rank.
+        dtype: of activations.
+    """
+
+    sites: Mapping[str, Site]
+    prefixes: tuple[str, ...]
+    max_rank: int
+    dtype: torch.dtype
+
+    @property
+    def max_file_bytes(self) -> int:
+        """More than an adapter of the greatest rank on all sites takes in float64."""
+        values = sum(self.max_rank * (site.num_inputs + site.num_outputs) for site in self.sites.values())
+        return 8 * values + _HEADER_BYTES
+
+    def site(self, path: str) -> Site | None:
+        """The site of a layer's path in a file."""
+        for prefix in self.prefixes:
+            if path.startswith(prefix) and path[len(prefix) :] in self.sites:
+                return self.sites[path[len(prefix) :]]
+        return None
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """What adapter_config.json says of ranks and scales, by layer path."""
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, Any]
+    alpha_pattern: Mapping[str, Any]
+    rooted: Any
+
+    def of(self, path: str) -> tuple[Any, Any]:
+        """Rank and scale of one layer: alpha / rank, or alpha / sqrt(rank) (rank-stabilised LoRA, arXiv 2312.03732)."""
+        rank, alpha = _matching(self.rank_pattern, path, self.rank), _matching(self.alpha_pattern, path, self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.rooted else rank)
+
+
+def load(name: str, folder: str, form: Form) -> LoRAWeights:
+    """Read the adapter in `folder`; on the host, in the form's dtype, scaled.
+
+    Raises:
+        LoRAError: it is not there, not one, or not one for this model; the message says which and what to do.
+    """
+    path = _folder(name, folder)
+    said = _bytes(name, path / CONFIG, 1 << 20)
+    config = _config(name, said)
+    body = _bytes(name, path / WEIGHTS, form.max_file_bytes)
+    pairs = _pairs(name, _tensors(name, body))
+    scales = _scales(name, config, form.max_rank)
+    matrices: dict[str, tuple[Tensor, Tensor]] = {}
+    for where, (down_rI, up_Or) in pairs.items():
+        site = form.site(where)
+        if site is None:
+            raise LoRAError(
+                f"The adapter {name!r} changes {where!r}, which is not a linear layer of the language model here.",
+                f"It was made for {_base(config)}. Train it with target_modules that name such layers alone, or merge "
+                "it into the model.",
+            )
+        if site.name in matrices:
+            raise LoRAError(f"The adapter {name!r} changes {site.name!r} twice.", "Save it again.")
+        rank, scale = _scale_of(name, scales, where)
+        _check_shapes(name, site, down_rI, up_Or, rank, form.max_rank, config)
+        matrices[site.name] = _ready(name, where, down_rI, up_Or, scale, form.dtype)
+    _check_targets(name, config, form, matrices)
+    return LoRAWeights(name, blake3(blake3(said).digest() + blake3(body).digest()).digest(), matrices)
+
+
+def _folder(name: str, folder: str) -> Path:
+    if "://" in folder:
+        raise LoRAError(f"The adapter {name!r} is given by a URL, {folder[:128]!r}.", "Fetch it and give its folder.")
+    path = Path(folder).expanduser()
+    try:
+        found = bool(folder) and path.is_dir()
+    except (OSError, ValueError):
+        found = False
+    if not found:
+        raise LoRAError(
+            f"There is no folder {folder[:256]!r} for the adapter {name!r}.",
+            f"Give the folder that holds {CONFIG} and {WEIGHTS}.",
+        )
+    if not (path / WEIGHTS).is_file() and any(path.glob("adapter_model.*")):
+        raise LoRAError(
+            f"The adapter {name!r} has no {WEIGHTS}; pickled weights are never read.",
+            "Save it as safetensors (save_pretrained of peft does).",
+        )
+    return path
+
+
+def _bytes(name: str, file: Path, most: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            body = opened.read(most + 1)
+    except OSError as error:
+        raise LoRAError(
+            f"The adapter {name!r} has no readable {file.name} ({type(error).__name__}).",
+            f"Its folder must hold {CONFIG} and {WEIGHTS}.",
+        ) from error
+    if len(body) > most:
+        raise LoRAError(
+            f"{file.name} of the adapter {name!r} is larger than any adapter for this model can be.",
+            "Check that it is the adapter and not a model, or raise max_lora_rank.",
+        )
+    return body
+
+
+def _config(name: str, said: bytes) -> dict[str, Any]:
+    try:
+        config = json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise LoRAError(f"{CONFIG} of the adapter {name!r} is not JSON.", "Save the adapter again.") from error
+    if not isinstance(config, dict):
+        raise LoRAError(f"{CONFIG} of the adapter {name!r} is not an object.", "Save the adapter again.")
+    if config.get("peft_type") != "LORA":
+        raise LoRAError(
+            f"The adapter {name!r} is of the type {config.get('peft_type')!r}.", "Only LORA adapters can be used."
+        )
+    if config.get("bias", "none") != "none":
+        raise LoRAError(f"The adapter {name!r} also has biases.", "Train it with bias='none'.", param="bias")
+    start = config.get("init_lora_weights")
+    if not any(start is plain or (isinstance(start, str) and start == plain) for plain in _PLAIN_STARTS):
+        raise LoRAError(
+            f"The adapter {name!r} began with init_lora_weights={start!r}, which changes the base's weights as well.",
+            "Convert it to a plain LoRA adapter first (see peft's notes on this initialisation).",
+            param="init_lora_weights",
+        )
+    known = _DESCRIBING | _APPLIED | {"bias", "init_lora_weights"}
+    for field, value in config.items():
+        if value and field not in known:
+            raise LoRAError(
+                f"The adapter {name!r} sets {field}, which is not supported.", "Train it without that.", param=field
+            )
+    return config
+
+
+def _scales(name: str, config: Mapping[str, Any], max_rank: int) -> _Scales:
+    rank, alpha = config.get("r", 8), config.get("lora_alpha", 8)
+    patterns = [config.get(field) or {} for field in ("rank_pattern", "alpha_pattern")]
+    if not _is_rank(rank) or not _is_number(alpha) or not all(isinstance(pattern, dict) for pattern in patterns):
+        raise LoRAError(f"{CONFIG} of the adapter {name!r} has no usable r and lora_alpha.", "Save the adapter again.")
+    if rank > max_rank and not patterns[0]:
+        raise _too_wide(name, rank, max_rank)
+    return _Scales(rank, alpha, patterns[0], patterns[1], config.get("use_rslora"))
+
+
+def _scale_of(name: str, scales: _Scales, path: str) -> tuple[int, float]:
+    try:
+        rank, scale = scales.of(path)
+    except (re.error, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise LoRAError(f"{CONFIG} of the adapter {name!r} has an unusable pattern of ranks or scales.") from error
+    if not _is_rank(rank) or not _is_number(scale):
+        raise LoRAError(f"{CONFIG} of the adapter {name!r} has no usable rank or scale for {path!r}.")
+    return rank, scale
+
+
+def _matching(pattern: Mapping[str, Any], path: str, default: Any) -> Any:
+    """The first entry whose key matches the end of the path, as peft matches."""
+    for key, value in pattern.items():
+        if re.match(rf"(.*\.)?({key})$", path):
+            return value
+    return default
+
+
+def _tensors(name: str, body: bytes) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load as read
+
+    try:
+        return read(body)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise LoRAError(f"{WEIGHTS} of the adapter {name!r} is broken: {error}.", "Fetch it again.") from error
+
+
+def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Layer path -> its two matrices."""
+    halves: dict[str, dict[str, Tensor]] = {}
+    owners: set[str | None] = set()
+    for key, tensor in tensors.items():
+        found = _KEY.fullmatch(key)
+        if found is None:
+            raise LoRAError(
+                f"The adapter {name!r} holds {key!r}, which is no pair of LoRA matrices of a linear layer.",
+                "Embeddings, heads and whole modules cannot be part of an adapter here: leave them out, or merge it.",
+            )
+        owners.add(found["own"])
+        halves.setdefault(found["path"], {})[found["which"]] = tensor
+    if not halves or len(owners) > 1:
+        what = "nothing" if not halves else "several adapters"
+        raise LoRAError(f"{WEIGHTS} of the adapter {name!r} holds {what}.", "Save one adapter to one folder.")
+    single = next((path for path, both in halves.items() if len(both) != 2), None)
+    if single is not None:
+        raise LoRAError(f"The adapter {name!r} has only one of two matrices for {single!r}.", "Fetch it again.")
+    return {path: (both["A"], both["B"]) for path, both in halves.items()}
+
+
+def _check_shapes(
+    name: str, site: Site, down_rI: Tensor, up_Or: Tensor, rank: int, max_rank: int, config: Mapping[str, Any]
+) -> None:
+    if down_rI.dim() != 2 or up_Or.dim() != 2 or down_rI.shape[0] != up_Or.shape[1]:
+        raise LoRAError(
+            f"The matrices of {site.name!r} in the adapter {name!r} do not fit each other: {tuple(down_rI.shape)} and "
+            f"{tuple(up_Or.shape)}."
+        )
+    if (down_rI.shape[1], up_Or.shape[0]) != (site.num_inputs, site.num_outputs):
+        raise LoRAError(
+            f"The adapter {name!r} is not one for this model: {site.name!r} has {site.num_inputs} inputs and "
+            f"{site.num_outputs} outputs, its matrices are for {down_rI.shape[1]} and {up_Or.shape[0]}.",
+            f"It was made for {_base(config)}.",
+        )
+    if down_rI.shape[0] != rank:
+        raise LoRAError(
+            f"{CONFIG} of the adapter {name!r} says rank {rank} for {site.name!r}; its matrices have rank "
+            f"{down_rI.shape[0]}."
+        )
+    if rank > max_rank:
+        raise _too_wide(name, rank, max_rank)
+
+
+def _ready(
+    name: str, path: str, down_rI: Tensor, up_Or: Tensor, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    if down_rI.dtype not in _DTYPES or up_Or.dtype not in _DTYPES:
+        raise LoRAError(f"The matrices of {path!r} in the adapter {name!r} are of {down_rI.dtype}, {up_Or.dtype}.")
+    down, up = down_rI.to(dtype), (up_Or.float() * scale).to(dtype)
+    if not (down.isfinite().all() and up.isfinite().all()):
+        raise LoRAError(
+            f"The matrices of {path!r} in the adapter {name!r} are not finite (NaN or infinite) in "
+            f"{str(dtype).removeprefix('torch.')}.",
+            "Fetch or train it again.",
+        )
+    return down.contiguous(), up.contiguous()
+
+
+def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapping[str, Any]) -> None:
+    """A layer that the configuration names, that this model has, and of which the file holds nothing."""
+    targets = config.get("target_modules")
+    for target in targets if isinstance(targets, list) else ():
+        there = [site for site in form.sites if f".{site}".endswith(f".{target}")]
+        if there and not any(site in found for site in there):
+            raise LoRAError(
+                f"The adapter {name!r} names {target!r} among its target_modules and holds nothing for it.",
+                "Fetch it again.",
+                param="target_modules",
+            )
+
+
+def _too_wide(name: str, rank: int, max_rank: int) -> LoRAError:
+    return LoRAError(
+        f"The adapter {name!r} has rank {rank}; max_lora_rank is {max_rank}.",
+        f"Start the engine with max_lora_rank={rank}.",
+        param="max_lora_rank",
+    )
+
+
+def _base(config: Mapping[str, Any]) -> str:
+    base = config.get("base_model_name_or_path")
+    return repr(base[:128]) if isinstance(base, str) and base else "another model"
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+__all__ = ["Form", "LoRAWeights", "Site", "load"]

@@ -1,0 +1,193 @@
+"""Which adapters are in the host's memory, which are in a slot on the device, and which rows use them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from beheld.core.errors import LoRAError
+from beheld.core.request import LoRARequest
+from beheld.lora.layers import LoRALinear, Switch
+from beheld.lora.load import Form, LoRAWeights, load
+from beheld.lora.step import Runs, Slots, runs_of
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One place on the device: who is in it, the rows that use it, and whether it is emptied after the last of them."""
+
+    lora: LoRARequest | None = None
+    rows: set[int] = field(default_factory=set)
+    leaving: bool = False
+
+
+class LoRASlots:
+    """Adapters of one model. The scheduler sees to it that no more than `max_loras` of them are in use at once.
+
+    Slots are numbered from 1; 0 stands for no adapter. What is not used stays until its place is needed; then whoever
+    was used least recently goes.
+
+    Args:
+        layers: those that can carry adapters.
+        form: what an adapter must fit.
+        max_loras: slots on the device.
+        max_host: adapters in the host's memory, at least `max_loras`.
+        switch: the layers'.
+    """
+
+    def __init__(
+        self, layers: Sequence[LoRALinear], form: Form, *, max_loras: int, max_host: int, switch: Switch
+    ) -> None:
+        assert 1 <= max_loras <= max_host
+        self.switch = switch
+        self._layers = layers
+        self._form = form
+        self._max_host = max_host
+        self._host: OrderedDict[int, tuple[LoRARequest, LoRAWeights]] = OrderedDict()
+        self._pinned: set[int] = set()
+        # In the order of their last use.
+        self._slots: OrderedDict[int, _Slot] = OrderedDict((number, _Slot()) for number in range(1, max_loras + 1))
+        self._slot_by_row: dict[int, int] = {}
+
+    # ------------------------------------------------------------------ the host's memory
+
+    def add(self, request: LoRARequest) -> LoRARequest:
+        """Read an adapter, unless it is here; gives the request with its digest.
+
+        Raises:
+            LoRAError: it cannot be used, or its number stands for another one.
+        """
+        asked = dataclasses.replace(request, digest=b"")
+        known = self._host.get(request.lora_int_id)
+        if known is not None:
+            held = known[0]
+            if dataclasses.replace(held, digest=b"") != asked:
+                raise LoRAError(
+                    f"lora_int_id {request.lora_int_id} is that of the adapter {held.lora_name!r} in "
+                    f"{held.lora_path!r}, not of {request.lora_name!r} in {request.lora_path!r}.",
+                    "Give each adapter a number of its own, or remove the first.",
+                    param="lora_int_id",
+                )
+            self._host.move_to_end(request.lora_int_id)
+            return held
+        weights = load(request.lora_name, request.lora_path, self._form)
+        held = dataclasses.replace(asked, digest=weights.digest)
+        self._make_room()
+        self._host[request.lora_int_id] = held, weights
+        logger.info("Loaded the adapter %r from %s.", held.lora_name, held.lora_path)
+        return held
+
+    def _make_room(self) -> None:
+        while len(self._host) >= self._max_host:
+            oldest = next((number for number in self._host if number not in self._pinned), None)
+            if oldest is None:
+                raise LoRAError(
+                    f"All {self._max_host} adapters in memory are pinned.", "Raise max_cpu_loras, or remove one."
+                )
+            del self._host[oldest]
+
+    def remove(self, lora_int_id: int) -> bool:
+        """Forget an adapter; sequences that run with it finish. False if it is not known."""
+        known = self._host.pop(lora_int_id, None)
+        self._pinned.discard(lora_int_id)
+        for number, slot in self._slots.items():
+            if slot.lora is not None and slot.lora.lora_int_id == lora_int_id:
+                slot.leaving = True
+                self._tidy(number)
+        return known is not None
+
+    def pin(self, lora_int_id: int) -> bool:
+        """Keep an adapter in the host's memory until it is removed. False if it is not known."""
+        if lora_int_id in self._host:
+            self._pinned.add(lora_int_id)
+        return lora_int_id in self._host
+
+    def known(self) -> tuple[LoRARequest, ...]:
+        """The adapters in the host's memory, the least recently used first."""
+        return tuple(request for request, _ in self._host.values())
+
+    # ------------------------------------------------------------------ the device
+
+    def acquire(self, row: int, lora: LoRARequest | None) -> int:
+        """The slot that `row` uses from now on, with the adapter in it; asking again changes nothing.
+
+        Raises:
+            LoRAError: the adapter has to be read again, and cannot be, or is another one now.
+        """
+        if lora is None:
+            self.release(row)
+            return 0
+        number = next((number for number, slot in self._slots.items() if slot.lora == lora), None)
+        if self._slot_by_row.get(row) != number:
+            self.release(row)
+        if number is None:
+            weights = self._weights(lora)
+            number = next((number for number, slot in self._slots.items() if not slot.rows), None)
+            assert number is not None, "more adapters are in use than there are slots"
+            self._write(number, lora, weights)
+        self._slots.move_to_end(number)
+        self._slots[number].rows.add(row)
+        self._slot_by_row[row] = number
+        return number
+
+    def release(self, row: int) -> None:
+        """`row` uses no adapter any more."""
+        number = self._slot_by_row.pop(row, None)
+        if number is not None:
+            self._slots[number].rows.discard(row)
+            self._tidy(number)
+
+    def _tidy(self, number: int) -> None:
+        if self._slots[number].leaving and not self._slots[number].rows:
+            self._empty(number)
+
+    def _weights(self, lora: LoRARequest) -> LoRAWeights:
+        if lora.lora_int_id not in self._host:
+            self.add(lora)
+        held, weights = self._host[lora.lora_int_id]
+        if held != lora:
+            raise LoRAError(
+                f"The adapter {lora.lora_name!r} was changed while a request waited for it.", "Send it again."
+            )
+        self._host.move_to_end(lora.lora_int_id)
+        return weights
+
+    def _empty(self, number: int) -> None:
+        self._slots[number].lora, self._slots[number].leaving = None, False
+        for layer in self._layers:
+            layer.empty(number)
+
+    def _write(self, number: int, lora: LoRARequest, weights: LoRAWeights) -> None:
+        self._empty(number)
+        for layer in self._layers:
+            for part, name in enumerate(layer.names):
+                if name in weights.matrices:
+                    layer.fill(number, part, *weights.matrices[name])
+        # Only now: what failed half-way is no adapter.
+        self._slots[number].lora = lora
+
+    # ------------------------------------------------------------------ steps
+
+    def runs(self, slots_T: np.ndarray, device: torch.device) -> Runs | None:
+        """What the layers need to know of a step whose tokens have these slots; None if none has an adapter."""
+        return runs_of(slots_T, device)
+
+    def slots(self, slots_T: Tensor) -> Slots:
+        """The same for slots that only the device knows."""
+        return Slots(slots_T)
+
+    def check(self) -> None:
+        """Assert that rows and slots agree."""
+        for number, slot in self._slots.items():
+            assert slot.rows == {row for row, own in self._slot_by_row.items() if own == number}
+            assert slot.lora is not None or not slot.rows, "a row uses an empty slot"
+        assert len(self._host) <= self._max_host, "too many adapters in memory"

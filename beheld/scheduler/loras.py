@@ -1,0 +1,75 @@
+"""Which LoRA adapters may run together: as many as the device has slots, and nobody waits for one without end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from beheld.core.request import LoRARequest
+from beheld.scheduler.queue import WaitingQueue
+from beheld.scheduler.sequence import Sequence
+
+
+class LoRAQuota:
+    """Counts the adapters of running sequences.
+
+    A sequence whose adapter finds no slot is set aside, and those behind it may pass: without an adapter always, with
+    one that runs anyway `patience` times. After that the slots run empty, and it is its turn.
+
+    Args:
+        max_loras: slots of the device.
+        patience: how many sequences with adapters may pass one that waits for a slot.
+    """
+
+    def __init__(self, max_loras: int, patience: int) -> None:
+        self._max_loras = max_loras
+        self._patience = patience
+        self._in_use: Counter[LoRARequest] = Counter()
+        self._passed = 0
+        self._changed = False
+
+    def peek(self, queue: WaitingQueue) -> Sequence | None:
+        """The next sequence that finds a slot or needs none; None if there is none. Others are set aside."""
+        if self._changed:
+            # Who waits for a slot, or for the adapter that has just got one, stands where it stood.
+            queue.recall()
+            self._changed = False
+        sequence = queue.peek()
+        while sequence is not None and not self._finds_slot(sequence, queue):
+            queue.set_aside()
+            sequence = queue.peek()
+        return sequence
+
+    def _finds_slot(self, sequence: Sequence, queue: WaitingQueue) -> bool:
+        lora = sequence.request.lora
+        if lora is None:
+            return True
+        if lora in self._in_use:
+            return not queue.num_aside or self._passed < self._patience
+        return len(self._in_use) < self._max_loras
+
+    def enter(self, sequence: Sequence, queue: WaitingQueue) -> None:
+        """The sequence runs from now on."""
+        lora = sequence.request.lora
+        if lora is None:
+            return
+        if lora not in self._in_use:
+            self._changed = True
+            self._passed = 0
+        elif queue.num_aside:
+            self._passed += 1
+        self._in_use[lora] += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        """The sequence runs no more."""
+        lora = sequence.request.lora
+        if lora is None:
+            return
+        self._in_use[lora] -= 1
+        if not self._in_use[lora]:
+            del self._in_use[lora]
+            self._changed = True
+
+    def check(self, running: list[Sequence]) -> None:
+        """Assert that the counts are those of `running`."""
+        assert self._in_use == Counter(s.request.lora for s in running if s.request.lora is not None)
+        assert len(self._in_use) <= self._max_loras, "more adapters run than there are slots"
