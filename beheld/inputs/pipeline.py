@@ -56,6 +56,7 @@ class InputPipeline:
     """
 
     def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
+        told.check(args)
         self._info = info
         self._config = config
         self._args = args
@@ -69,7 +70,7 @@ class InputPipeline:
             self._templates.resolve(args.chat_template, None)
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype)
-        told.check(args, info, self._processor)
+        told.check_processor(args.mm_processor_kwargs, info, self._processor)
         self._cache = MediaCache(config.processor_cache_bytes)
         self._limits = MediaLimits()
         self._rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, self._limits)

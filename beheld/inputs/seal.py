@@ -18,6 +18,8 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+HABITUAL = ("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams")
+"""Names of generation_config.json that concern every answer; see Habits."""
 
 
 class Sealer:

@@ -8,32 +8,52 @@ from typing import Any
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
-from beheld.core.params import nearest
+from beheld.core.params import nearest, whole
 from beheld.inputs import options, video
 from beheld.inputs.processor import ItemProcessor
-from beheld.inputs.seal import RECOMMENDED, recommended
+from beheld.inputs.seal import HABITUAL, RECOMMENDED, recommended
 
 
-def check(args: EngineArgs, info: ModelInfo, processor: ItemProcessor) -> None:
-    """Check override_generation_config, media_io_kwargs and mm_processor_kwargs; the last one loads the processor.
+def check(args: EngineArgs) -> None:
+    """Check override_generation_config and media_io_kwargs.
 
     Raises:
         ConfigError: a name in one of them is unknown, or a value is out of range.
     """
     _overrides(args)
     _io(args.media_io_kwargs or {})
-    if args.mm_processor_kwargs:
-        _processor(args.mm_processor_kwargs, info, processor)
+
+
+def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: ItemProcessor) -> None:
+    """Check mm_processor_kwargs, for which the processor is loaded if there are any.
+
+    Raises:
+        ConfigError: the processor knows no such option, or there is nothing to process.
+    """
+    name = "mm_processor_kwargs"
+    if not told:
+        return
+    if not info.modalities:
+        raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
+    try:
+        for modality in info.modalities:
+            options.of_modality(processor.loaded(), modality, told)
+    except ParamsError as error:
+        raise ConfigError(error.reason, error.remedy, param=name) from error
 
 
 def _overrides(args: EngineArgs) -> None:
     name = "override_generation_config"
     told = args.override_generation_config or {}
-    known = (*RECOMMENDED, "do_sample", "max_new_tokens")
+    known = (*RECOMMENDED, *HABITUAL, "do_sample", "max_new_tokens")
     for key in told:
         if key not in known:
             raise _unknown(name, str(key), known)
     try:
+        for key in HABITUAL:
+            values = told.get(key)
+            for value in values if isinstance(values, list) else (values,):
+                whole(key, value, 0, optional=True)
         recommended({}, args)
     except ParamsError as error:
         raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
@@ -56,17 +76,6 @@ def _io(told: Mapping[str, Any]) -> None:
         video.Sampling.of(told.get("video", {}))
     except ParamsError as error:
         raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
-
-
-def _processor(told: Mapping[str, Any], info: ModelInfo, processor: ItemProcessor) -> None:
-    name = "mm_processor_kwargs"
-    if not info.modalities:
-        raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
-    try:
-        for modality in info.modalities:
-            options.of_modality(processor.loaded(), modality, told)
-    except ParamsError as error:
-        raise ConfigError(error.reason, error.remedy, param=name) from error
 
 
 def _unknown(name: str, key: str, known: tuple[str, ...]) -> ConfigError:

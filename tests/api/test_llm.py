@@ -99,6 +99,7 @@ def test_engine_args_go_back_into_llm() -> None:
         ("generation_config", "/somewhere"),
         ("override_generation_config", {"temprature": 0.5}),
         ("override_generation_config", {"top_p": 3}),
+        ("override_generation_config", {"no_repeat_ngram_size": "three"}),
         ("media_io_kwargs", {"vidoe": {}}),
         ("media_io_kwargs", {"video": {"num_frame": 4}}),
         ("media_io_kwargs", {"video": {"num_frames": 0}}),
