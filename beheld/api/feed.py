@@ -6,6 +6,7 @@ a GPU fed; the order of the jobs is kept, and no more than a window of them is p
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
+
+_SWITCH_S = 2e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,11 @@ class Feed:
         self._window = window if threads else 1
         self._ahead: deque[tuple[int, Job, Future[list[Request]], list[float]]] = deque()
         self._dry = False
+        self._interval = sys.getswitchinterval()
+        if threads:
+            # The thread that drives the device gives the interpreter away with every operation, and must not wait the
+            # usual five milliseconds to get it back from those that prepare.
+            sys.setswitchinterval(_SWITCH_S)
 
     @property
     def more(self) -> bool:
@@ -87,6 +95,7 @@ class Feed:
         self._ahead.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            sys.setswitchinterval(self._interval)
 
     def _look_ahead(self) -> None:
         while not self._dry and len(self._ahead) < self._window:

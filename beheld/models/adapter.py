@@ -32,6 +32,9 @@ class ModelAdapter(Protocol):
     lora: LoRASlots | None
     """Where LoRA adapters are kept; None if there can be none."""
 
+    def capture_calls(self) -> None:
+        """From now on, capture tower calls of sizes that come again, as CUDA graphs."""
+
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings (T, H), followed in some families by further columns that only `forward` understands."""
 

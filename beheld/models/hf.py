@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
 from beheld.models import packed
+from beheld.models.call_graphs import CallGraphs
 from beheld.models.families import PLAIN_HEADS, anyres, beside_of, combine_rule, ears_of, wide_of
 from beheld.models.upload import Uploader
 
@@ -50,6 +51,7 @@ class HFAdapter:
         self._ears = ears_of(info.model_type)
         self._beside = beside_of(info.model_type, model)
         self._upload = Uploader(self.device)
+        self._call_graphs: CallGraphs | None = None
         self._route_attention()
 
     def _route_attention(self) -> None:
@@ -69,6 +71,10 @@ class HFAdapter:
             self.model.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")
+
+    def capture_calls(self) -> None:
+        """From now on, capture tower calls of sizes that come again."""
+        self._call_graphs = CallGraphs()
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings (T, H), followed in some families by what later layers take."""
@@ -109,14 +115,23 @@ class HFAdapter:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         made = packed.keywords(self.info.model_type, getattr(self._core, "visual", None), options, self._upload) or {}
         moved = {k: self._move(v) for k, v in options.items() if k not in made} | made
-        renamed = "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters
-        if renamed:
+        if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
             # Older versions of some families name the frames as they name pictures.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
-        result = method(**moved, return_dict=True)
+        if self._call_graphs is None or not made:
+            return self._pooled(modality, method, moved)
+        # What lies on the device may change from call to call; all else decides what is launched.
+        tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.is_cuda}
+        fixed = {k: v for k, v in moved.items() if k not in tensors}
+        grids = tuple(tuple(v.flatten().tolist()) for v in fixed.values() if isinstance(v, Tensor))
+        return self._call_graphs((modality, grids), tensors, lambda t: self._pooled(modality, method, {**fixed, **t}))
+
+    def _pooled(self, modality: str, method: Callable[..., Any], keywords: dict[str, Any]) -> Tensor:
+        """Embeddings (sum of E, H) of one call of the model's own method."""
+        result = method(**keywords, return_dict=True)
         # A family without a tower only maps patches to embeddings, which nothing pools.
         pooled = result.last_hidden_state if result.pooler_output is None else result.pooler_output
-        if renamed and self.info.model_type == "llava_onevision":
+        if modality == "video" and "pixel_values_videos" not in keywords and self.info.model_type == "llava_onevision":
             pooled = anyres.with_newlines(pooled, self._core.image_newline)
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
         flat = [part.reshape(-1, part.shape[-1]) for part in parts]

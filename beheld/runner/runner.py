@@ -77,6 +77,7 @@ class ModelRunner:
             mixed = MixedGraphs(self._adapter, self._backend, self.kv, self._info, self.config, width)
             mixed.capture(show_progress=self.config.show_progress)
             self._mixed_graphs = mixed
+        self._adapter.capture_calls()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
