@@ -635,7 +635,7 @@ for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_pe
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
-SOUND_FAMILIES = tiny_sound.SOUND_FAMILIES
+SOUND_FAMILIES = (*tiny_sound.SOUND_FAMILIES, *tiny_masks.SOUND_FAMILIES)
 THINKERS = tiny_sound.THINKERS
 MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if family not in IMAGE_FAMILIES))
 """Families that take more than text, hence have a processor."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from tests import tiny
 from tests import tiny_text as text
-from tests.tiny_media import FORMS, GEMMA_TURN, MARKERS
+from tests.tiny_media import FORMS, GEMMA_TURN, MARKERS, SOUND_MARKERS
 from tests.tiny_more import SIGLIP, chat, language, pixels
 
-SEEDS: dict[str, int] = {"gemma4": 9, "gemma4_dense": 2, "gemma3": 7, "paligemma": 5, "paligemma2": 5}
+SEEDS: dict[str, int] = {"gemma4": 11, "gemma4_dense": 2, "gemma3": 7, "paligemma": 5, "paligemma2": 5}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 GEMMA = {
@@ -118,9 +118,23 @@ GEMMA4_MARKS = {
 
 
 def make_gemma4(path: Path) -> None:
-    """As google/gemma-4-E2B-it without its ears: per-layer embeddings, layers that read another's cache."""
+    """As google/gemma-4-E2B-it: per-layer embeddings, layers that read another's cache, a tower for sound."""
+    ears = {
+        "attention_chunk_size": 6,
+        "attention_context_left": 7,
+        "attention_context_right": 0,
+        "conv_kernel_size": 5,
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "model_type": "gemma4_audio",
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "output_proj_dims": 48,
+        "subsampling_conv_channels": [16, 8],
+        "use_clipped_linears": True,
+    }
     own = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": tiny.VOCAB}
-    _gemma4(path, "gemma4", own | {"use_double_wide_mlp": True})
+    _gemma4(path, "gemma4", own | {"use_double_wide_mlp": True}, ears)
 
 
 def make_gemma4_dense(path: Path) -> None:
@@ -130,13 +144,13 @@ def make_gemma4_dense(path: Path) -> None:
     _gemma4(path, "gemma4_dense", own | plain)
 
 
-def _gemma4(path: Path, name: str, own: dict[str, Any]) -> None:
-    form = chat("<start_of_turn>%role%\\n", "<end_of_turn>\\n", "<|image|>", "<|video|>", bos="<bos>")
+def _gemma4(path: Path, name: str, own: dict[str, Any], ears: dict[str, Any] | None = None) -> None:
+    form = chat("<start_of_turn>%role%\\n", "<end_of_turn>\\n", "<|image|>", "<|video|>", "<|audio|>", bos="<bos>")
     form += "{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}"
     ids = gemma_tokens(path, "Gemma4Processor", GEMMA4_MARKS, form)
     config = {
         "architectures": ["Gemma4ForConditionalGeneration"],
-        "audio_config": None,
+        "audio_config": ears,
         "audio_token_id": ids["<|audio|>"],
         "boi_token_id": ids["<|image>"],
         "eoi_token_id": ids["<image|>"],
@@ -170,9 +184,9 @@ def _gemma4(path: Path, name: str, own: dict[str, Any]) -> None:
     del config["text_config"]["rope_theta"]
     image = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, "patch_size": 16}
     video = {"video_processor_type": "Gemma4VideoProcessor", "max_soft_tokens": 70, "num_frames": 4, "patch_size": 16}
-    ears = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 128, "sampling_rate": 16000}
+    sound = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16, "sampling_rate": 16000}
     # One file holds the settings of all parts.
-    parts = {"feature_extractor": ears, "image_processor": image, "video_processor": video}
+    parts = {"feature_extractor": sound, "image_processor": image, "video_processor": video}
     text.write_json(path / "processor_config.json", {"processor_class": "Gemma4Processor", **parts})
     tiny._write_model(path, config, generation(ids), ids, seed=SEEDS[name], keep=("<eos>",))
 
@@ -186,6 +200,8 @@ TINY: dict[str, Callable[[Path], None]] = {
 }
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES = ("gemma4", "gemma4_dense")
+SOUND_FAMILIES = ("gemma4",)
+SOUND_MARKERS["gemma4"] = "<|audio|>"
 FORMS.update(dict.fromkeys(("gemma4", "gemma4_dense"), GEMMA_TURN))
 MARKERS.update(dict.fromkeys(("gemma4", "gemma4_dense"), ("<|image|>", "<|video|>")))
 FORMS.update({"gemma3": GEMMA_TURN, "paligemma": "{}", "paligemma2": "{}"})

@@ -48,14 +48,15 @@ SEEDS: dict[str, int] = {
 
 ALL_PARTS = """{%%- for part in message.content -%%}
 {%%- if part.type == 'image' -%%}{{- '%s' -}}{%%- elif part.type == 'video' -%%}{{- '%s' -}}
+{%%- elif part.type == 'audio' -%%}{{- '%s' -}}
 {%%- else -%%}{{- part.text -}}{%%- endif -%%}{%%- endfor -%%}"""
 
 
-def chat(before: str, after: str, image: str, video: str = "", bos: str = "") -> str:
+def chat(before: str, after: str, image: str, video: str = "", audio: str = "", bos: str = "") -> str:
     """A template of one kind of turn: `before` and `after` with %role% in them, parts in their order between."""
     opening = "{{- '" + before.replace("%role%", "' + message.role + '") + "' -}}"
     closing = "{{- '" + after + "' -}}"
-    parts = ALL_PARTS % (image, video)
+    parts = ALL_PARTS % (image, video, audio)
     turn = opening + "{%- if message.content is string -%}{{- message.content -}}{%- else -%}" + parts + "{%- endif -%}"
     head = "{{- '" + bos + "' -}}" if bos else ""
     return head + "{%- for message in messages -%}" + turn + closing + "{%- endfor -%}"

@@ -72,14 +72,13 @@ def used_video(clip: Any, item: MediaItem, part: Any) -> _Described:
 
 def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
     """What is heard of a sound."""
-    heard, hop = wave.seconds, getattr(part, "hop_length", None)
+    hop = getattr(part, "hop_length", None)
     mask = item.features.get("feature_attention_mask", item.features.get("input_features_mask"))
-    lost: tuple[str, ...] = ()
-    if mask is not None and hop:
-        heard = min(heard, int(mask.sum()) * hop / wave.rate)
-    # A feature's frame may reach beyond the last whole hop; that is not a loss.
-    if wave.seconds - heard > _MAX_UNHEARD_S:
-        lost = (f"only the first {heard:g} of {wave.seconds:g} s are heard",)
+    heard = wave.seconds if mask is None or not hop else int(mask.sum()) * hop / wave.rate
+    # The last samples may not fill a frame of features; that is not a loss.
+    if wave.seconds - heard <= _MAX_UNHEARD_S:
+        return {"seconds": round(wave.seconds, 3), "rate": wave.rate}, ()
+    lost = (f"only the first {heard:g} of {wave.seconds:g} s are heard",)
     return {"seconds": round(heard, 3), "rate": wave.rate}, lost
 
 

@@ -125,13 +125,17 @@ def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> N
 
 
 def _both_ways(slices: list[SeqSlice], rows: Rows, where: str) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each slice, the ranges of its positions that are read both ways; nothing if there are none at all."""
+    """For each slice, the ranges of its positions that are read both ways; nothing if there are none at all.
+
+    Sound is read forwards in every family.
+    """
     if where == "nowhere":
         return ()
     made = []
     for piece in slices:
         row = rows[piece.row]
-        ranges = [(0, row.num_prompt)] if where == "prompt" else [run for span in row.spans for run in _runs(span)]
+        seen = [span for span in row.spans if span.modality != "audio"]
+        ranges = [(0, row.num_prompt)] if where == "prompt" else [run for span in seen for run in _runs(span)]
         made.append(tuple((low, high) for low, high in ranges if piece.start <= low and high <= piece.stop))
     return tuple(made) if any(made) else ()
 

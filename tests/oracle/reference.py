@@ -47,7 +47,8 @@ def model(family: str) -> Any:
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
     if family in tiny.THINKERS:
         kind = getattr(transformers, tiny.THINKERS[family])
-    attention = "eager" if family in SOFTCAPPED else "sdpa"
+    # Gemma 4's tower for sound takes no fused attention: transformers chooses for each part.
+    attention = "eager" if family in SOFTCAPPED else None if family == "gemma4" else "sdpa"
     loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     for part in (loaded, getattr(loaded, "language_model", None)):

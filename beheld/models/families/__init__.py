@@ -23,8 +23,8 @@ _COMBINE = {
 }
 
 
-# Families whose sound has no method of the model's own: file with `audio_features(model, **features)`.
-_EARS = {"qwen2_audio": "qwen2_audio"}
+# Families whose sound no method of the model's own gives, or not alone: file with `audio_features(model, **features)`.
+_EARS = {"gemma4": "gemma4", "qwen2_audio": "qwen2_audio"}
 # Families whose head has no logits_to_keep, and is one matrix over the last hidden states.
 PLAIN_HEADS = frozenset({"qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 _WIDE = {
