@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from beheld.checkpoint.known import REFUSED, TESTED
 from beheld.checkpoint.missing import MISSING
 from beheld.inputs.copies import places
 from beheld.inputs.dial import parse
@@ -46,6 +49,7 @@ class Laid:
 
 REPOSITORIES: dict[str, Laid] = {
     "CohereForAI/aya-vision-8b": Laid("aya_vision"),
+    "CohereLabs/command-a-vision-07-2025": Laid("cohere2_vision"),
     "HuggingFaceM4/Idefics3-8B-Llama3": Laid(
         "idefics3",
         # The script asks for a length of 1092: three tiles of 364, as long as a tile is as large as the real one.
@@ -58,8 +62,11 @@ REPOSITORIES: dict[str, Laid] = {
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", vocabulary=128_256),
     "adept/fuyu-8b": Laid("fuyu"),
+    "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe"),
+    "facebook/bart-large": Laid("florence2", positions=None),
     "facebook/chameleon-7b": Laid("chameleon"),
     "google/gemma-3-4b-it": Laid("gemma3"),
+    "google/gemma-3n-E2B-it": Laid("gemma3n"),
     "google/paligemma-3b-mix-224": Laid("paligemma"),
     "google/paligemma2-3b-ft-docci-448": Laid("paligemma2"),
     "llava-hf/LLaVA-NeXT-Video-7B-hf": Laid("llava_next_video"),
@@ -71,7 +78,14 @@ REPOSITORIES: dict[str, Laid] = {
     "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm"),
     "mistral-community/pixtral-12b": Laid("pixtral_hf"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
+    "tencent/HunyuanOCR": Laid("hunyuan_vl"),
+    "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
+    "zai-org/GLM-4.5V": Laid("glm4v_moe"),
 }
+
+
+BESIDE = {"microsoft/Florence-2-large": ("facebook/bart-large",)}
+"""Repository -> those whose tokenizer its script names."""
 
 
 def repository(hub: Path, name: str) -> Path:
@@ -85,6 +99,15 @@ def repository(hub: Path, name: str) -> Path:
     folder.mkdir(parents=True)
     _fill(folder, REPOSITORIES[name])
     return folder
+
+
+def lay_or_skip(hub: Path, name: str) -> None:
+    """Lay a repository; the test is skipped, with what the list says of it, if its family is not one that runs."""
+    family = REPOSITORIES[name].family
+    if family not in {row.name for row in TESTED}:
+        pytest.skip(f"{family}: {REFUSED.get(family, 'it is not among the families yet')}")
+    for further in (name, *BESIDE.get(name, ())):
+        repository(hub, further)
 
 
 def without_definition(hub: Path, name: str) -> str:

@@ -11,7 +11,6 @@ import sys
 
 import pytest
 
-from beheld.checkpoint.known import REFUSED, TESTED
 from beheld.checkpoint.missing import MISSING
 from beheld.compat.media import fetch_image
 from tests.compat import documents, laid
@@ -40,10 +39,7 @@ def set_up(stage: Stage, number: str, key: str) -> str | None:
     name = documents.repository_of(number, key)
     if name not in laid.REPOSITORIES:
         return laid.without_definition(stage.hub, name)
-    family = laid.REPOSITORIES[name].family
-    if family not in {row.name for row in TESTED}:
-        pytest.skip(f"{family}: {REFUSED.get(family, 'it is not among the families yet')}")
-    laid.repository(stage.hub, name)
+    laid.lay_or_skip(stage.hub, name)
     return None
 
 

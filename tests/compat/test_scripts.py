@@ -74,6 +74,32 @@ def test_one_item(stage: Stage, capsys: pytest.CaptureFixture[str], key: str, na
         assert receipts[0].given["frames"] == 6
 
 
+FURTHER = {
+    "aya_vision": "CohereForAI/aya-vision-8b",
+    "command_a_vision": "CohereLabs/command-a-vision-07-2025",
+    "ernie45_vl": "baidu/ERNIE-4.5-VL-28B-A3B-PT",
+    "gemma3n": "google/gemma-3n-E2B-it",
+    "glm4_1v": "zai-org/GLM-4.1V-9B-Thinking",
+    "glm4_5v": "zai-org/GLM-4.5V",
+    "hunyuan_vl": "tencent/HunyuanOCR",
+}
+
+
+@pytest.mark.parametrize("key", FURTHER)
+def test_further_models(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    laid.lay_or_skip(stage.hub, FURTHER[key])
+    assert stage.run(script("further_models"), "-m", key) == 0
+    check(stage.outputs[0], capsys.readouterr().out, count=1, media=1)
+
+
+@pytest.mark.parametrize("key", ["ernie45_vl", "glm4_1v", "glm4_5v"])
+def test_further_models_and_a_video_with_its_times(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    laid.lay_or_skip(stage.hub, FURTHER[key])
+    assert stage.run(script("further_models"), "-m", key, "--modality", "video", "--num-frames", "6") == 0
+    check(stage.outputs[0], capsys.readouterr().out, count=1, media=1)
+    assert stage.outputs[0][0].media[0].given["frames"] == 6
+
+
 def test_one_pixel_makes_another_picture(stage: Stage) -> None:
     laid.repository(stage.hub, "llava-hf/llava-1.5-7b-hf")
     for words in (["--image-repeat-prob", "1"], ["--image-repeat-prob=0"], ["--disable_mm_preprocessor_cache"]):
