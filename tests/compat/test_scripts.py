@@ -11,6 +11,7 @@ import pytest
 from beheld import SamplingParams
 from tests.compat import laid
 from tests.compat.stage import Stage, check
+from tests.lora import adapters
 
 SCRIPTS = Path(__file__).parent / "scripts"
 URLS = ["https://host.test/a%20picture%20%28one%29.jpg", "http://host.test/deeper/two.jpg"]
@@ -50,6 +51,15 @@ def test_several_pictures(
     assert ("WARNING: `qwen-vl-utils`" in shown.out) == (key == "qwen2_vl")
     if key == "llava":
         assert any("tensor_parallel_size=2 has no meaning on a CPU" in line for line in stage.said)
+
+
+def test_an_adapter_from_the_repository(stage: Stage) -> None:
+    folder = laid.repository(stage.hub, "llava-hf/llava-1.5-7b-hf")
+    adapters.write(adapters.Adapter("llava", 5), folder / "vision-lora")
+    for key in ("llava", "adapted"):
+        assert stage.run(script("several_pictures"), "-m", key) == 0
+    without, adapted = (call[0].outputs[0].token_ids for call in stage.outputs)
+    assert without != adapted
 
 
 @pytest.mark.parametrize(

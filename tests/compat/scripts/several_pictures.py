@@ -78,7 +78,15 @@ def load_qwen2_vl(question: str, urls: list[str]) -> Asked:
     return Asked(engine_args, prompt, pictures)
 
 
-MODELS = {"llava": load_llava, "qwen2_vl": load_qwen2_vl}
+def load_adapted(question: str, urls: list[str]) -> Asked:
+    asked = load_llava(question, urls)
+    path = os.path.join(asked.engine_args.model, "vision-lora")
+    asked.engine_args.enable_lora = True
+    asked.engine_args.max_lora_rank = 320
+    return asked._replace(lora_requests=[LoRARequest("vision", 1, path)])
+
+
+MODELS = {"adapted": load_adapted, "llava": load_llava, "qwen2_vl": load_qwen2_vl}
 
 
 def start(asked: Asked, seed: Optional[int]) -> LLM:  # noqa: UP045
