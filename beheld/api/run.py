@@ -124,15 +124,8 @@ class OfflineRun:
         feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         try:
             while feed.more or in_flight is not None or self.core.has_work:
-                while self.core.num_waiting < self.config.max_num_seqs:
-                    fed = feed.take(wait=in_flight is None and not self.core.has_work)
-                    if fed is None:
-                        break
-                    failed = self._add(fed, on_error)
-                    bars.added()
-                    if failed is not None:
-                        bars.finished(failed)
-                        yield fed.index, failed, None
+                for index, failed in self._fill(feed, bars, on_error, idle=in_flight is None):
+                    yield index, failed, None
                 in_flight, events = self.core.step(in_flight)
                 for event in events:
                     live = self._live.get(event.request_id)
@@ -148,6 +141,27 @@ class OfflineRun:
             feed.close()
             self._drop(in_flight)
             self._busy = False
+
+    def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool) -> Iterator[tuple[int, RequestOutput]]:
+        """Queue jobs that are ready; yields those that failed at once.
+
+        Args:
+            idle: the device has nothing to do. It then gets its first step as soon as there is enough for one.
+        """
+        tokens = 0
+        while self.core.num_waiting < self.config.max_num_seqs:
+            if idle and tokens >= self.config.max_num_batched_tokens:
+                return
+            fed = feed.take(wait=idle and not self.core.has_work)
+            if fed is None:
+                return
+            failed = self._add(fed, on_error)
+            bars.added()
+            if failed is not None:
+                bars.finished(failed)
+                yield fed.index, failed
+            else:
+                tokens += sum(len(request.token_ids) for request in fed.requests())
 
     def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:
         """Queue a job; its output at once if it could not be prepared or queued."""

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV
 from beheld.attention.triton_math import accumulate, capped, products, unit
@@ -140,8 +141,15 @@ def _decode(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One program: one item, one key-value head with all its query heads."""
+    """One program: one item, one key-value head with all its query heads.
+
+    EARLY: this kernel may have been started before the one before it has ended, and lets the next one start.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     head = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(items_ptr + item * 8 + 0)
@@ -310,8 +318,14 @@ def decode(
     plan: DecodePlan,
     scale: float,
     softcap: float | None,
+    *,
+    early: bool,
 ) -> None:
-    """Store and attend for the first rows of the step, one token each; writes those rows of `out_THC`."""
+    """Store and attend for the first rows of the step, one token each; writes those rows of `out_THC`.
+
+    Args:
+        early: start before the kernel before this one has ended; only where the hardware can.
+    """
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
@@ -355,8 +369,10 @@ def decode(
         width,
         v_width,
         _JOINED,
+        early,
         num_warps=warps,
         num_stages=stages,
+        **({"launch_pdl": True} if early else {}),
     )
 
 

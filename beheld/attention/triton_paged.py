@@ -25,11 +25,17 @@ _PROGRAMS_PER_SM = 3
 
 @dataclass(frozen=True)
 class _Device:
-    """What a kernel's shape depends on."""
+    """What a kernel's shape depends on.
+
+    Attributes:
+        fetch: see TileShape.
+        early: True if a kernel may start before the one before it has ended.
+    """
 
     multiprocessors: int
     shared_bytes: int
     fetch: str
+    early: bool
 
 
 class TritonBackend:
@@ -63,7 +69,8 @@ class TritonBackend:
         decodes = metadata.num_decodes
         if decodes:
             plan = self._decode_plan(metadata, group, kv.keys.shape[2])
-            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap)
+            early = self._device(q_THC.device).early
+            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, early=early)
         if len(metadata.starts) > decodes:
             if decodes:
                 store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
@@ -109,10 +116,11 @@ class TritonBackend:
                     found.multi_processor_count,
                     found.shared_memory_per_block_optin,
                     "engine" if found.major >= 9 else "threads",
+                    found.major >= 9,
                 )
             else:
                 # Triton's interpreter: few programs, so that small tests split and do not split.
-                known = _Device(4, 1 << 16, "threads")
+                known = _Device(4, 1 << 16, "threads", False)
             self._devices[device] = known
         return known
 
