@@ -330,11 +330,7 @@ def decode(
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
     num_items = plan.items_W8.shape[0]
-    if plan.workspace is None:
-        plan.workspace = (
-            torch.empty((num_items, heads, v_size), dtype=torch.float32, device=q_THC.device),
-            torch.empty((num_items, heads, 2), dtype=torch.float32, device=q_THC.device),
-        )
+    acc_WHC, sums_WH2 = _workspace(plan, heads, v_size, q_THC.device)
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
     tile, warps, stages = shape_of(width, kv.keys.element_size())
     _decode[(kv_heads, num_items)](
@@ -347,16 +343,14 @@ def decode(
         plan.items_W8,
         group.slots_T,
         group.tables_BN,
-        *plan.workspace,
+        acc_WHC,
+        sums_WH2,
         plan.arrived_BK,
         scale,
         softcap or 0.0,
-        q_THC.stride(0),
-        q_THC.stride(1),
-        k_TKC.stride(0),
-        k_TKC.stride(1),
-        v_TKC.stride(0),
-        v_TKC.stride(1),
+        *q_THC.stride()[:2],
+        *k_TKC.stride()[:2],
+        *v_TKC.stride()[:2],
         group.tables_BN.stride(0),
         kv_heads,
         heads // kv_heads,
@@ -374,6 +368,16 @@ def decode(
         num_stages=stages,
         **({"launch_pdl": True} if early else {}),
     )
+
+
+def _workspace(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    if plan.workspace is None:
+        num_items = plan.items_W8.shape[0]
+        plan.workspace = (
+            torch.empty((num_items, heads, v_size), dtype=torch.float32, device=device),
+            torch.empty((num_items, heads, 2), dtype=torch.float32, device=device),
+        )
+    return plan.workspace
 
 
 def shape_of(width: int, element_bytes: int) -> tuple[int, int, int]:

@@ -278,9 +278,12 @@ def compile_layers(layers: Sequence[Any]) -> None:
 
 def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callable[..., Any]:
     plain = layer.forward
-    call = torch.compile(plain, dynamic=True, fullgraph=True, options=_options(layer))
+    many = torch.compile(plain, dynamic=True, fullgraph=True)
+    one = torch.compile(plain, dynamic=True, fullgraph=True, options=_options(layer))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs.get("hidden_states")
+        call = one if isinstance(x, Tensor) and x.numel() == x.shape[-1] else many
         try:
             return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -291,7 +294,11 @@ def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callabl
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:
-    """Where the hardware can, let compiled kernels start before the one before them has ended, as `one_row` does."""
+    """For a single row: where the hardware can, kernels start before the one before has ended, as `one_row` does.
+
+    With many rows a kernel that waits takes room from the one it waits for: an addition of 8192 rows took 42
+    microseconds instead of 31.
+    """
     import torch._inductor.config as inductor
 
     known = hasattr(inductor.triton, "enable_pdl")

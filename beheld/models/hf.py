@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from beheld.models.call_graphs import CallGraphs
 from beheld.models.families import PLAIN_HEADS, anyres, beside_of, combine_rule, ears_of, wide_of
 from beheld.models.upload import Uploader
 
+# Tower calls of more patches than this take the device longer than the host takes to launch them.
+_MOST_PATCHES = 6144
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
 
@@ -91,6 +94,8 @@ class HFAdapter:
         if self._beside is not None:
             return self._beside.encode(items)
         out: list[Tensor | None] = [None] * len(items)
+        # Content goes to the device item by item: joined on the host, it would be copied once more.
+        items = [replace(item, features={k: self._content(v) for k, v in item.features.items()}) for item in items]
         for modality, indices, options in combine_rule(self.info.model_type)(items):
             if modality == "embeds":
                 for i in indices:
@@ -118,7 +123,8 @@ class HFAdapter:
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
             # Older versions of some families name the frames as they name pictures.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
-        if self._call_graphs is None or not made:
+        count = sum(v.shape[0] for k, v in moved.items() if k.startswith("pixel_values"))
+        if self._call_graphs is None or not made or count > _MOST_PATCHES:
             return self._pooled(modality, method, moved)
         # What lies on the device may change from call to call; all else decides what is launched.
         tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.is_cuda}
@@ -140,6 +146,9 @@ class HFAdapter:
 
     def _widened(self, embeds_EH: Tensor, extra_EW: Tensor | None) -> Tensor:
         return embeds_EH if extra_EW is None else torch.cat([embeds_EH, extra_EW.to(self.dtype)], dim=-1)
+
+    def _content(self, value: Any) -> Any:
+        return self._move(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     def _move(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

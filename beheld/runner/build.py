@@ -36,8 +36,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     Raises:
         ModelError, CapacityError: with what to do.
     """
-    if config.device == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     adapter = registry.build(hf_config, info, config)
     backend = select(config.device, config.attention_backend)
     cross_backend = None if info.cross is None else select_cross(config.device)

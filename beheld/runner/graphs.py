@@ -22,6 +22,7 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import SeqSlice
 from beheld.models.adapter import ModelAdapter
 from beheld.runner.rows import Rows
+from beheld.sample.sampler import greedy
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -64,7 +65,7 @@ class DecodeGraphs:
         self._tables_GRN = torch.from_numpy(rows.tables_GRN).to(device)
         # By whether rows may have LoRA adapters, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
-        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Tensor, tuple[Tensor, Tensor]]] = {}
         self._fill(self._host[0].numpy(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         self._input_FB.copy_(self._host[0])
 
@@ -83,9 +84,10 @@ class DecodeGraphs:
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, pool=pool):
                     logits_BV = self._step(kind, size)
+                    best = greedy(logits_BV)
                 # The first replay takes the graph to the device; it works on padding.
                 graph.replay()
-                self._graphs[kind, size] = (graph, logits_BV)
+                self._graphs[kind, size] = (graph, logits_BV, best)
 
     def _step(self, kind: str, size: int) -> Tensor:
         """The decode step itself, on the tensors that stay in place."""
@@ -115,10 +117,10 @@ class DecodeGraphs:
             embeds_BH = self._adapter.embed(ids_B)
             return self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
 
-    def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor] | None:
-        """Logits (B, V) of a step in which every slice decodes, and its rows; None if this step is not such a one.
+    def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None:
+        """Of a step in which every slice decodes: logits (B, V), its rows, and what `greedy` makes of the logits.
 
-        The logits stay valid until the next replay.
+        None if this step is not such a one. All stay valid until the next replay.
         """
         count = len(slices)
         if count > self._sizes[-1] or any(s.stop - s.start != 1 for s in slices):
@@ -133,9 +135,11 @@ class DecodeGraphs:
         self._fill(host.numpy(), rows, starts)
         self._input_FB.copy_(host, non_blocking=True)
         self.refresh_tables()
-        graph, logits_BV = self._graphs["lora" if self._rows.lora_slots_R[rows].any() else "plain", size]
+        graph, logits_BV, (ids_B, nan_B) = self._graphs[
+            "lora" if self._rows.lora_slots_R[rows].any() else "plain", size
+        ]
         graph.replay()
-        return logits_BV[:count], self._input_FB[0, :count]
+        return logits_BV[:count], self._input_FB[0, :count], (ids_B[:count], nan_B[:count])
 
     def refresh_tables(self) -> None:
         """Bring the device's block tables up to date."""

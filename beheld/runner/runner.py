@@ -100,8 +100,8 @@ class ModelRunner:
             return Handle(plan.id, None, [], {}, lost)
         replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
         if replayed is not None:
-            logits_BV, rows_B = replayed
-            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B, plan.masks)
+            logits_BV, rows_B, best = replayed
+            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B, plan.masks, best)
         batch = build(plan.slices, self.rows, self._info, self.config.block_size)
         logits_SV = self._forward(batch)
         handle = Handle(plan.id, None, [], self._prompt_logprobs(batch, logits_SV), lost)
@@ -158,10 +158,11 @@ class ModelRunner:
         logits_BV: torch.Tensor,
         rows_B: torch.Tensor,
         masks: Mapping[int, bytes],
+        best: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Handle:
         """Choose the next token of each slice, and send it on its way to the host."""
         rows = [piece.row for piece in slices]
-        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._mask(rows, masks))
+        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._mask(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
         self.rows.last_token_R.index_copy_(0, rows_B, out.ids_B)
         handle.sampled, handle.rows = out, rows

@@ -85,12 +85,17 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits_BV: Tensor, rows: Sequence[int], lengths: Sequence[int], mask_BW: Tensor | None = None
+        self,
+        logits_BV: Tensor,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        mask_BW: Tensor | None = None,
+        best: tuple[Tensor, Tensor] | None = None,
     ) -> SampleOutput:
         """Choose the token at position `lengths[b]` of row `rows[b]` from `logits_BV[b]`, which is left as it is.
 
         `mask_BW` has a bit for every token, 1 where a grammar allows it, 32 to an int32 word. Sampling a position again
-        gives the same token.
+        gives the same token. `best` is what `greedy` gives for these logits, where it is known already.
 
         Raises:
             ParamsError: a logits processor answered with something else than logits.
@@ -100,7 +105,7 @@ class Sampler:
         batch = self._rows.compose(rows, lengths)
         for place in (*batch.worded, *batch.processed, *(batch.penalised.places if batch.penalised else ())):
             self._rewind(batch.states[place], lengths[place])
-        ids_B, nan_B = self._choose(logits_BV, batch, lengths, mask_BW)
+        ids_B, nan_B = self._choose(logits_BV, batch, lengths, mask_BW, best)
         if not batch.reporting:
             return SampleOutput(ids_B, nan_B, None)
         wanted = tuple((b, batch.rows[b], batch.states[b].params.logprobs or 0) for b in batch.reporting)
@@ -137,17 +142,19 @@ class Sampler:
         del state.tokens[length:]
 
     def _choose(
-        self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], mask_BW: Tensor | None
+        self,
+        logits_BV: Tensor,
+        batch: Composition,
+        lengths: Sequence[int],
+        mask_BW: Tensor | None,
+        best: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """Ids and broken rows of the batch."""
         for state, length in zip(batch.states, lengths, strict=True):
             state.length = length
         edited = batch.edited or mask_BW is not None
         if not edited and batch.drawing is None:
-            # The greatest is NaN if any is.
-            ids_B = _argmax(logits_BV)
-            nan_B = ~logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1).isfinite()
-            return ids_B.masked_fill_(nan_B, 0), nan_B
+            return greedy(logits_BV) if best is None else best
         nan_B = ~logits_BV.amax(-1).isfinite()
         if edited:
             logits_BV = self._edit(logits_BV, batch, lengths, mask_BW)
@@ -241,6 +248,14 @@ class Sampler:
         if drawing.filters is not None:
             weights_RV.masked_fill_(logits_RV < floors(logits_RV, drawing.filters), 0.0)
         return weights_RV.div_(self._noise.exponential(_to_device(keys_R2, self._device))).argmax(-1)
+
+
+def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token (B) of each row, and which rows are broken (B)."""
+    # The greatest is NaN if any is.
+    ids_B = _argmax(logits_BV)
+    nan_B = ~logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1).isfinite()
+    return ids_B.masked_fill_(nan_B, 0), nan_B
 
 
 def _to_device(small: Tensor, device: torch.device) -> Tensor:
