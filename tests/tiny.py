@@ -650,7 +650,7 @@ WHOLE_FAMILIES = ("gemma3", "gemma4_dense")
 """Families that compute each picture in one step."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""
-CHATLESS_FAMILIES = ("paligemma", "paligemma2", *tiny_peculiar.CHATLESS_FAMILIES)
+CHATLESS_FAMILIES = ("paligemma", "paligemma2", *tiny_peculiar.CHATLESS_FAMILIES, "voxtral")
 """Families without a chat template."""
 UNSHARED_FAMILIES = ("paligemma", "paligemma2")
 """Families whose prompts are read both ways, so that no part of one is another's."""

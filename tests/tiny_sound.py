@@ -15,7 +15,7 @@ from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS, QWEN_MARKERS, QWEN_TURN, SOUND_MARKERS
 from tests.tiny_more import qwen_tokens
 
-SEEDS: dict[str, int] = {"qwen2_audio": 1, "qwen2_5_omni": 1, "qwen3_omni_moe": 10}
+SEEDS: dict[str, int] = {"qwen2_audio": 1, "qwen2_5_omni": 1, "qwen3_omni_moe": 10, "voxtral": 3}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 WINDOW_S = 2
@@ -294,10 +294,69 @@ def _add_speech(file: Path, names: list[str]) -> None:
     save_file(kept | {name: torch.ones(8) for name in names}, file, metadata={"format": "pt"})
 
 
+# --- Voxtral ---------------------------------------------------------------------------------------------------------
+
+TEKKEN_SPECIALS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+    *(f"<SPECIAL_{number}>" for number in range(20, 24)),
+    *("[AUDIO]", "[BEGIN_AUDIO]"),
+    *(f"<SPECIAL_{number}>" for number in range(26, 34)),
+    "[TRANSCRIBE]",
+)
+"""In the order of their ids."""
+
+
+def make_voxtral(path: Path) -> None:
+    """As mistralai/Voxtral-Mini-3B-2507: Mistral's tokenizer file, no chat template, no tokenizer_config.json.
+
+    The processor's windows are thirty seconds whatever the files say; here one takes 75 embeddings, not 375.
+    """
+    spectrogram = {"hop_length": 160, "num_mel_bins": 16, "window_size": 400}
+    audio = {"audio_encoding_config": spectrogram, "chunk_length_s": 30.0, "frame_rate": 2.5, "sampling_rate": 16000}
+    ids = text.write_tekken(path, TEKKEN_SPECIALS, audio)
+    config = {
+        "architectures": ["VoxtralForConditionalGeneration"],
+        "audio_config": {
+            "activation_function": "gelu",
+            "attention_dropout": 0.0,
+            "hidden_size": 32,
+            "intermediate_size": 640,
+            "max_source_positions": 1500,
+            "model_type": "voxtral_encoder",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "num_mel_bins": 16,
+            "scale_embedding": False,
+        },
+        "audio_token_id": ids["[AUDIO]"],
+        "model_type": "voxtral",
+        "projector_hidden_act": "gelu",
+        "text_config": tiny.LLAMA_SHAPE
+        | {
+            "head_dim": 24,
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 100000000.0,
+        },
+        "torch_dtype": "bfloat16",
+    }
+    whole = {"chunk_length": 30, "n_samples": 480000, "nb_max_frames": 3000}
+    text.write_json(path / "preprocessor_config.json", whisper_features("VoxtralProcessor", **whole))
+    marks = {str(number): {"content": token} for number, token in enumerate(TEKKEN_SPECIALS)}
+    text.write_json(path / "tokenizer_config.json", {"added_tokens_decoder": marks})
+    generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 11}
+    tiny._write_model(path, config, generation, ids, seed=SEEDS["voxtral"])
+    (path / "tokenizer_config.json").unlink()
+
+
 TINY: dict[str, Callable[[Path], None]] = {
     "qwen2_audio": make_qwen2_audio,
     "qwen2_5_omni": make_qwen2_5_omni,
     "qwen3_omni_moe": make_qwen3_omni_moe,
+    "voxtral": make_voxtral,
 }
 IMAGE_FAMILIES: tuple[str, ...] = tuple(THINKERS)
 VIDEO_FAMILIES: tuple[str, ...] = IMAGE_FAMILIES
@@ -306,4 +365,6 @@ FORMS.update(dict.fromkeys(TINY, QWEN_TURN))
 OMNI_MARKERS = ("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
 MARKERS.update({"qwen2_5_omni": OMNI_MARKERS, "qwen3_omni_moe": QWEN_MARKERS})
 SOUND_MARKERS.update(dict.fromkeys(TINY, "<|audio_bos|><|AUDIO|><|audio_eos|>"))
+FORMS["voxtral"] = "<s>[INST]{}[/INST]"
+SOUND_MARKERS["voxtral"] = "[BEGIN_AUDIO][AUDIO]"
 SOUND_MARKERS["qwen3_omni_moe"] = "<|audio_start|><|audio_pad|><|audio_end|>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,48 @@ def write_llama3_tokenizer(
     reserved = tuple(f"<|reserved_special_token_{n}|>" for n in range(size - len(vocab) - len(marks)))
     _finish(path, tokenizer, (*marks, *reserved, last), settings)
     return tokenizer.get_vocab(with_added_tokens=True)
+
+
+TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def write_tekken(path: Path, specials: tuple[str, ...], audio: dict[str, Any]) -> dict[str, int]:
+    """Byte-level BPE as Mistral stores it, in one file of ranks, special tokens first; returns the ids."""
+    draft = Tokenizer(models.BPE())
+    draft.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(TEKKEN_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    draft.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=256 + 160, initial_alphabet=alphabet, show_progress=False)
+    )
+    _, merges = _trained(draft)
+    # The byte-level alphabet shows printable bytes as themselves, and the others in order from 256 on.
+    shown = [byte for byte in range(256) if chr(byte) in alphabet]
+    byte_by_letter = {chr(byte): byte for byte in shown}
+    hidden = (byte for byte in range(256) if byte not in shown)
+    byte_by_letter |= {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    tokens = [bytes([byte]) for byte in range(256)]
+    tokens += [bytes(byte_by_letter[letter] for letter in "".join(pair)) for pair in merges]
+    size = len(specials) + len(tokens)
+    ranks = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": token.decode("utf-8", "replace")}
+        for rank, token in enumerate(tokens)
+    ]
+    marks = [{"is_control": True, "rank": rank, "token_str": token} for rank, token in enumerate(specials)]
+    settings = {"default_num_special_tokens": len(specials), "default_vocab_size": size, "version": "v7"}
+    settings |= {"num_vocab_tokens": len(tokens), "pattern": TEKKEN_SPLIT}
+    write_json(path / "tekken.json", {"audio": audio, "config": settings, "special_tokens": marks, "vocab": ranks})
+    return {token: rank for rank, token in enumerate(specials)} | {
+        f"token {number}": len(specials) + number for number in range(len(tokens))
+    }
 
 
 def write_llama_tokenizer(path: Path, extra: tuple[str, ...], settings: dict[str, Any]) -> dict[str, int]:

@@ -210,6 +210,13 @@ TESTED = (
         BOTH,
         "tiles; its processor needs the package num2words",
     ),
+    Known(
+        "voxtral",
+        "VoxtralForConditionalGeneration",
+        "mistralai/Voxtral-Mini-3B-2507",
+        SOUND,
+        "windows of 30 s, each filled up; without mistral-common; no tools, no transcription requests",
+    ),
 )
 
 REFUSED = {
@@ -223,7 +230,6 @@ REFUSED = {
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
-    "voxtral": "sound is not compared with transformers yet",
 }
 """Model type -> what is missing. These are refused by name: no answer is better than a wrong one."""
 

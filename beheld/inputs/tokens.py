@@ -182,6 +182,9 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
 
     folder = resolve_tokenizer(args, Path(info.path))
     options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
+    if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
+        # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
+        options["mistral_format"] = False
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
     except Exception as error:

@@ -110,6 +110,7 @@ HEARD_OTHER = replace(HEARD, sounds=((0.61, 2),))
 HEARD_ELSE = replace(HEARD, content="{a}Who speaks, and where?")
 SOUNDS = Ask("A sound {a} and another {a} then {a} are they alike?", sounds=((0.5, 3), (0.93, 4), (0.5, 3)))
 LONG_SOUND = Ask("{a}Write it down.", sounds=((2.6, 5),), max_tokens=16)
+TWO_WINDOWS = Ask("{a}Sum up{a}", sounds=((30.5, 9), (0.5, 10)))
 SHORT_SOUND = Ask("What is{a}", sounds=((0.1, 6),))
 ALL_KINDS = Ask("{i}{a}And {v} with {a}?", ((84, 56, 14),), (Clip(4, 4),), sounds=((0.4, 7), (0.7, 8)))
 
@@ -176,6 +177,8 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
         if family in tiny.IMAGE_FAMILIES:
             found.append(Case("all_kinds", fit(family, ALL_KINDS)))
+        if family == "voxtral":
+            found.append(Case("two_windows", (TWO_WINDOWS,)))
         if family in tiny.THINKERS:
             found.append(Case("slow_video", (SLOW_VIDEO,)))
     found.append(Case("sixteen_mixed", mixed(family)))

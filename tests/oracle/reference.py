@@ -81,6 +81,8 @@ def prompt(family: str, ask: Ask) -> str:
 
 def inputs(family: str, ask: Ask) -> dict[str, Any]:
     """The tensors of the whole prompt, as the processor makes them in one call."""
+    if family == "voxtral":
+        return _voxtral_inputs(ask)
     media: dict[str, Any] = {}
     if ask.images:
         # One inner list to a prompt, as apply_chat_template has it: OneVision cuts a picture only if it is alone there.
@@ -97,6 +99,26 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
     if ask.sounds:
         media |= {"audio": ask.waves(), "audio_kwargs": {"sampling_rate": tiny.SOUND_RATE}}
     return dict(processor(family)(text=[prompt(family, ask)], return_tensors="pt", **media))
+
+
+def _voxtral_inputs(ask: Ask) -> dict[str, Any]:
+    """Voxtral's processor joins text and sound by means of another library; here they are joined by hand."""
+    parts, ears = processor("voxtral"), model("voxtral").config.audio_config
+    features = [
+        parts._retrieve_input_features(
+            [wave], 3000, sampling_rate=tiny.SOUND_RATE, padding=True, truncation=False, pad_to_multiple_of=480000,
+            return_tensors="pt",
+        )
+        for wave in ask.waves()
+    ]  # fmt: skip
+    embeds = ears.max_source_positions * ears.hidden_size // ears.intermediate_size
+    prompt = ask.prompt("voxtral")
+    pieces = prompt.split(parts.audio_token)
+    text = pieces[0] + "".join(
+        parts.audio_token * (embeds * len(made)) + piece for made, piece in zip(features, pieces[1:], strict=True)
+    )
+    made = {"input_ids": parts.tokenizer(text, return_tensors="pt")["input_ids"]}
+    return made | ({"input_features": torch.cat(features)} if features else {})
 
 
 def sound_token(family: str) -> int:

@@ -101,6 +101,7 @@ _FILES = {
     "qwen2_5_omni_thinker": "qwen_omni",
     "qwen3_omni_moe_thinker": "qwen3_omni",
     "smolvlm": "smolvlm",
+    "voxtral": "voxtral",
     "qwen2_5_vl": "qwen2_vl",
 }
 
