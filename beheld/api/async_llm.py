@@ -22,6 +22,7 @@ from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
+from beheld.inputs import told
 from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.structured.rows import GrammarRows
 from beheld.text.collect import Collector
@@ -93,6 +94,8 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, *, engine: str | Spawned = Place.THREAD, **options: Any) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
+        # Before the weights are loaded: a wrong word should not cost minutes.
+        told.check(args)
         if isinstance(engine, Spawned) or Place(engine) is Place.PROCESS:
             beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:

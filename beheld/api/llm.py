@@ -17,6 +17,7 @@ from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
+from beheld.inputs import told
 from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.structured.rows import GrammarRows
 
@@ -38,6 +39,8 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._args = EngineArgs.from_keywords({"model": model, **options})
+        # Before the weights are loaded: a wrong word should not cost minutes.
+        told.check(self._args)
         setup = start(self._args)
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config

@@ -11,7 +11,6 @@ import pytest
 from beheld import SamplingParams
 from tests.compat import laid
 from tests.compat.stage import Stage, check
-from tests.lora import adapters
 
 SCRIPTS = Path(__file__).parent / "scripts"
 URLS = ["https://host.test/a%20picture%20%28one%29.jpg", "http://host.test/deeper/two.jpg"]
@@ -54,6 +53,9 @@ def test_several_pictures(
 
 
 def test_an_adapter_from_the_repository(stage: Stage) -> None:
+    pytest.importorskip("peft")
+    from tests.lora import adapters
+
     folder = laid.repository(stage.hub, "llava-hf/llava-1.5-7b-hf")
     adapters.write(adapters.Adapter("llava", 5), folder / "vision-lora")
     for key in ("llava", "adapted"):
