@@ -97,6 +97,34 @@ FURTHER = {
 }
 
 
+def test_what_users_read_while_a_script_runs(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beheld.utils.log._said", set())
+    laid.repository(stage.hub, "Qwen/Qwen2-VL-7B-Instruct")
+    assert stage.run(script("several_pictures"), "-m", "qwen2_vl", "--method", "chat", "--seed", "5") == 0
+    for start in (
+        "This model supports the tasks: {'generate'}",
+        "Automatically detected platform cpu",
+        "Using max model len 2048",
+        "Chunked prefill is enabled with max_num_batched_tokens=",
+        "Encoder cache will be initialized with a budget of ",
+        "Initializing an engine with config: model='Qwen/Qwen2-VL-7B-Instruct', ",
+        "Loading weights took ",
+        "Model loading took ",
+        "Available KV cache memory: ",
+        "CPU KV cache size: ",
+        "Maximum concurrency for 2,048 tokens per request: ",
+        "init engine (",
+        "Detected the chat template content format to be 'openai'. You can set ",
+    ):
+        assert sum(line.startswith(start) for line in stage.said) == 1, start
+    bars = capsys.readouterr().err
+    assert "Adding requests: 100%" in bars
+    assert "Processed prompts: 100%" in bars
+    assert "est. speed input: " in bars
+
+
 @pytest.mark.parametrize("key", FURTHER)
 def test_further_models(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
     laid.lay_or_skip(stage.hub, FURTHER[key])
