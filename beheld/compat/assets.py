@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,9 +48,10 @@ class ImageAsset:
         """
         from PIL import Image
 
-        path = self.get_path()
-        decode.open_bytes(path.read_bytes(), _LIMITS)
-        return Image.open(path)
+        data = self.get_path().read_bytes()
+        # Checked as any other picture is, but given as it is: scripts convert it themselves.
+        decode.open_bytes(data, _LIMITS)
+        return Image.open(io.BytesIO(data))
 
     def get_path(self) -> Path:
         """The local file.

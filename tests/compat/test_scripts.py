@@ -166,6 +166,8 @@ def test_a_script_sees_what_python_would_give_it(stage: Stage, capsys: pytest.Ca
     assert stage.run(source, "-x", "--", "--help", "y z") == 0
     assert capsys.readouterr().out == "__main__ ['-x', '--', '--help', 'y z'] 5\n"
     assert (sys.argv, sys.path) == before
+    assert stage.run("import sys\nprint(sys.argv[1:])", "--help") == 0
+    assert capsys.readouterr().out == "['--help']\n"
 
 
 def test_an_error_names_the_line_that_asked(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
