@@ -75,8 +75,8 @@ class Link:
     def _head(self, deadline: float | None) -> tuple[bytes, list[int]]:
         head, files = b"", []
         while len(head) < _HEAD.size:
-            self._wait_until(deadline)
             try:
+                self._wait_until(deadline)
                 part, came, _, _ = socket.recv_fds(self._end, _HEAD.size - len(head), 1)
             except TimeoutError:
                 raise
@@ -93,8 +93,8 @@ class Link:
         view = memoryview(body)
         done = 0
         while done < size:
-            self._wait_until(deadline)
             try:
+                self._wait_until(deadline)
                 count = self._end.recv_into(view[done:])
             except TimeoutError:
                 raise
