@@ -34,6 +34,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _TEXT_THREADS = 2
 _MEDIA_THREADS = 16
+_GRAMMAR_THREADS = 8
 
 
 class Pieces(StrEnum):
@@ -124,6 +125,7 @@ class AsyncLLM:
         # Prompts with media wait for servers and decoders; they must not keep plain text waiting.
         self._text_pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
+        self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _Live] = {}
         self._pings: dict[int, asyncio.Future[EngineStats]] = {}
@@ -155,12 +157,14 @@ class AsyncLLM:
         Raises:
             UserError, EngineError: from the first read on, whatever concerns this request.
         """
-        pool = self._media_pool if isinstance(prompt, Mapping) and prompt.get("multi_modal_data") else self._text_pool
+        media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
         def prepare(params: SamplingParams, **own: Any) -> Request:
             return self._inputs.prepare(prompt, params, lora=lora_request, priority=priority, **own)
 
-        return self._answer(pool, prepare, sampling_params, request_id, Pieces(pieces))
+        return self._answer(
+            self._pool(sampling_params, media=media), prepare, sampling_params, request_id, Pieces(pieces)
+        )
 
     def chat(
         self,
@@ -182,7 +186,8 @@ class AsyncLLM:
         def prepare(params: SamplingParams, **own: Any) -> Request:
             return self._inputs.prepare_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
 
-        return self._answer(self._pool_of(messages), prepare, sampling_params, request_id, Pieces(pieces))
+        pool = self._pool(sampling_params, media=any(map(_holds_media, messages)))
+        return self._answer(pool, prepare, sampling_params, request_id, Pieces(pieces))
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives a last output with the finish reason "abort"."""
@@ -222,7 +227,7 @@ class AsyncLLM:
         def prepare() -> Request:
             return self._inputs.prepare_chat(messages, params, request_id="tokens", **options)
 
-        return list((await self._in(self._pool_of(messages), prepare)).token_ids)
+        return list((await self._in(self._pool(None, media=any(map(_holds_media, messages))), prepare)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """What these ids spell, special tokens included.
@@ -277,6 +282,7 @@ class AsyncLLM:
         self._fail_all()
         self._text_pool.shutdown(wait=False, cancel_futures=True)
         self._media_pool.shutdown(wait=False, cancel_futures=True)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
         self._inputs.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -401,8 +407,11 @@ class AsyncLLM:
             self._loop = loop
         return loop
 
-    def _pool_of(self, messages: Messages) -> ThreadPoolExecutor:
-        return self._media_pool if any(map(_holds_media, messages)) else self._text_pool
+    def _pool(self, params: SamplingParams | None, *, media: bool) -> ThreadPoolExecutor:
+        """Where a request is prepared: waiting for a compiler, a server or a decoder keeps no plain text waiting."""
+        if params is not None and params.structured_outputs is not None:
+            return self._grammar_pool
+        return self._media_pool if media else self._text_pool
 
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         try:

@@ -9,6 +9,10 @@ from typing import Any
 from beheld.core.params import Sampling
 from beheld.core.request import LoRARequest
 
+# Why a row failed: its logits hold no finite candidate; its grammar allows nothing more.
+NAN = "nan"
+STUCK = "stuck"
+
 
 @dataclass(frozen=True, eq=False)
 class SpanView:
@@ -129,7 +133,7 @@ class StepResult:
         tokens: row -> sampled token id, for every slice with `samples` that did not fail.
         logprobs: row -> log-probabilities of that token, where asked for.
         prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, if asked for.
-        failed: row -> why this row's result is unusable ("nan", or an error's text).
+        failed: row -> why this row's result is unusable (NAN, STUCK, or an error's text).
         lost: digests of the plan's `encode` whose embeddings are not on the device because their tower failed.
         encode_s: seconds of towers that ended since the last result.
     """

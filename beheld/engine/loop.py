@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from beheld.core.errors import EngineError, UserError
+from beheld.core.errors import BeheldError, EngineError, UserError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, Request
 from beheld.engine.core import EngineCore, InFlight
@@ -12,6 +13,7 @@ from beheld.engine.messages import (
     Abort,
     ClearCache,
     Close,
+    Compiled,
     Died,
     Events,
     Inbox,
@@ -29,6 +31,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+_COMPILERS = 2
+
 
 def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None:
     """Run `core` until Close arrives, or until a step fails in a way that concerns no single sequence.
@@ -39,13 +43,14 @@ def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None
         tell: takes what is to be said; called after every step with news.
     """
     in_flight: InFlight | None = None
+    waiting = _WaitingForGrammars(inbox)
     try:
         while True:
             message = inbox.wait() if in_flight is None and not core.has_work else inbox.poll()
             while message is not None:
                 if isinstance(message, Close):
                     return
-                _obey(core, message, tell)
+                _obey(core, message, tell, waiting)
                 message = inbox.poll()
             in_flight, events = core.step(in_flight)
             if events:
@@ -54,15 +59,64 @@ def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None
         # Whatever the state is now, no later answer could be trusted.
         logger.exception("The engine has died.")
         tell(Died(type(error).__name__))
+    finally:
+        waiting.close()
 
 
-def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None]) -> None:
+class _WaitingForGrammars:
+    """Requests whose grammars are being compiled, in threads: no step waits for that."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._requests: dict[str, Request] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def takes(self, core: EngineCore, request: Request) -> bool:
+        """True if the request has a grammar that is not there yet; Compiled will say when it is."""
+        grammar, rows = request.params.grammar, core.grammars
+        if grammar is None or rows is None or rows.compiler.holds(grammar) or request.id in self._requests:
+            return False
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="beheld-grammar")
+        self._requests[request.id] = request
+
+        def compile_it() -> None:
+            error: BeheldError | None = None
+            try:
+                rows.compiler.matcher(grammar)
+            except BeheldError as refusal:
+                error = refusal
+            self._inbox.put(Compiled(request.id, error))
+
+        self._threads.submit(compile_it)
+        return True
+
+    def pop(self, request_id: str) -> Request | None:
+        """The request, which waits no longer; None if it was aborted, or never waited."""
+        return self._requests.pop(request_id, None)
+
+    def close(self) -> None:
+        """What is being compiled is of no use any more."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], waiting: _WaitingForGrammars) -> None:
     if isinstance(message, Submit):
-        refused = [event for request in message.requests if (event := _add(core, request)) is not None]
-        if refused:
-            tell(Events(tuple(refused)))
+        ready = [request for request in message.requests if not waiting.takes(core, request)]
+        _add_all(core, ready, tell)
+    elif isinstance(message, Compiled):
+        request = waiting.pop(message.request_id)
+        if request is not None and message.error is not None:
+            tell(Events((TokenEvent(request.id, None, FinishReason.ERROR, error=message.error),)))
+        elif request is not None:
+            _add_all(core, [request], tell)
     elif isinstance(message, Abort):
-        ended = [event for name in message.request_ids if (event := core.abort(name)) is not None]
+        ended = []
+        for name in message.request_ids:
+            waited = waiting.pop(name) is not None
+            event = TokenEvent(name, None, FinishReason.ABORT) if waited else core.abort(name)
+            ended += [] if event is None else [event]
         if ended:
             tell(Events(tuple(ended)))
     elif isinstance(message, Stop):
@@ -73,6 +127,12 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None]) -> 
         core.grammars = GrammarRows(Compiler(lambda: message.text, message.vocab_size, message.eos_ids))
     elif isinstance(message, ClearCache):
         core.scheduler.clear_prefix_cache()
+
+
+def _add_all(core: EngineCore, requests: list[Request], tell: Callable[[Reply], None]) -> None:
+    refused = [event for request in requests if (event := _add(core, request)) is not None]
+    if refused:
+        tell(Events(tuple(refused)))
 
 
 def _add(core: EngineCore, request: Request) -> TokenEvent | None:

@@ -56,6 +56,14 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """The grammar of a request that waited for it is there, or cannot be had; the engine's side tells itself."""
+
+    request_id: str
+    error: BeheldError | None = None
+
+
+@dataclass(frozen=True)
 class Close:
     """End."""
 
@@ -97,7 +105,7 @@ class Failed:
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | ClearCache | Tokenizer | Close
+Message = Submit | Abort | Stop | Ping | ClearCache | Tokenizer | Compiled | Close
 Reply = Events | Pong | Died
 
 
@@ -126,3 +134,6 @@ class Inbox(Protocol):
 
     def poll(self) -> Message | None:
         """The next message, if there is one now."""
+
+    def put(self, message: Message) -> None:
+        """A message of the engine's side to itself; may be called from any thread."""

@@ -206,6 +206,9 @@ class _LinkInbox:
         except queue.Empty:
             return None
 
+    def put(self, message: Message) -> None:
+        self._queue.put(message)
+
 
 def main(descriptor: int) -> None:
     """The engine's side: make the engine, serve it, end."""

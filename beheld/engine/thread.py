@@ -26,6 +26,9 @@ class _QueueInbox:
         except queue.Empty:
             return None
 
+    def put(self, message: Message) -> None:
+        self.queue.put(message)
+
 
 class EngineThread:
     """Runs a core in a thread; see messages.Engine for the meaning of its methods.

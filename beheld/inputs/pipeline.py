@@ -113,6 +113,7 @@ class InputPipeline:
     def close(self) -> None:
         """End the workers."""
         self._workers.close()
+        self._sealer.close()
 
     def default_params(self) -> SamplingParams:
         """The parameters that the checkpoint's generation_config.json recommends."""

@@ -13,9 +13,14 @@ from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams
 from beheld.inputs.logits import EngineProcessors
 from beheld.structured.compile import Compiler, grammar_of
+from beheld.structured.rehearsal import Rehearsal
+from beheld.structured.tasks import Settings
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# One that is killed leaves the other to whoever asked beside it.
+_REHEARSERS = 2
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HABITUAL = ("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams")
@@ -42,8 +47,24 @@ class Sealer:
             frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
         )
         self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
+        self._rehearsal: Rehearsal | None = None
+        if config.media_workers:
+            self._rehearsal = Rehearsal(_REHEARSERS, self._rehearsal_settings)
         self._processors = EngineProcessors(config.logits_processors, config)
         self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
+
+    @property
+    def rehearser_pids(self) -> tuple[int, ...]:
+        """The numbers of the processes that compile grammars."""
+        return () if self._rehearsal is None else self._rehearsal.pids
+
+    def close(self) -> None:
+        """End the processes that compile grammars."""
+        if self._rehearsal is not None:
+            self._rehearsal.close()
+
+    def _rehearsal_settings(self) -> Settings:
+        return Settings(self._tokenizer_json(), self._info.vocab_size, self._eos)
 
     def seal(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
         """The sealed parameters of one sequence.
@@ -93,14 +114,17 @@ class Sealer:
         )
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
-        """The grammar, compiled once here so that a wrong one is refused and a right one is ready."""
+        """The grammar, compiled once so that a wrong one is refused."""
         if params.structured_outputs is None:
             return None
         for name in ("min_tokens", "bad_words", "allowed_token_ids"):
             if getattr(params, name):
                 raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
         grammar = grammar_of(params.structured_outputs)
-        self.compiler.matcher(grammar)
+        if self._rehearsal is not None:
+            self._rehearsal.run(grammar)
+        else:
+            self.compiler.matcher(grammar)
         return grammar
 
     def _tokenizer_json(self) -> str | None:

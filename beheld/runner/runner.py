@@ -13,7 +13,7 @@ from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import LoRAError, ModelError
 from beheld.core.params import Sampling
-from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter
 from beheld.runner import beside, kv
@@ -200,7 +200,7 @@ class ModelRunner:
         else:
             ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
         tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
-        failed = {row: "nan" for row, nan in zip(handle.rows, broken, strict=True) if nan}
+        failed = {row: NAN for row, nan in zip(handle.rows, broken, strict=True) if nan}
         logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
         return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
 

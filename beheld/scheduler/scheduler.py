@@ -18,7 +18,7 @@ from bisect import insort
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.plan import Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import NAN, STUCK, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.scheduler.draft import Draft, Flight, SchedulerStats
 from beheld.scheduler.encoder import EncoderBudget
@@ -321,8 +321,7 @@ class Scheduler:
     def _fail_step(self, sequence: Sequence, reason: str) -> TokenEvent:
         """End a sequence whose step failed; none of its blocks is shared any more."""
         self._tables.drop_keys(sequence)
-        text = "The model produced NaN, or no finite logit, for this request." if reason == "nan" else reason
-        return self._end(sequence, FinishReason.ERROR, StepError(text))
+        return self._end(sequence, FinishReason.ERROR, _failure(reason))
 
     def _event(
         self,
@@ -435,6 +434,17 @@ class Scheduler:
         self._loras.check(self._running)
         self._tables.check(self._running)
         self._media.check(self._running)
+
+
+def _failure(reason: str) -> BeheldError:
+    """What to tell of a row that failed."""
+    if reason == NAN:
+        return StepError("The model produced NaN, or no finite logit, for this request.", stage=NAN)
+    if reason == STUCK:
+        return ParamsError(
+            "No text can follow what the grammar has allowed so far.", "Change it.", param="structured_outputs"
+        )
+    return StepError(reason)
 
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:

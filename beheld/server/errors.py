@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from beheld.core.errors import BeheldError, CapacityError, EngineDeadError, FetchError, LimitError, UserError
+from beheld.core.plan import NAN
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -91,7 +92,7 @@ def http_error(error: Exception) -> HttpError:
 
 
 def _code(error: BeheldError, stage: str) -> str:
-    return "nan" if error.reason == "nan" else f"{stage}_error"
+    return NAN if error.stage == NAN else f"{stage}_error"
 
 
 def _status(error: BeheldError) -> int:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Grammar, StructuredOutputs
+from beheld.utils.lru import LRU
 
 MAX_TEXT = 128 << 10
 _MAX_DEPTH = 32
-_MAX_KEPT = 128
+# A compiled grammar takes some hundred times the bytes of its text (measured with schemas of 0.3 to 10 KB).
+_KEPT_BYTES = 256 << 20
+_KEPT_FACTOR = 100
+_KEPT_LEAST = 64 << 10
+# How the library says that nothing can come next.
+_STUCK = "NoExtensionBias"
 # At most one blank between tokens of JSON: left free, some models write blanks until they run out of tokens.
 _JSON: Any = {"whitespace_pattern": " ?"}
 
@@ -56,7 +61,7 @@ class Compiler:
         self.eos_ids = eos_ids
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._kept: OrderedDict[Grammar, Any] = OrderedDict()
+        self._kept: LRU[Grammar, Any] = LRU(_KEPT_BYTES)
 
     @property
     def num_words(self) -> int:
@@ -69,18 +74,32 @@ class Compiler:
         Raises:
             ParamsError: the grammar is not a valid one, or grammars are not available for this model.
         """
+        known = self._kept.get(grammar)
+        if known is None:
+            known = self.compile(grammar)
+            self._kept.put(grammar, known, _KEPT_LEAST + _KEPT_FACTOR * len(grammar.text))
+        return known.deep_copy()
+
+    def holds(self, grammar: Grammar) -> bool:
+        """True if `matcher` would answer at once."""
+        return self._kept.get(grammar) is not None
+
+    def compile(self, grammar: Grammar) -> Any:
+        """A matcher that nobody else has.
+
+        Raises:
+            ParamsError: as `matcher`.
+        """
+        return self._compile(grammar, self.prepare())
+
+    def prepare(self) -> Any:
+        """Load the tokenizer, if that was not done before; the library's object.
+
+        Raises:
+            ParamsError: grammars are not available for this model.
+        """
         with self._lock:
-            known = self._kept.get(grammar)
-            if known is not None:
-                self._kept.move_to_end(grammar)
-                return known.deep_copy()
-            tokenizer = self._ready()
-        made = self._compile(grammar, tokenizer)
-        with self._lock:
-            self._kept[grammar] = made
-            while len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
-        return made.deep_copy()
+            return self._ready()
 
     def _ready(self) -> Any:
         if self._tokenizer is None:
@@ -119,7 +138,11 @@ class Compiler:
         if made.is_error():
             raise _invalid(made.get_error())
         # The first mask shows what cannot even begin, and what is too complex to follow.
-        made.deep_copy().compute_bitmask()
+        begun = made.deep_copy()
+        begun.compute_bitmask()
+        if begun.is_error():
+            reason = begun.get_error()
+            raise _invalid("no text can follow it" if reason.startswith(_STUCK) else reason)
         return made
 
 

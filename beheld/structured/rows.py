@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.plan import Admission, StepPlan, StepResult
+from beheld.core.plan import STUCK, Admission, StepPlan, StepResult
 from beheld.structured.compile import Compiler
-
-_CANNOT = "The grammar cannot go on from here."
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,10 +19,14 @@ class _State:
 
 
 class GrammarRows:
-    """Follows plans and results; a sequence with a grammar has at most one token in flight."""
+    """Follows plans and results; a sequence with a grammar has at most one token in flight.
+
+    Attributes:
+        compiler: where the grammars come from; what it holds already costs no time here.
+    """
 
     def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
+        self.compiler = compiler
         self._states: dict[int, _State] = {}
         self._flights: dict[int, dict[int, _State]] = {}
 
@@ -58,14 +60,14 @@ class GrammarRows:
                 continue
             if state.matcher is None or not state.matcher.consume_token(token):
                 state.matcher = None
-                failed[row] = _CANNOT
+                failed[row] = STUCK
         return _with_failed(result, failed) if failed else result
 
     def _state(self, admission: Admission) -> _State:
         """The machine at the end of what was generated before a preemption."""
         assert admission.params.grammar is not None
         try:
-            matcher = self._compiler.matcher(admission.params.grammar)
+            matcher = self.compiler.matcher(admission.params.grammar)
         except ParamsError:
             return _State(None)
         before = list(admission.token_ids[admission.num_prompt :])
@@ -75,11 +77,11 @@ class GrammarRows:
         """One bit for each token, 32 to a little-endian word."""
         if state.matcher is not None:
             # The library may append a word.
-            mask: bytes = state.matcher.compute_bitmask()[: 4 * self._compiler.num_words]
+            mask: bytes = state.matcher.compute_bitmask()[: 4 * self.compiler.num_words]
             if not state.matcher.is_error() and any(mask):
                 return mask
             state.matcher = None
-        return b"\xff" * (4 * self._compiler.num_words)
+        return b"\xff" * (4 * self.compiler.num_words)
 
 
 def _with_failed(result: StepResult, failed: Mapping[int, str]) -> StepResult:

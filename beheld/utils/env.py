@@ -69,6 +69,7 @@ ASSETS_CACHE = _variable(
     os.path.join("~", ".cache", "beheld", "assets"),
     "the folder of the example pictures, videos and sounds that scripts ask for by name",
 )
+GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), float, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(
     ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), float, 0.0, "GiB of KV cache on a CPU; 0 means decided here"
 )
