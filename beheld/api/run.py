@@ -9,8 +9,9 @@ from typing import Any
 
 from beheld.api.feed import Fed, Feed, Job
 from beheld.core.config import EngineConfig
-from beheld.core.errors import BeheldError, EngineError, ParamsError
+from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent
+from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
 
@@ -126,7 +127,7 @@ class OfflineRun:
             while feed.more or in_flight is not None or self.core.has_work:
                 for index, failed in self._fill(feed, bars, on_error, idle=in_flight is None):
                     yield index, failed, None
-                in_flight, events = self.core.step(in_flight)
+                in_flight, events = self._step(in_flight, on_error)
                 for event in events:
                     live = self._live.get(event.request_id)
                     if live is None:
@@ -141,6 +142,18 @@ class OfflineRun:
             feed.close()
             self._drop(in_flight)
             self._busy = False
+
+    def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
+        """The engine's step; if the engine dies and errors are to be returned, everyone is told so."""
+        try:
+            return self.core.step(in_flight)
+        except EngineDeadError as error:
+            if on_error == "raise":
+                raise
+            names = list(self._live)
+            for name in names:
+                self.core.abort(name)
+            return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
 
     def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool) -> Iterator[tuple[int, RequestOutput]]:
         """Queue jobs that are ready; yields those that failed at once.
@@ -213,7 +226,7 @@ class OfflineRun:
         """Abort what is left of a run that ended early, and read the step that may still be in flight."""
         for request_id in list(self._live):
             self._forget(request_id)
-        while in_flight is not None:
+        while in_flight is not None and self.core.alive:
             in_flight, _ = self.core.step(in_flight)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import ModelInfo
+from beheld.core.errors import EngineDeadError
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
@@ -39,13 +40,15 @@ class EngineCore:
         self._overlap = executor.config.overlap
         self._steps = 0
         self._retried = 0
+        self._death: EngineDeadError | None = None
         self._encode_s = 0.0
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises a UserError or CapacityError if it can never run.
+        """Queue a request; raises a UserError or CapacityError if it can never run, EngineDeadError if nothing can.
 
         Its adapter is read first if it is not in memory; nothing else is computed meanwhile.
         """
+        self._check_alive()
         if request.lora is not None:
             request = dataclasses.replace(request, lora=self.executor.add_lora(request.lora))
         self.scheduler.add(request)
@@ -55,7 +58,22 @@ class EngineCore:
 
         With overlap the device works on the new step while the host reads the old one; without it, the new step is
         read at once and nothing stays in flight.
+
+        Raises:
+            EngineDeadError: the device is lost, or the engine has made a mistake; it takes no more work.
         """
+        self._check_alive()
+        try:
+            return self._step(in_flight)
+        except EngineDeadError as error:
+            self._death = error
+            raise
+        except Exception as error:
+            # Host and device may disagree now on who holds what: no later answer could be trusted.
+            self._death = EngineDeadError(f"The engine has failed ({type(error).__name__}).", "Start it anew.")
+            raise self._death from error
+
+    def _step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
         plan = self.scheduler.schedule()
         if plan is not None and self.grammars is not None:
             plan = self.grammars.masked(plan)
@@ -64,6 +82,15 @@ class EngineCore:
             return launched, [] if in_flight is None else self._update(in_flight)
         assert in_flight is None
         return None, [] if launched is None else self._update(launched)
+
+    @property
+    def alive(self) -> bool:
+        """False once a step has failed in a way that concerns no single sequence."""
+        return self._death is None
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise self._death
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request that nobody wants any more; None if it is not known."""
@@ -91,6 +118,8 @@ class EngineCore:
         self._steps += 1
         try:
             return InFlight(plan, self.executor.launch(plan))
+        except EngineDeadError:
+            raise
         except Exception as error:
             return InFlight(plan, None, self._retry(plan, error))
 
@@ -99,6 +128,8 @@ class EngineCore:
         if result is None:
             try:
                 result = self.executor.collect(step.handle)
+            except EngineDeadError:
+                raise
             except Exception as error:
                 result = self._unreadable(step.plan, error)
         self._encode_s += result.encode_s
@@ -125,6 +156,8 @@ class EngineCore:
         for index, piece in enumerate(plan.slices):
             try:
                 own = self.executor.collect(self.executor.launch(_part(plan, piece, first=index == 0)))
+            except EngineDeadError:
+                raise
             except Exception as culprit:
                 own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)})
             merged = StepResult(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from beheld.core.errors import BeheldError, EngineError, UserError
+from beheld.core.errors import BeheldError, EngineDeadError, EngineError, UserError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, Request
 from beheld.engine.core import EngineCore, InFlight
@@ -58,7 +58,7 @@ def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None
     except Exception as error:
         # Whatever the state is now, no later answer could be trusted.
         logger.exception("The engine has died.")
-        tell(Died(type(error).__name__))
+        tell(Died(error.reason.rstrip(".") if isinstance(error, EngineDeadError) else type(error).__name__))
     finally:
         waiting.close()
 

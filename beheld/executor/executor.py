@@ -16,10 +16,15 @@ class Executor(Protocol):
     capacity: Capacity
 
     def launch(self, plan: StepPlan) -> Any:
-        """Start a step; returns a handle."""
+        """Start a step; returns a handle.
+
+        Raises:
+            EngineDeadError: the device is lost.
+            Exception: this step cannot be carried out; another may be.
+        """
 
     def collect(self, handle: Any) -> StepResult:
-        """Wait for a launched step."""
+        """Wait for a launched step; raises as `launch`."""
 
     def add_lora(self, request: LoRARequest) -> LoRARequest:
         """Read an adapter, unless it is here; gives the request with its digest.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.runner.build import build_runner, count_parameters
+from beheld.runner.faults import loss_of
 from beheld.runner.runner import Handle
 
 
@@ -21,11 +24,24 @@ class LocalExecutor:
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start a step."""
-        return self.runner.launch(plan)
+        try:
+            return self.runner.launch(plan)
+        except Exception as error:
+            self._check(error)
+            raise
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step."""
-        return self.runner.collect(handle)
+        try:
+            return self.runner.collect(handle)
+        except Exception as error:
+            self._check(error)
+            raise
+
+    def _check(self, error: Exception) -> None:
+        loss = loss_of(error, torch.device(self.config.device))
+        if loss is not None:
+            raise loss from error
 
     def add_lora(self, request: LoRARequest) -> LoRARequest:
         """Read an adapter, unless it is here."""

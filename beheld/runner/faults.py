@@ -1,0 +1,39 @@
+"""Which errors of a device end one step, and which end the device for this process."""
+
+from __future__ import annotations
+
+import torch
+
+from beheld.core.errors import EngineDeadError
+
+_OUT_OF_MEMORY = "out of memory"
+# How PyTorch and the libraries under it begin what a device said. Errors of a kernel's arguments read alike, and an
+# engine whose own kernels are launched wrongly should not go on either.
+_DEVICE_SAYS = ("CUDA error:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "NCCL error")
+
+
+def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
+    """What to raise instead of `error` if the device is lost with it; None if other steps can go on.
+
+    After an illegal access, every later call on the device fails, or worse, gives what nobody computed. Where the
+    message does not tell, the device is asked; that waits for it, which costs nothing once a step has failed.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error):
+        if device.type == "cuda":
+            # The next attempt, alone, may need in one piece what lies about in many.
+            torch.cuda.empty_cache()
+        return None
+    said = str(error)
+    if isinstance(error, torch.AcceleratorError) or any(word in said for word in _DEVICE_SAYS):
+        return _dead(said)
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as second:
+            return _dead(str(second))
+    return None
+
+
+def _dead(said: str) -> EngineDeadError:
+    first = (said.strip().splitlines() or ["no reason given"])[0].rstrip(".")
+    return EngineDeadError(f"The device has failed: {first}.", "Start the engine anew.")
