@@ -549,7 +549,10 @@ def _write_model(
         model.get_output_embeddings().weight[quiet] *= 0.05
         if adjust is not None:
             adjust(model)
-    model.to(getattr(torch, config["torch_dtype"]))
+    for tensor in (*model.parameters(), *model.buffers()):
+        # Complex buffers, as Llama 4's tower has one, are no weights.
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(getattr(torch, config["torch_dtype"]))
     model.save_pretrained(path, max_shard_size=shards)
     if model.config.model_type.startswith("llava") and config["vision_config"]["model_type"] != "pixtral":
         _rename(path, "vision_tower.", "vision_tower.vision_model.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from PIL import ImageFont
 
@@ -18,6 +19,7 @@ from tests.tiny_more import chat, language, pixels, qwen_tokens
 SEEDS: dict[str, int] = {
     "hunyuan_vl": 1,
     "ernie4_5_vl_moe": 1,
+    "llama4": 2,
 }
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
@@ -169,13 +171,109 @@ def _ernie_pixels(path: Path) -> None:
     (path / "Font-Regular.ttf").write_bytes(ImageFont.load_default(12).font_bytes)
 
 
+# --- Llama 4 ---------------------------------------------------------------------------------------------------------
+
+LLAMA4_TURN = (
+    "<|begin_of_text|><|header_start|>user<|header_end|>\n\n{}<|eot|><|header_start|>assistant<|header_end|>\n\n"
+)
+LLAMA4_MARKS = (
+    "<|begin_of_text|>",
+    "<|header_start|>",
+    "<|header_end|>",
+    "<|eot|>",
+    "<|image_start|>",
+    "<|image_end|>",
+)
+LLAMA4_MARKS += ("<|tile_x_separator|>", "<|tile_y_separator|>", "<|image|>", "<|patch|>")
+
+
+def make_llama4(path: Path) -> None:
+    """As meta-llama/Llama-4-Scout-17B-16E-Instruct: chunks of 32 positions, every third layer full, without rotary.
+
+    Queries of those layers grow every 16 positions, so that tests of a few dozen tokens see it.
+    """
+    opening = "<|header_start|>%role%<|header_end|>\\n\\n"
+    form = chat(opening, "<|eot|>", "<|image|>", bos="<|begin_of_text|>")
+    form += "{%- if add_generation_prompt -%}{{- '" + opening.replace("%role%", "assistant") + "' -}}{%- endif -%}"
+    ids = qwen_tokens(path, "Llama4Processor", LLAMA4_MARKS, {"chat_template": form})
+    config = {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "boi_token_index": ids["<|image_start|>"],
+        "eoi_token_index": ids["<|image_end|>"],
+        "image_token_index": ids["<|patch|>"],
+        "model_type": "llama4",
+        "text_config": language(
+            "llama4_text",
+            "Llama4ForConditionalGeneration",
+            attention_chunk_size=32,
+            attn_scale=0.3,
+            attn_temperature_tuning=True,
+            floor_scale=16,
+            for_llm_compressor=False,
+            head_dim=16,
+            interleave_moe_layer_step=1,
+            intermediate_size=48,
+            intermediate_size_mlp=96,
+            moe_layers=[1, 2],
+            no_rope_layers=[1, 1, 0],
+            num_experts_per_tok=1,
+            num_local_experts=4,
+            rope_scaling=None,
+            use_qk_norm=True,
+        ),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vision_config": {
+            "hidden_act": "gelu",
+            "hidden_size": 32,
+            "image_size": 56,
+            "intermediate_size": 128,
+            "model_type": "llama4_vision_model",
+            "multi_modal_projector_bias": False,
+            "norm_eps": 1e-5,
+            "num_attention_heads": 2,
+            "num_channels": 3,
+            "num_hidden_layers": 2,
+            "patch_size": 14,
+            "pixel_shuffle_ratio": 0.5,
+            "projector_dropout": 0.0,
+            "projector_input_dim": 48,
+            "projector_output_dim": 48,
+            "rope_theta": 10000,
+            "vision_feature_select_strategy": "default",
+            "vision_output_dim": 48,
+        },
+    }
+    sizes = {"image_mean": tiny.HALF, "image_std": tiny.HALF, "max_patches": 4, "resize_to_max_canvas": False}
+    files = pixels("Llama4ImageProcessor", "Llama4Processor", size={"height": 56, "width": 56}, resample=2, **sizes)
+    text.write_json(path / "preprocessor_config.json", files)
+    settings = {
+        "end_of_image_token": "<|image_end|>",
+        "fake_image_token": "<|image|>",
+        "image_token": "<|image|>",
+        "patch_size": 14,
+        "patch_token": "<|patch|>",
+        "pixel_shuffle_ratio": 0.5,
+        "processor_class": "Llama4Processor",
+        "start_of_image_token": "<|image_start|>",
+        "tile_token": "<|tile_x_separator|>",
+        "tile_global_token": "<|tile_y_separator|>",
+    }
+    text.write_json(path / "processor_config.json", settings)
+    generation = {"bos_token_id": ids["<|begin_of_text|>"], "do_sample": True, "eos_token_id": [ids["<|eot|>"]]}
+    tiny._write_model(path, config, generation, ids, seed=SEEDS["llama4"], keep=("<|eot|>",))
+
+
 TINY: dict[str, Callable[[Path], None]] = {
     "hunyuan_vl": make_hunyuan_vl,
     "ernie4_5_vl_moe": make_ernie4_5_vl_moe,
+    "llama4": make_llama4,
 }
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES = ("ernie4_5_vl_moe",)
 FORMS["hunyuan_vl"] = f"{HUNYUAN_BEGIN}{{}}{HUNYUAN_USER}"
 FORMS["ernie4_5_vl_moe"] = "<|begin_of_sentence|>User: {}\nAssistant: "
+FORMS["llama4"] = LLAMA4_TURN
 MARKERS["hunyuan_vl"] = ("".join(HUNYUAN_IMAGE), "")
 MARKERS["ernie4_5_vl_moe"] = ERNIE_MARKERS
+MARKERS["llama4"] = ("<|image|>", "")

@@ -20,6 +20,7 @@ class GroupMetadata:
         slots_T: int64, the slot each token's key and value go to.
         tables_BN: int32, block tables, one row per sequence of the step.
         window: positions that a query sees, itself included; None for all.
+        chunk: of what the window shows, a query sees the positions from the last multiple of this on; None for all.
         extra: what a backend prepares once per step for all layers of the group.
         ahead: "ranges" if its layers look ahead within AttnMetadata.both_ways, "never" if they do not.
     """
@@ -29,6 +30,7 @@ class GroupMetadata:
     window: int | None
     extra: dict[str, Any] = field(default_factory=dict)
     ahead: str = "ranges"
+    chunk: int | None = None
 
 
 @dataclass(eq=False)

@@ -24,6 +24,7 @@ _HARMLESS = frozenset(
         "is_causal",
         "logits_to_keep",
         "output_attentions",
+        "output_hidden_states",
         "output_router_logits",
         "past_key_values",
         "position_ids",
@@ -49,9 +50,12 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    query_scale: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer. query (1, H, T, C), key and value (1, K, T, C) -> (1, T, H, C).
+
+    `query_scale` (1, 1, T, 1) multiplies the queries of those layers that were marked `scales_queries` at load.
 
     Raises:
         ModelError: the layer asks for something the backends do not compute.
@@ -59,6 +63,8 @@ def paged_attention(
     unknown = [name for name, given in options.items() if given is not None and name not in _HARMLESS]
     if attention_mask is not None or unknown:
         raise ModelError(f"{type(module).__name__} needs attention options that are not built: {unknown or 'a mask'}.")
+    if query_scale is not None and getattr(module, "scales_queries", False):
+        query = (query * query_scale).to(query.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if torch.compiler.is_compiling():
         # The layer's number as a tensor (op.number_layers), lest every layer be compiled anew.

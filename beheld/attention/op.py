@@ -29,7 +29,8 @@ def attend_layer(
     if layer not in context.kv:
         raise ModelError(f"Attention was called for layer {layer}, which the text model does not have.")
     kv = context.kv[layer]
-    known = context.metadata.groups[kv.group].window
+    group = context.metadata.groups[kv.group]
+    known = group.window if group.chunk is None else None
     if window != known:
         raise ModelError(f"Layer {layer} asks for the window {window}, its cache was made for {known}.")
     context.called[layer] = context.called.get(layer, 0) + 1

@@ -64,10 +64,11 @@ class TorchBackend:
 def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor, Tensor | None]:
     """Slots (B, L) that the decoding sequences read, and which of them are padding (None if none is).
 
-    A window keeps only the last positions: position p of sequence b stands in column p - (length_b - L_b).
+    A window keeps only the last positions: position p of sequence b stands in column p - (length_b - L_b). A chunk
+    keeps those from its start.
     """
     lengths = metadata.lengths[: metadata.num_decodes]
-    seen = [min(n, group.window) if group.window else n for n in lengths]
+    seen = [_seen_from(n - 1, group) for n in lengths]
     longest = max(seen)
     device = group.tables_BN.device
     first_B1 = torch.tensor([n - s for n, s in zip(lengths, seen, strict=True)], device=device).unsqueeze(1)
@@ -81,10 +82,17 @@ def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor,
     return slots_BL, None if min(seen) == longest else hidden_BL
 
 
+def _seen_from(position: int, group: GroupMetadata) -> int:
+    """How many positions a query sees, itself included."""
+    if group.chunk is not None:
+        return position % group.chunk + 1
+    return min(position + 1, group.window) if group.window else position + 1
+
+
 def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tuple[Tensor | None, Tensor | None]:
     """Slots (L,) that sequence `b` reads and its mask (P, L); no slots if all it reads is of this very step.
 
-    Query i stands at position start + i and sees the positions up to itself, at most `window` of them:
+    Query i stands at position start + i and sees the positions up to itself, at most `window` of them, or of its chunk:
 
         position   first .. start .. start+i .. length-1
         query i      1  ..   1   ..    1     0 .. 0
@@ -106,6 +114,8 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
     if not plain:
         assert group.window is not None
         mask_PL &= positions_L > queries_P1 - group.window
+        if group.chunk is not None:
+            mask_PL &= positions_L >= queries_P1 // group.chunk * group.chunk
     if start == 0:
         return None, mask_PL
     blocks_L = group.tables_BN[b].long()[positions_L // metadata.block_size]

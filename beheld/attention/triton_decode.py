@@ -56,7 +56,7 @@ class DecodePlan:
     workspace: tuple[Tensor, Tensor] | None = None
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window", "min_chunk"])
+@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window", "span", "min_chunk"])
 def _plan(
     lengths_ptr,
     items_ptr,
@@ -66,6 +66,7 @@ def _plan(
     num_counters,
     target_items,
     window,
+    span,
     min_chunk,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
@@ -78,7 +79,8 @@ def _plan(
     inside_B = row_B < num_rows
     length_B = tl.load(lengths_ptr + row_B, mask=inside_B, other=1)
     stop_B = tl.maximum(length_B - 1, 0)
-    first_B = tl.maximum(length_B - window, 0)
+    # A query sees the positions of its window that lie in its own span: those from the last multiple of it on.
+    first_B = tl.maximum(length_B - window, stop_B // span * span)
     seen_B = tl.maximum(stop_B - first_B, 0)
     share = tl.cdiv(tl.sum(seen_B, 0), target_items)
     chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, min_chunk)
@@ -292,6 +294,7 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         num_counters,
         target,
         group.window or _NO_WINDOW,
+        group.chunk or _NO_WINDOW,
         _MIN_CHUNK_OF_FEW if num_rows <= _FEW else _MIN_CHUNK,
         _padded(num_rows),
         _padded(num_items),

@@ -92,13 +92,14 @@ def _prefill(
     BLOCK_SIZE: tl.constexpr,
     PREFIX: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """One program: one tile of rows, one key-value head. WINDOW is 0 where there is none."""
+    """One program: one tile of rows, one key-value head. WINDOW and CHUNK are 0 where there is none; CHUNK has both."""
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     sequence = tl.load(tiles_ptr + tile * 8 + 0)
@@ -155,6 +156,8 @@ def _prefill(
             seen_RN = live_N[None, :]
             if WINDOW > 0:
                 seen_RN = seen_RN & (position_N[None, :] > start + query_R[:, None] - WINDOW)
+            if CHUNK > 0:
+                seen_RN = seen_RN & (position_N[None, :] >= (start + query_R[:, None]) // CHUNK * CHUNK)
             s_RN = tl.where(seen_RN, capped(products(q_cache_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
             v_NC = tl.load(
                 values_ptr + line_N[:, None] * V_SIZE + d_C[None, :],
@@ -183,6 +186,8 @@ def _prefill(
         seen_RN = own_N[None, :] < sees_R[:, None]
         if WINDOW > 0:
             seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
+        if CHUNK > 0:
+            seen_RN = seen_RN & (start + own_N[None, :] >= (start + query_R[:, None]) // CHUNK * CHUNK)
         s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
         v_NC = _own(v_base, v_tiles, v_token, token, own, count, head, V_SIZE, TILE, V_WIDTH)
         # A whole tile may run on into the next sequence: a NaN of another request times a weight of zero is still NaN.
@@ -316,6 +321,7 @@ def prefill(
         block_size,
         shape.fetch == "threads",
         group.window or 0,
+        group.chunk or 0,
         softcap is not None,
         shape.rows,
         shape.keys,

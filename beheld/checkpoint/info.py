@@ -29,7 +29,12 @@ _THINKERS = {
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
 _BOTH_WAYS = {"gemma3": "media", "paligemma": "prompt"}
-_LAYER_KINDS = {"full_attention": "full", "sliding_attention": "sliding", "attention": "full"}
+_LAYER_KINDS = {
+    "attention": "full",
+    "chunked_attention": "chunked",
+    "full_attention": "full",
+    "sliding_attention": "sliding",
+}
 
 
 def read_config(path: Path, args: EngineArgs) -> Any:
@@ -147,9 +152,10 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     """The layer groups of a text configuration: layers of the same kind, window and shape share one.
 
     Raises:
-        ModelError: a layer is of a kind that has no paged cache here (linear attention, chunked attention, ...).
+        ModelError: a layer is of a kind that has no paged cache here (linear attention, ...).
     """
     window = getattr(text, "sliding_window", None)
+    windows = {"sliding": window, "chunked": getattr(text, "attention_chunk_size", None)}
     types = getattr(text, "layer_types", None)
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
@@ -166,7 +172,7 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
         if kind is None:
             raise ModelError(
                 f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
-                "Models with full and sliding attention layers can.",
+                "Models with full, sliding and chunked attention layers can.",
             )
         if layer >= own:
             source = max((i for i in range(own) if types[i] == name), default=None)
@@ -174,7 +180,7 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
                 raise ModelError(f"Layer {layer} of {text.model_type} reads a cache that no layer before it writes.")
             readers_by_source.setdefault(source, []).append(layer)
             continue
-        layers_by_form.setdefault((kind if window else "full", *_form(text, layer)), []).append(layer)
+        layers_by_form.setdefault((kind if windows.get(kind) else "full", *_form(text, layer)), []).append(layer)
     return tuple(
         KVGroup(
             kind,
@@ -182,7 +188,7 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
             heads,
             head_dim,
             head_dim,
-            window if kind == "sliding" else None,
+            windows.get(kind),
             tuple((reader, source) for source in layers for reader in readers_by_source.get(source, ())),
         )
         for (kind, heads, head_dim), layers in layers_by_form.items()

@@ -110,6 +110,13 @@ TESTED = (
     Known("idefics3", "Idefics3ForConditionalGeneration", "HuggingFaceM4/Idefics3-8B-Llama3", PICTURES, "tiles"),
     Known("internvl", "InternVLForConditionalGeneration", "OpenGVLab/InternVL3-1B-hf", BOTH, "tiles"),
     Known("llama", "LlamaForCausalLM", "meta-llama/Llama-2-7b-chat-hf"),
+    Known(
+        "llama4",
+        "Llama4ForConditionalGeneration",
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        PICTURES,
+        "tiles; attention in chunks; experts; layers without positions, whose queries grow",
+    ),
     Known("llava", "LlavaForConditionalGeneration", "llava-hf/llava-1.5-7b-hf", PICTURES),
     Known("llava_next", "LlavaNextForConditionalGeneration", "llava-hf/llava-v1.6-mistral-7b-hf", PICTURES, "tiles"),
     Known(
@@ -223,7 +230,6 @@ REFUSED = {
     "florence2": "it is an encoder-decoder model",
     "gemma3n": "its tower needs the package timm, and its layers are not compared with transformers yet",
     "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
-    "llama4": "its attention in chunks, and the scale that grows with the position, are not built yet",
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
     "molmo2": "its vocabulary in two parts is not compared with transformers yet",

@@ -102,11 +102,12 @@ class KVGroup:
     """Layers whose keys and values are kept alike and share one block table.
 
     Attributes:
-        kind: "full" (every position is kept), "sliding" (the last `window` positions), or "cross" (keys and values of
+        kind: "full" (every position is kept), "sliding" (the last `window` positions), "chunked" (the same, and a query
+            sees those of its own chunk of `window` positions), or "cross" (keys and values of
             what stands beside the text, pictures or an encoder's output: written once, never grown, without blocks).
         layers: the text model's layer indices.
         num_kv_heads, head_dim, value_dim: shape of a key and of a value at one position.
-        window: positions that a query sees, itself included; None unless sliding.
+        window: most positions that a query sees, itself included; None unless sliding or chunked.
         readers: pairs (layer, layer of `layers` whose keys and values it reads): layers without any of their own.
         num_states: of a cross group, most states of one item; 0 for the others.
     """
@@ -119,6 +120,11 @@ class KVGroup:
     window: int | None = None
     readers: tuple[tuple[int, int], ...] = ()
     num_states: int = 0
+
+    @property
+    def chunk(self) -> int | None:
+        """Length of the chunks within which alone a query sees; None if it sees beyond."""
+        return self.window if self.kind == "chunked" else None
 
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one position (of one state, in a cross group) over all layers of the group."""

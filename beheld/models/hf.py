@@ -20,7 +20,16 @@ from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
 from beheld.models import packed
 from beheld.models.call_graphs import CallGraphs
-from beheld.models.families import PLAIN_HEADS, anyres, beside_of, combine_rule, ears_of, wide_of
+from beheld.models.families import (
+    PLAIN_HEADS,
+    anyres,
+    beside_of,
+    combine_rule,
+    ears_of,
+    embeds_of,
+    keywords_of,
+    wide_of,
+)
 from beheld.models.upload import Uploader
 
 # Tower calls of more patches than this take the device longer than the host takes to launch them.
@@ -55,6 +64,8 @@ class HFAdapter:
         self._beside = beside_of(info.model_type, model)
         self._upload = Uploader(self.device)
         self._call_graphs: CallGraphs | None = None
+        self._embeds = embeds_of(info.model_type)
+        self._keywords = keywords_of(info.model_type)
         self._route_attention()
 
     def _route_attention(self) -> None:
@@ -135,8 +146,7 @@ class HFAdapter:
     def _pooled(self, modality: str, method: Callable[..., Any], keywords: dict[str, Any]) -> Tensor:
         """Embeddings (sum of E, H) of one call of the model's own method."""
         result = method(**keywords, return_dict=True)
-        # A family without a tower only maps patches to embeddings, which nothing pools.
-        pooled = result.last_hidden_state if result.pooler_output is None else result.pooler_output
+        pooled = self._embeds(self.model, result)
         if modality == "video" and "pixel_values_videos" not in keywords and self.info.model_type == "llava_onevision":
             pooled = anyres.with_newlines(pooled, self._core.image_newline)
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
@@ -199,8 +209,13 @@ class HFAdapter:
             last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
             found: Tensor = self.model.get_output_embeddings()(last.last_hidden_state[0, wanted_S])
             return found
+        more = self._keywords(self.model, positions) if self._keywords is not None else {}
         output = self._speaker(
-            inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, logits_to_keep=wanted_S, use_cache=False
+            inputs_embeds=embeds_TH.unsqueeze(0),
+            position_ids=positions,
+            logits_to_keep=wanted_S,
+            use_cache=False,
+            **more,
         )
         logits: Tensor = output.logits[0]
         return logits

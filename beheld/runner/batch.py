@@ -167,6 +167,7 @@ def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: Model
                 slots_T=torch.from_numpy(slots).to(device, non_blocking=True),
                 tables_BN=torch.from_numpy(tables).to(device, non_blocking=True),
                 window=group.window,
+                chunk=group.chunk,
                 ahead="never" if where == "windowed media" and group.window is None else "ranges",
             )
         )

@@ -98,6 +98,7 @@ class DecodeGraphs:
                 slots_T=self._input_FB[_FIELDS + index, :size],
                 tables_BN=self._tables_GRN[index].index_select(0, rows_B),
                 window=group.window,
+                chunk=group.chunk,
             )
             for index, group in enumerate(self._groups)
         )

@@ -39,7 +39,7 @@ class MixedGraphs:
         blocks_per_row: int,
     ) -> None:
         self._adapter, self._backend, self._kv = adapter, backend, kv
-        self._windows = [group.window for group in info.kv_groups]
+        self._groups = info.kv_groups
         self._block_size = config.block_size
         device = adapter.device
         self._sizes = [size for size in SIZES if size <= config.max_num_batched_tokens]
@@ -47,11 +47,11 @@ class MixedGraphs:
         width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
         self._embeds_TH = torch.zeros(most, width, dtype=adapter.dtype, device=device)
         self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
-        self._slots_GT = torch.zeros(len(self._windows), most, dtype=torch.int64, device=device)
+        self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
         self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._cu_q_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
-        self._tables_GBN = torch.zeros(len(self._windows), sequences, blocks_per_row, dtype=torch.int32, device=device)
+        self._tables_GBN = torch.zeros(len(self._groups), sequences, blocks_per_row, dtype=torch.int32, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:
@@ -76,8 +76,8 @@ class MixedGraphs:
     def _step(self, size: int) -> Tensor:
         """The step itself, on the tensors that stay in place."""
         groups = tuple(
-            GroupMetadata(self._slots_GT[index, :size], self._tables_GBN[index], window)
-            for index, window in enumerate(self._windows)
+            GroupMetadata(self._slots_GT[index, :size], self._tables_GBN[index], group.window, chunk=group.chunk)
+            for index, group in enumerate(self._groups)
         )
         # Nothing decodes here, and so nothing asks for lengths.
         metadata = AttnMetadata(

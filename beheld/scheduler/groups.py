@@ -220,7 +220,8 @@ class GroupTables:
 
 
 def _has_store(group: KVGroup) -> bool:
-    assert group.kind in ("full", "sliding", "shared", "cross"), group.kind
-    assert (group.kind == "sliding") == (group.window is not None), "a window belongs to a sliding group"
+    assert group.kind in ("full", "sliding", "chunked", "shared", "cross"), group.kind
+    windowed = group.kind in ("sliding", "chunked")
+    assert windowed == (group.window is not None), "a window belongs to a sliding or chunked group"
     # What stands beside the text takes no blocks: see holding.py.
     return group.kind not in ("shared", "cross")

@@ -30,6 +30,7 @@ def make_case(
     size: int = 16,
     block_size: int = 8,
     window: int | None = None,
+    chunk: int | None = None,
     seed: int = 0,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -72,7 +73,7 @@ def make_case(
         lengths=tuple(stop for _, stop in pieces),
         lengths_B=torch.tensor([stop for _, stop in pieces], dtype=torch.int32, device=device),
         cu_q_B1=cu.to(device),
-        groups=(GroupMetadata(torch.tensor(slots, device=device), tables.to(device), window),),
+        groups=(GroupMetadata(torch.tensor(slots, device=device), tables.to(device), window, chunk=chunk),),
         block_size=block_size,
     )
     q = torch.randn(total, heads, size, generator=generator).to(dtype)
@@ -90,6 +91,8 @@ def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
     for (k, v), start, stop in zip(case.history, case.metadata.starts, case.metadata.lengths, strict=True):
         for position in range(start, stop):
             first = 0 if group.window is None else max(0, position - group.window + 1)
+            if group.chunk is not None:
+                first = max(first, position - position % group.chunk)
             for head in range(q.shape[1]):
                 seen = k[first : position + 1, head // heads_per_kv].double()
                 scores = seen @ q[token, head] * scale

@@ -27,6 +27,16 @@ def test_equals_naive(
     torch.testing.assert_close(out.double(), expected(case, 0.3, softcap), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("pieces", [DECODES, MIXED, [(0, 33)], [(12, 13)]], ids=["decodes", "mixed", "prefill", "one"])
+@pytest.mark.parametrize("chunk", [1, 6, 16, 64])
+def test_a_chunk_hides_what_was_before_it(pieces: list[tuple[int, int]], chunk: int) -> None:
+    case = make_case(pieces, window=chunk, chunk=chunk)
+    backend = TorchBackend()
+    backend.begin(case.metadata)
+    out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, None)
+    torch.testing.assert_close(out.double(), expected(case, 0.3, None), atol=2e-6, rtol=1e-5)
+
+
 def test_stores_keys_and_values_where_the_slots_say() -> None:
     case = make_case(MIXED)
     backend = TorchBackend()

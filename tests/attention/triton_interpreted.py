@@ -43,6 +43,13 @@ def test_equals_naive(pieces: list[tuple[int, int]], window: int | None, softcap
     check(case, run(case, softcap), softcap)
 
 
+@pytest.mark.parametrize("pieces", [MIXED, SPLIT], ids=["mixed", "split"])
+@pytest.mark.parametrize("chunk", [1, 6, 20, 150])
+def test_a_chunk_hides_what_was_before_it(pieces: list[tuple[int, int]], chunk: int) -> None:
+    case = make_case(pieces, heads=6, kv_heads=2, window=chunk, chunk=chunk)
+    check(case, run(case))
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "block_size"), [(3, 3, 24, 16), (7, 1, 16, 32), (16, 1, 40, 64), (2, 1, 64, 16)]
 )

@@ -98,7 +98,9 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
                 media["fps"] = ask.videos[0].fps
     if ask.sounds:
         media |= {"audio": ask.waves(), "audio_kwargs": {"sampling_rate": tiny.SOUND_RATE}}
-    return dict(processor(family)(text=[prompt(family, ask)], return_tensors="pt", **media))
+    made = processor(family)(text=[prompt(family, ask)], return_tensors="pt", **media)
+    # Llama 4's processor gives bfloat16; transformers leaves it to the caller to make it the model's type.
+    return dict(made.to(torch.float32))
 
 
 def _voxtral_inputs(ask: Ask) -> dict[str, Any]:

@@ -92,6 +92,7 @@ _FILES = {
     "glm4v_moe": "glm4v",
     "hunyuan_vl": "hunyuan_vl",
     "internvl": "internvl",
+    "llama4": "llama4",
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",

@@ -35,9 +35,18 @@ _WIDE = {
     "qwen3_vl_moe": "deepstack",
 }
 # Families whose modules are replaced or settled at load, see `adapt`.
-_ADAPTED = {"chameleon": "chameleon", "ernie4_5_vl_moe": "ernie4_5_vl_moe", "mllama": "mllama"}
+_ADAPTED = {
+    "chameleon": "chameleon",
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "llama4": "llama4",
+    "mllama": "mllama",
+}
 # Families some of whose layers attend beside the text.
 _BESIDE = {"mllama": "mllama"}
+# Families whose layers are told more in every pass: file with `keywords(model, positions)`.
+_KEYWORDS = {"llama4": "llama4"}
+# Families whose embeddings are not what their tower calls pooled: file with `embeds(model, result)`.
+_EMBEDS = {"llama4": "llama4"}
 
 
 class Wide(Protocol):
@@ -108,6 +117,31 @@ def adapt(model_type: str, model: Any) -> None:
     name = _ADAPTED.get(model_type)
     if name is not None:
         importlib.import_module(f"beheld.models.families.{name}").adapt(model)
+
+
+def keywords_of(model_type: str) -> Callable[[Any, Tensor], dict[str, Any]] | None:
+    """What makes further keyword arguments of a pass, for all layers, of the model and the step's positions."""
+    name = _KEYWORDS.get(model_type)
+    if name is None:
+        return None
+    keywords: Callable[[Any, Tensor], dict[str, Any]] = importlib.import_module(
+        f"beheld.models.families.{name}"
+    ).keywords
+    return keywords
+
+
+def embeds_of(model_type: str) -> Callable[[Any, Any], Any]:
+    """What makes embeddings of the model and a tower's result: a tensor (..., H), or one for each item."""
+    name = _EMBEDS.get(model_type)
+    if name is None:
+        return _pooled
+    embeds: Callable[[Any, Any], Any] = importlib.import_module(f"beheld.models.families.{name}").embeds
+    return embeds
+
+
+def _pooled(model: Any, result: Any) -> Any:
+    # A family without a tower only maps patches to embeddings, which nothing pools.
+    return result.last_hidden_state if result.pooler_output is None else result.pooler_output
 
 
 def combine_rule(model_type: str) -> CombineRule:

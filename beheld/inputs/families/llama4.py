@@ -1,0 +1,7 @@
+"""Llama 4: `<|image|>` in a prompt becomes tiles with separators, whose embeddings take another token's places."""
+
+from __future__ import annotations
+
+from beheld.inputs.families import Family
+
+FAMILY = Family(places={"image": "<|image|>"})
