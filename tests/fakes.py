@@ -364,7 +364,7 @@ def fake_info(*groups: KVGroup, **changes: Any) -> ModelInfo:
         model_type="fake",
         checkpoint_dtype="float32",
         vocab_size=VOCAB,
-        tokenizer_size=VOCAB,
+        num_ids=VOCAB,
         hidden_size=8,
         num_layers=3,
         max_model_len=4096,

@@ -542,6 +542,8 @@ def _write_model(
     settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
     marks = [entry["content"] for entry in settings["added_tokens_decoder"].values()]
     quiet = [ids[token] for token in marks if token not in keep] + list(range(len(ids), VOCAB))
+    # Some heads do not know the last tokens of the table at all.
+    quiet = [token for token in quiet if token < len(model.get_output_embeddings().weight)]
     with torch.no_grad():
         # In some families the ids of placeholders lie behind those that the head knows.
         quiet = [token for token in quiet if token < len(model.get_output_embeddings().weight)]
@@ -645,12 +647,12 @@ MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if fami
 EVEN_SOUND_FAMILIES = ("qwen3_omni_moe",)
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
-EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v")
+EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v", "molmo2")
 """Families whose processor takes pictures or videos in one prompt, not both."""
-TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe")
+TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe", "molmo2")
 """Families whose processor must be told when each frame was."""
-WHOLE_FAMILIES = ("gemma3", "gemma4_dense")
-"""Families that compute each picture in one step."""
+WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 83}
+"""Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""
 CHATLESS_FAMILIES = ("paligemma", "paligemma2", *tiny_peculiar.CHATLESS_FAMILIES, "voxtral")

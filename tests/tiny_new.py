@@ -6,6 +6,7 @@ Each is laid out as the checkpoint that its function names; see tiny.py for what
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from PIL import ImageFont
 from tests import tiny
 from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
-from tests.tiny_more import chat, language, pixels, qwen_tokens
+from tests.tiny_more import CHATML_TURN, chat, language, pixels, qwen_tokens
 
 SEEDS: dict[str, int] = {
     "hunyuan_vl": 1,
     "ernie4_5_vl_moe": 1,
     "llama4": 2,
+    "molmo2": 2,
 }
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
@@ -264,16 +266,112 @@ def make_llama4(path: Path) -> None:
     tiny._write_model(path, config, generation, ids, seed=SEEDS["llama4"], keep=("<|eot|>",))
 
 
+# --- Molmo 2 ---------------------------------------------------------------------------------------------------------
+
+MOLMO_MARKS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>", "<|image|>", "<im_low>")
+MOLMO_MARKS += ("<frame_start>", "<frame_end>", "<|video|>")
+
+
+def make_molmo2(path: Path) -> None:
+    """As allenai/Molmo2-8B: crops that overlap, patches pooled by attention, special tokens in a table of their own.
+
+    The last tower layer of the configuration has no weights, as in the repository.
+    """
+    form = chat("<|im_start|>%role%\\n", "<|im_end|>\\n", "<|image|>", "<|video|>")
+    form += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    ids = qwen_tokens(path, "Molmo2Processor", MOLMO_MARKS, {"chat_template": form})
+    names = {
+        "frame_end_token_id": "<frame_end>",
+        "frame_start_token_id": "<frame_start>",
+        "image_col_id": "<im_col>",
+        "image_end_token_id": "<im_end>",
+        "image_low_res_id": "<im_low>",
+        "image_patch_id": "<im_patch>",
+        "image_start_token_id": "<im_start>",
+        "low_res_image_start_token_id": "<low_res_im_start>",
+    }
+    heads = {"head_dim": 16, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = {
+        "adapter_config": heads
+        | {
+            "attention_dropout": 0.0,
+            "float32_attention": True,
+            "hidden_act": "silu",
+            "intermediate_size": 48,
+            "model_type": "molmo2",
+            "text_hidden_size": 64,
+            "vit_layers": [-2, 0],
+        },
+        "architectures": ["Molmo2ForConditionalGeneration"],
+        "model_type": "molmo2",
+        "text_config": language(
+            "molmo2_text",
+            "Molmo2ForConditionalGeneration",
+            additional_vocab_size=16,
+            head_dim=16,
+            qk_norm_type="qwen3",
+            qkv_bias=False,
+            use_qk_norm=True,
+            vocab_size=ids["<im_start>"],
+        ),
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "use_frame_special_tokens": True,
+        "vit_config": heads
+        | {
+            "hidden_act": "gelu_pytorch_tanh",
+            "image_default_input_size": [56, 56],
+            "image_num_pos": 16,
+            "image_patch_size": 14,
+            "intermediate_size": 48,
+            "layer_norm_eps": 1e-6,
+            "model_type": "molmo2",
+            "num_hidden_layers": 3,
+        },
+        **{name: ids[token] for name, token in names.items()},
+    }
+    _molmo_pixels(path)
+    generation = {"bos_token_id": ids["<|endoftext|>"], "do_sample": True, "eos_token_id": [ids["<|im_end|>"]]}
+    tiny._write_model(path, config, generation, ids, seed=SEEDS["molmo2"], keep=("<|im_end|>",))
+
+
+def _molmo_pixels(path: Path) -> None:
+    owner = "Molmo2Processor"
+    size = {"size": {"height": 56, "width": 56}, "image_mean": tiny.HALF, "image_std": tiny.HALF, "patch_size": 14}
+    tiles = {"max_crops": 4, "overlap_margins": [1, 1], "pooling_size": [2, 2], "resample": 2}
+    text.write_json(path / "preprocessor_config.json", pixels("Molmo2ImageProcessor", owner, **size | tiles))
+    clip = pixels("", owner, **size | {"resample": 2})
+    del clip["image_processor_type"]
+    own = {"max_fps": 2, "num_frames": 64, "pooling_size": [3, 3], "video_processor_type": "Molmo2VideoProcessor"}
+    text.write_json(path / "video_preprocessor_config.json", clip | own)
+    settings = {
+        "image_use_col_tokens": True,
+        "processor_class": owner,
+        "use_frame_special_tokens": True,
+        "use_single_crop_col_tokens": None,
+        "use_single_crop_start_token": True,
+        "video_use_col_tokens": False,
+    }
+    text.write_json(path / "processor_config.json", settings)
+
+
 TINY: dict[str, Callable[[Path], None]] = {
     "hunyuan_vl": make_hunyuan_vl,
     "ernie4_5_vl_moe": make_ernie4_5_vl_moe,
     "llama4": make_llama4,
+    "molmo2": make_molmo2,
 }
+# Families that an older transformers does not have.
+ABSENT_FAMILIES = tuple(name for name in ("molmo2",) if find_spec(f"transformers.models.{name}") is None)
+for _name in ABSENT_FAMILIES:
+    del TINY[_name]
 IMAGE_FAMILIES = tuple(TINY)
-VIDEO_FAMILIES = ("ernie4_5_vl_moe",)
+VIDEO_FAMILIES = tuple(name for name in ("ernie4_5_vl_moe", "molmo2") if name in TINY)
 FORMS["hunyuan_vl"] = f"{HUNYUAN_BEGIN}{{}}{HUNYUAN_USER}"
 FORMS["ernie4_5_vl_moe"] = "<|begin_of_sentence|>User: {}\nAssistant: "
 FORMS["llama4"] = LLAMA4_TURN
+FORMS["molmo2"] = CHATML_TURN
 MARKERS["hunyuan_vl"] = ("".join(HUNYUAN_IMAGE), "")
 MARKERS["ernie4_5_vl_moe"] = ERNIE_MARKERS
 MARKERS["llama4"] = ("<|image|>", "")
+MARKERS["molmo2"] = ("<|image|>", "<|video|>")

@@ -239,9 +239,9 @@ class AsyncLLM:
         if tokenizer is None:
             raise ParamsError("There is no tokenizer.", param="tokens")
         for token in token_ids:
-            if not 0 <= token < self.info.vocab_size:
+            if not 0 <= token < self.info.num_ids:
                 raise ParamsError(
-                    f"The token id {token} is outside the vocabulary of {self.info.vocab_size}.", param="tokens"
+                    f"The token id {token} is outside the vocabulary of {self.info.num_ids}.", param="tokens"
                 )
         ids = list(token_ids)
         return await self._in(self._text_pool, lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))

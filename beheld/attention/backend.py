@@ -22,7 +22,8 @@ class GroupMetadata:
         window: positions that a query sees, itself included; None for all.
         chunk: of what the window shows, a query sees the positions from the last multiple of this on; None for all.
         extra: what a backend prepares once per step for all layers of the group.
-        ahead: "ranges" if its layers look ahead within AttnMetadata.both_ways, "never" if they do not.
+        ahead: "ranges" if its layers look ahead within each of AttnMetadata.both_ways, "joint" if each of a sequence's
+            ranges also sees its other ones, "never" if they do not look ahead.
     """
 
     slots_T: Tensor

@@ -14,20 +14,27 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 
-def select(device: str, wanted: str | None) -> AttentionBackend:
+def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> AttentionBackend:
     """The backend for `device` ("cpu" or "cuda"); `wanted` names one outright.
+
+    `both_ways` is ModelInfo's: where several ranges see each other, "joint", the kernels cannot leave out what lies
+    between them.
 
     Raises:
         ConfigError: there is no backend of that name for this device.
     """
-    known = ("torch",) if device == "cpu" else ("triton", "torch")
+    joint = both_ways == "joint"
+    known = ("torch",) if device == "cpu" or joint else ("triton", "torch")
     if wanted not in (None, *known):
+        use = " and media that see each other" if joint else ""
         raise ConfigError(
-            f"There is no attention backend {wanted!r} for {device}.",
+            f"There is no attention backend {wanted!r} for {device}{use}.",
             f"Known: {', '.join(map(repr, known))}.",
             param="attention_backend",
         )
     name, reason = wanted or known[0], "it was asked for" if wanted else f"the device is {device}"
+    if joint and not wanted:
+        reason = "media of one prompt see each other, wherever they stand"
     if name == "triton" and importlib.util.find_spec("triton") is None:
         if wanted:
             raise ConfigError(

@@ -5,6 +5,8 @@ Shapes as in backend.py; G = H / K query heads share one key-value head; P token
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -97,20 +99,21 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
         position   first .. start .. start+i .. length-1
         query i      1  ..   1   ..    1     0 .. 0
 
-    Within a range that is read both ways, a query also sees what comes behind it.
+    Within a range that is read both ways, a query also sees what comes behind it, of joint ranges in all of them.
     """
     start, length = metadata.starts[b], metadata.lengths[b]
     first = max(0, start - group.window + 1) if group.window else 0
     device = group.tables_BN.device
     plain = group.window is None or length <= group.window
-    ranges = metadata.both_ways[b] if metadata.both_ways and group.ahead == "ranges" else ()
+    ranges = metadata.both_ways[b] if metadata.both_ways and group.ahead != "never" else ()
     if start == 0 and plain and not ranges:
         return None, None
     positions_L = torch.arange(first, length, device=device)
     queries_P1 = torch.arange(start, length, device=device).unsqueeze(1)
     mask_PL = positions_L <= queries_P1
-    for low, high in ranges:
-        mask_PL[low - start : high - start, low - first : high - first] = True
+    pairs = [(own, own) for own in ranges] if group.ahead == "ranges" else product(ranges, ranges)
+    for (low, high), (begin, end) in pairs:
+        mask_PL[low - start : high - start, begin - first : end - first] = True
     if not plain:
         assert group.window is not None
         mask_PL &= positions_L > queries_P1 - group.window

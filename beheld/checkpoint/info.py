@@ -28,7 +28,20 @@ _THINKERS = {
     "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
-_BOTH_WAYS = {"gemma3": "media", "paligemma": "prompt"}
+_BOTH_WAYS = {"gemma3": "media", "molmo2": "joint", "paligemma": "prompt"}
+# Families whose media see each other: the tokens that take part.
+_JOINT = {
+    "molmo2": (
+        "<frame_end>",
+        "<frame_start>",
+        "<im_col>",
+        "<im_end>",
+        "<im_low>",
+        "<im_patch>",
+        "<im_start>",
+        "<low_res_im_start>",
+    )
+}
 _LAYER_KINDS = {
     "attention": "full",
     "chunked_attention": "chunked",
@@ -107,7 +120,6 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     config = read_config(path, args) if config is None else config
     text = config.get_text_config(decoder=True)
     generation = read_json(path / "generation_config.json")
-    tokenizer = read_json(path / "tokenizer_config.json")
     if config.model_type in REFUSED:
         raise ModelError(
             f"{_architecture(config)} cannot be run yet: {REFUSED[config.model_type]}.",
@@ -130,7 +142,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         model_type=config.model_type,
         checkpoint_dtype=_dtype_name(config, text),
         vocab_size=text.vocab_size,
-        tokenizer_size=int(tokenizer.get("vocab_size") or text.vocab_size),
+        num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
         num_layers=text.num_hidden_layers,
         max_model_len=int(getattr(text, "max_position_embeddings", None) or 2048),
@@ -145,7 +157,16 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         kv_groups=groups,
         atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
+        joint_ids=_added_ids(path, _JOINT.get(config.model_type, ())),
     )
+
+
+def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
+    """The ids of tokens that were added to the tokenizer's own; those that it does not have are left out."""
+    if not tokens:
+        return frozenset()
+    added = read_json(path / "tokenizer.json").get("added_tokens") or ()
+    return frozenset(entry["id"] for entry in added if entry["content"] in tokens)
 
 
 def kv_groups(text: Any) -> tuple[KVGroup, ...]:

@@ -176,6 +176,13 @@ TESTED = (
         PICTURES,
         "some layers attend to the pictures beside the text; a prefix is shared only with the same pictures",
     ),
+    Known(
+        "molmo2",
+        "Molmo2ForConditionalGeneration",
+        "allenai/Molmo2-8B",
+        BOTH,
+        "all pictures of a prompt see each other, in one step; vocabulary in two parts; one video",
+    ),
     Known("qwen2", "Qwen2ForCausalLM", "Qwen/Qwen2-0.5B-Instruct"),
     Known(
         "qwen2_5_omni",
@@ -232,7 +239,6 @@ REFUSED = {
     "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
-    "molmo2": "its vocabulary in two parts is not compared with transformers yet",
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",

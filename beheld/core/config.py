@@ -142,7 +142,7 @@ class ModelInfo:
         model_type: transformers' model_type.
         checkpoint_dtype: the type its weights are stored in, as "bfloat16".
         vocab_size: width of the logits.
-        tokenizer_size: number of ids the tokenizer knows.
+        num_ids: ids below this may stand in a prompt; in some families that are more than the head knows.
         hidden_size: of the text model, hence of an embedding.
         num_layers: of the text model.
         max_model_len: positions the model was made for.
@@ -155,8 +155,10 @@ class ModelInfo:
         atomic_spans: True if each run of a media span's embeddings must be computed in one step (attention within it
             runs both ways).
         both_ways: where attention also looks ahead: "nowhere", "media" (within each run of a media item's embeddings),
-            "windowed media" (the same in sliding layers alone), or "prompt" (within the whole prompt, which is then
-            computed in one step and never shared).
+            "windowed media" (the same in sliding layers alone), "joint" (between all positions of the prompt whose ids
+            are in `joint_ids`; from the first to the last, they are computed in one step), or "prompt" (within the
+            whole prompt, which is then computed in one step and never shared).
+        joint_ids: see `both_ways`.
         is_encoder_decoder: True for encoder-decoder text models.
     """
 
@@ -166,7 +168,7 @@ class ModelInfo:
     model_type: str
     checkpoint_dtype: str
     vocab_size: int
-    tokenizer_size: int
+    num_ids: int
     hidden_size: int
     num_layers: int
     max_model_len: int
@@ -179,6 +181,7 @@ class ModelInfo:
     kv_groups: tuple[KVGroup, ...]
     atomic_spans: bool = False
     both_ways: str = "nowhere"
+    joint_ids: frozenset[int] = frozenset()
     is_encoder_decoder: bool = False
 
     @property

@@ -181,6 +181,7 @@ class InputPipeline:
                 return lambda items: ids
             text = written
             ends = self._family.rewritten_ends == "added"
+        text = self._family.begun(text, self._tokenizer.inner)
 
         def encode(items: ItemsByModality) -> list[int]:
             edged = expand.edged_text(text, items, self._tokenizer.marker) if items else text
@@ -275,6 +276,7 @@ class InputPipeline:
             tools=chat.sanitized(tools, marks, talk.stand_ins) if tools else None,
             variables=chat.sanitized(variables, marks, talk.stand_ins) if variables else None,
         )
+        rendered = self._family.begun(rendered, self._tokenizer.inner)
         # A processor adds the tokenizer's own ends unless the template wrote the first of them; a bare tokenizer never
         # does.
         bos = getattr(self._tokenizer.inner, "bos_token", None)

@@ -101,9 +101,9 @@ def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
         if isinstance(token, bool) or not isinstance(token, int):
             raise PromptError(f"Token ids must be whole numbers, got {token!r}.", param="prompt_token_ids")
         # In some families the placeholders' ids lie behind those that the head knows.
-        if not 0 <= token < info.vocab_size and token not in info.placeholder_ids.values():
+        if not 0 <= token < info.num_ids and token not in info.placeholder_ids.values():
             raise PromptError(
-                f"The token id {token} is outside the vocabulary of {info.vocab_size}.", param="prompt_token_ids"
+                f"The token id {token} is outside the vocabulary of {info.num_ids}.", param="prompt_token_ids"
             )
     return tuple(ids)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
-from beheld.core.config import ModelInfo
+from beheld.core.config import KVGroup, ModelInfo
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.rows import Rows
 
@@ -124,18 +124,23 @@ def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> N
                 part[np.array(span.embed_mask[low - span.start : high - span.start])] = 0
 
 
-def _both_ways(slices: list[SeqSlice], rows: Rows, where: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _both_ways(slices: list[SeqSlice], rows: Rows, info: ModelInfo) -> tuple[tuple[tuple[int, int], ...], ...]:
     """For each slice, the ranges of its positions that are read both ways; nothing if there are none at all.
 
     Sound is read forwards in every family.
     """
+    where = info.both_ways
     if where == "nowhere":
         return ()
     made = []
     for piece in slices:
         row = rows[piece.row]
-        seen = [span for span in row.spans if span.modality != "audio"]
-        ranges = [(0, row.num_prompt)] if where == "prompt" else [run for span in seen for run in _runs(span)]
+        if where == "prompt":
+            ranges = [(0, row.num_prompt)]
+        elif where == "joint":
+            ranges = _stretches(np.isin(row.token_ids[: row.num_prompt], list(info.joint_ids)))
+        else:
+            ranges = [run for span in row.spans if span.modality != "audio" for run in _runs(span)]
         made.append(tuple((low, high) for low, high in ranges if piece.start <= low and high <= piece.stop))
     return tuple(made) if any(made) else ()
 
@@ -144,8 +149,20 @@ def _runs(span: SpanView) -> list[tuple[int, int]]:
     """The ranges of positions of a span that take embeddings without a gap."""
     if span.embed_mask is None:
         return [(span.start, span.stop)]
-    edges = np.flatnonzero(np.diff(np.array(span.embed_mask, dtype=np.int8), prepend=0, append=0)) + span.start
+    return [(low + span.start, high + span.start) for low, high in _stretches(np.array(span.embed_mask))]
+
+
+def _stretches(mask_N: np.ndarray) -> list[tuple[int, int]]:
+    """Where a mask is true without a gap (start, stop)."""
+    edges = np.flatnonzero(np.diff(mask_N.astype(np.int8), prepend=0, append=0))
     return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
+
+
+def _ahead(where: str, group: KVGroup) -> str:
+    """How the group's layers look ahead; see GroupMetadata."""
+    if where == "joint":
+        return "joint"
+    return "never" if where == "windowed media" and group.window is None else "ranges"
 
 
 def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int) -> AttnMetadata:
@@ -168,7 +185,7 @@ def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: Model
                 tables_BN=torch.from_numpy(tables).to(device, non_blocking=True),
                 window=group.window,
                 chunk=group.chunk,
-                ahead="never" if where == "windowed media" and group.window is None else "ranges",
+                ahead=_ahead(where, group),
             )
         )
     return AttnMetadata(
@@ -181,5 +198,5 @@ def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: Model
         ),
         groups=tuple(made),
         block_size=block_size,
-        both_ways=_both_ways(slices, rows, where),
+        both_ways=_both_ways(slices, rows, info),
     )

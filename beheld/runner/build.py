@@ -38,7 +38,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     """
     keep_freed_memory()
     adapter = registry.build(hf_config, info, config)
-    backend = select(config.device, config.attention_backend)
+    backend = select(config.device, config.attention_backend, info.both_ways)
     cross_backend = None if info.cross is None else select_cross(config.device)
     reserved = 0
     if config.device == "cpu":

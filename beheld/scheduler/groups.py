@@ -111,11 +111,11 @@ class GroupTables:
             store.pool.free(reversed(table))
             table.clear()
 
-    def find_hit(self, sequence: Sequence, spans_to_keep_whole: Iterable[tuple[int, int]]) -> int:
+    def find_hit(self, sequence: Sequence) -> int:
         """Blocks at the head of a waiting sequence that every group still has.
 
         At least the last known token is left to compute, since its logits are wanted. The hit does not end strictly
-        inside any of `spans_to_keep_whole` (start, stop).
+        inside a range that is computed in one step.
         """
         if not self._caching or not sequence.may_hit:
             return 0
@@ -124,13 +124,12 @@ class GroupTables:
         for store in self.stores:
             if store.window is None:
                 limit = longest_run(store.pool, keys, limit)
-        whole = tuple(spans_to_keep_whole)
         while True:
             before = limit
             for store in self._sliding:
                 assert store.window is not None
                 limit = longest_window(store.pool, keys, limit, store.window, self.block_size)
-            for start, stop in whole:
+            for start, stop in sequence.whole:
                 if start < limit * self.block_size < stop:
                     limit = start // self.block_size
             if limit == before:

@@ -6,6 +6,7 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
 from beheld.core.request import Request
 from beheld.scheduler.groups import GroupTables
+from beheld.scheduler.whole import joint_range, whole_ranges
 
 
 def refuse(
@@ -35,8 +36,15 @@ def refuse(
             f"The prompt has {length} tokens; without chunked prefill a step computes {config.max_num_batched_tokens}.",
             "Raise max_num_batched_tokens, or set enable_chunked_prefill=True.",
         )
-    if not config.chunked_prefill:
+    joint = joint_range(request, info)
+    if not config.chunked_prefill or joint is not None:
         _refuse_media_at_once(request, max_encoder_tokens)
+    if joint is not None and joint[1] - joint[0] > config.max_num_batched_tokens:
+        raise PromptTooLongError(
+            f"From the first of its media to the last there are {joint[1] - joint[0]} tokens, which this model "
+            f"computes in one step; a step computes {config.max_num_batched_tokens}.",
+            "Send fewer or smaller media, or raise max_num_batched_tokens.",
+        )
     _refuse_states(request, max_encoder_tokens)
     _refuse_media(request, config, info, max_encoder_tokens)
     _refuse_blocks(request, config, info, tables)
@@ -78,9 +86,9 @@ def _refuse_media_at_once(request: Request, max_encoder_tokens: int) -> None:
     sizes = {span.item.digest: span.item.num_embeds for span in request.spans}
     if sum(sizes.values()) > max_encoder_tokens:
         raise CapacityError(
-            f"The media take {sum(sizes.values())} embeddings, all at once without chunked prefill; the device keeps "
-            f"at most {max_encoder_tokens}.",
-            "Set enable_chunked_prefill=True, or raise mm_encoder_budget.",
+            f"The media take {sum(sizes.values())} embeddings, all of which one step needs; the device keeps at most "
+            f"{max_encoder_tokens}.",
+            "Send fewer, raise mm_encoder_budget, or set enable_chunked_prefill=True where the model allows it.",
         )
 
 
@@ -93,8 +101,7 @@ def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tabl
             "Shorten the prompt, or give the cache more memory.",
         )
     piece = length if not config.chunked_prefill else 1
-    if info.atomic_spans:
-        piece = max([piece, *(high - low for span in request.spans for low, high in span.runs())])
+    piece = max([piece, *(high - low for low, high in whole_ranges(request, info))])
     if not tables.fits_slice(piece, length + request.params.max_tokens):
         raise CapacityError(
             f"The KV cache is too small to compute {piece} tokens in one step.",

@@ -58,6 +58,10 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
     parent = keys[-1] if keys else root_key(sequence.request)
     for index in range(len(keys), num_blocks):
         start, stop = index * block_size, (index + 1) * block_size
+        joint = sequence.joint
+        if joint is not None and start <= joint[0] < stop:
+            # What it holds depends on all positions of the range, those behind it too.
+            parent = block_key(parent, sequence.token_ids[slice(*joint)], joint[0], _within(spans, joint))
         first = sequence.key_span
         while first < len(spans) and spans[first].stop <= start:
             first += 1
@@ -67,6 +71,11 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
         parent = block_key(parent, sequence.token_ids[start:stop], start, spans[first:last])
         keys.append(parent)
     return keys
+
+
+def _within(spans: Ordered[MediaSpan], joint: tuple[int, int]) -> list[MediaSpan]:
+    """The spans that overlap the range."""
+    return [span for span in spans if span.start < joint[1] and joint[0] < span.stop]
 
 
 def longest_run(pool: BlockPool, keys: Ordered[bytes], limit: int) -> int:

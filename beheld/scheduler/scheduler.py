@@ -28,6 +28,7 @@ from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
+from beheld.scheduler.whole import joint_range, whole_ranges
 
 
 class Scheduler:
@@ -74,6 +75,8 @@ class Scheduler:
         sequence = Sequence.born(
             request, order, self._tables.num_groups, self._config.max_model_len, self._most_positions
         )
+        sequence.whole = whole_ranges(request, self._info)
+        sequence.joint = joint_range(request, self._info)
         self._sequences[request.id] = sequence
         self._queue.push(sequence)
 
@@ -201,8 +204,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, draft: Draft) -> bool:
         """Give the queue's first sequence a row and its first slice, if it can have both."""
-        spans = sequence.request.spans if self._info.atomic_spans else ()
-        num_hit = self._tables.find_hit(sequence, (run for span in spans for run in span.runs()))
+        num_hit = self._tables.find_hit(sequence)
         start = num_hit * self._config.block_size
         sequence.begin(start)
         stop = self._media.limit(sequence, start, min(sequence.end, start + draft.budget), draft)
@@ -251,14 +253,10 @@ class Scheduler:
         draft.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, samples))
 
     def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
-        """Shorten a slice that would end strictly inside a span or prompt, if this model computes those whole."""
-        if self._info.atomic_spans:
-            for span in sequence.request.spans:
-                for low, high in span.runs() if span.start < stop < span.stop else ():
-                    if low < stop < high:
-                        return max(start, low)
-        if self._info.both_ways == "prompt" and start < stop < sequence.num_prompt:
-            return start
+        """Shorten a slice that would end strictly inside what this model computes in one step."""
+        for low, high in sequence.whole:
+            if low < stop < high:
+                return max(start, low)
         return stop
 
     # ---- learning ----------------------------------------------------------------------------------------------------

@@ -92,6 +92,8 @@ class Sequence:
         states: those of them that it holds: all while it runs (unless the device lost one), none while it waits.
         views: its spans as the device sees them.
         num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
+        whole: ranges of its positions that no slice may end within; see whole.py.
+        joint: the range whose keys and values depend on all of its positions; None if there is none.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
         silent: no event has been sent yet.
         added_s: when it came, on the monotonic clock.
@@ -112,6 +114,8 @@ class Sequence:
     state_items: tuple[MediaItem, ...]
     prompt_logprobs: list[TokenLogprobs] | None
     end: int
+    whole: tuple[tuple[int, int], ...] = ()
+    joint: tuple[int, int] | None = None
     status: Status = Status.WAITING
     row: int = 0
     epoch: int = 0

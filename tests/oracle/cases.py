@@ -214,12 +214,10 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def options(family: str, name: str) -> dict[str, Any]:
-    """Those of ENGINES; a step has room for a whole picture where that is not cut."""
+    """Those of ENGINES; a step has room for what a family does not cut."""
     found = ENGINES[name]
     if family in tiny.WHOLE_FAMILIES:
-        found = found | {
-            "max_num_batched_tokens": max(71 if family == "gemma4_dense" else 23, found["max_num_batched_tokens"])
-        }
+        found = found | {"max_num_batched_tokens": max(tiny.WHOLE_FAMILIES[family], found["max_num_batched_tokens"])}
     return found
 
 

@@ -131,6 +131,21 @@ def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
 
 
+@pytest.mark.skipif("molmo2" not in tiny.TINY, reason="transformers has no Molmo 2")
+def test_pictures_that_see_each_other_share_no_prefix_with_fewer() -> None:
+    """In Molmo 2 a picture's keys depend on the pictures behind it."""
+    first, second = (84, 56, 1), (112, 56, 8)
+    both = Ask("{i}{i}Compare them.", (first, second))
+    alone = Ask("{i}What is in the first of them?", (first,))
+    with make("molmo2", cases.ROOMY | {"block_size": 8}) as llm:
+        for asks in ([both], [alone], [both, alone]):
+            check(llm, "molmo2", asks)
+        assert llm.stats().scheduler.prefix_hits > 0
+        llm.reset_prefix_cache()
+        check(llm, "molmo2", [alone])
+        check(llm, "molmo2", [both])
+
+
 @pytest.mark.parametrize("family", tiny.TEXT_FAMILIES)
 def test_a_text_prefix_is_shared(family: str) -> None:
     with make(family, cases.ROOMY | {"block_size": 8}) as llm:

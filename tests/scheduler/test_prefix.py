@@ -33,6 +33,24 @@ def test_a_block_does_not_depend_on_what_follows_it() -> None:
     assert one[2] != two[2]
 
 
+def test_where_all_media_see_each_other_a_block_depends_on_those_behind_it() -> None:
+    def joint(request: Request, low: int, high: int) -> list[bytes]:
+        sequence = Sequence.born(request, (0, 0.0, 0), 1, 999, 999)
+        sequence.joint = (low, high)
+        # In two goes, as a sequence that grows asks for them.
+        extend_keys(sequence, 2, 4)
+        return list(extend_keys(sequence, 6, 4))
+
+    one = joint(fake_request("1", range(5), CAT, 7, CAT, range(9)), 5, 18)
+    two = joint(fake_request("2", range(5), CAT, 7, DOG, range(9)), 5, 18)
+    same = joint(fake_request("3", range(5), CAT, 7, CAT, range(9)), 5, 18)
+    fewer = joint(fake_request("4", range(5), CAT, 7, CAT, range(9)), 5, 11)
+    assert one == same
+    assert one[0] == two[0] == fewer[0]
+    assert not set(one[1:]) & set(two[1:])
+    assert not set(one[1:]) & set(fewer[1:])
+
+
 def test_the_picture_and_where_it_starts_are_part_of_the_key() -> None:
     text = [PLACEHOLDER] * 8
     made = [

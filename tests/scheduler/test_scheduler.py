@@ -11,6 +11,7 @@ from beheld.core.request import FinishReason, Request
 from tests.fakes import (
     CROSS,
     FULL,
+    PLACEHOLDER,
     SHARED,
     expected_tokens,
     fake_config,
@@ -69,6 +70,27 @@ def test_a_model_that_needs_whole_spans_gets_them_whole() -> None:
     bench.run(request)
     assert slices(bench)[:3] == [[(0, 3)], [(3, 10)], [(10, 17)]]
     assert_right(bench, request)
+
+
+def test_media_that_see_each_other_are_computed_in_one_step_with_what_stands_between() -> None:
+    info = fake_info(both_ways="joint", joint_ids=frozenset((PLACEHOLDER,)))
+    bench = Bench(fake_config(max_num_batched_tokens=16), info)
+    request = fake_request("1", range(3, 8), CAT, 4, DOG, range(10, 18), max_tokens=2)
+    bench.run(request)
+    assert slices(bench)[:3] == [[(0, 5)], [(5, 21)], [(21, 26)]]
+    again = fake_request("2", range(3, 8), CAT, 4, DOG, 10, 11, 12, max_tokens=2)
+    bench.run(again)
+    # A hit ends before the first or behind the last.
+    assert bench.events["2"][0].num_cached == 20
+    fewer = fake_request("3", range(3, 8), CAT, 4, 5, 6, max_tokens=2)
+    bench.run(fewer)
+    assert bench.events["3"][0].num_cached == 4
+    assert_right(bench, request, again, fewer)
+    with pytest.raises(PromptTooLongError, match="17 tokens"):
+        bench.scheduler.add(fake_request("4", CAT, range(3, 8), DOG))
+    few = Bench(fake_config(max_encoder_tokens=8), info)
+    with pytest.raises(CapacityError, match="12 embeddings"):
+        few.scheduler.add(fake_request("1", CAT, DOG))
 
 
 def test_without_chunks_a_prompt_is_computed_whole_or_waits() -> None:

@@ -51,6 +51,8 @@ class Family:
         numbered: modalities whose items look different by their number in the prompt.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
+        begins: what the processor lets every text begin with: "as written", or "with bos or eos" (the tokenizer's token
+            for a text's beginning, or for its end if there is none).
         unbuilt: processor options that mean something which is not built -> what to do instead.
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
@@ -67,9 +69,17 @@ class Family:
     numbered: frozenset[str] = frozenset()
     rewrite: Rewrite | None = None
     rewritten_ends: str = "added"
+    begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Path], Any] | None = None
     most: Mapping[str, int] = field(default_factory=dict)
+
+    def begun(self, text: str, tokenizer: Any) -> str:
+        """The text with what the processor lets it begin with; `tokenizer` is transformers' own."""
+        if self.begins == "as written":
+            return text
+        token = tokenizer.bos_token or tokenizer.eos_token
+        return text if text.startswith(token) else token + text
 
     def setting(self, modality: str, index: int, count: int) -> str:
         """The setting of item `index` of the `count` items of its modality in a prompt; "" where it does not matter."""
@@ -97,6 +107,7 @@ _FILES = {
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
     "mllama": "mllama",
+    "molmo2": "molmo2",
     "paligemma": "paligemma",
     "qwen2_vl": "qwen2_vl",
     "qwen2_5_omni_thinker": "qwen_omni",

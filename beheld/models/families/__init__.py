@@ -19,6 +19,7 @@ _COMBINE = {
     "llava_next": "anyres",
     "llava_onevision": "anyres",
     "llava_next_video": "anyres",
+    "molmo2": "molmo2",
     "qwen2_5_omni_thinker": "qwen_omni",
 }
 
@@ -46,7 +47,7 @@ _BESIDE = {"mllama": "mllama"}
 # Families whose layers are told more in every pass: file with `keywords(model, positions)`.
 _KEYWORDS = {"llama4": "llama4"}
 # Families whose embeddings are not what their tower calls pooled: file with `embeds(model, result)`.
-_EMBEDS = {"llama4": "llama4"}
+_EMBEDS = {"llama4": "llama4", "molmo2": "molmo2"}
 
 
 class Wide(Protocol):
