@@ -1,11 +1,13 @@
-"""Serving: clients that stream answers about new pictures, beside the same requests in process; one JSON line.
+"""Serving: what the server costs over its engine, answers of many streams, overload, start-up; one JSON line each.
 
-    python -m benchmarks.serving --clients 32 --requests 128                 `beheld serve` is started and measured
-    python -m benchmarks.serving --url http://127.0.0.1:8000 --clients 32    any server that speaks OpenAI's API
-    python -m benchmarks.serving --ladder 1,4,16,32                          several numbers of clients, one line each
+    python -m benchmarks.serving overhead --clients 32 --requests 256      throughput and first token beside AsyncLLM
+    python -m benchmarks.serving own --clients 256 --minutes 10            every stream gets the answer of its own scene
+    python -m benchmarks.serving overload --times 10 --seconds 60          goodput when ten times too much is offered
+    python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
+    python -m benchmarks.serving ladder --clients 1,4,16,32                several numbers of clients
 
-Every request has a picture of its own unless `--text` is given, greedy decoding, and `--tokens` new tokens. Without
-`--url` the same requests are also answered by LLM in this process, and `ratio` is the server's throughput over it.
+Without --model the embedded model is served. `--engine` says where the engine runs, `--url` measures a server that is
+running already (ladder, own, overload). `beheld bench serve` is the ladder for any server.
 """
 
 from __future__ import annotations
@@ -16,196 +18,316 @@ import base64
 import io
 import json
 import os
+import random
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+from beheld.cli import load
 
-@dataclass
-class Seen:
-    """What the clients saw."""
-
-    first_s: list[float] = field(default_factory=list)
-    between_s: list[float] = field(default_factory=list)
-    total_s: list[float] = field(default_factory=list)
-    tokens: int = 0
-    errors: int = 0
-
-
-def bodies(count: int, tokens: int, side: int | None, model: str | None, seed: int) -> list[bytes]:
-    """One request each, with a picture of its own if `side` is given."""
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(seed)
-    made = []
-    for number in range(count):
-        content: list[dict[str, Any]] = [{"type": "text", "text": f"What do you see in scene {number}?"}]
-        if side is not None:
-            file = io.BytesIO()
-            Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(file, format="PNG")
-            url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-            content.insert(0, {"type": "image_url", "image_url": {"url": url}})
-        body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        made.append(json.dumps(body if model is None else body | {"model": model}).encode())
-    return made
-
-
-async def ask(url: str, body: bytes, seen: Seen) -> None:
-    """One streamed request over a connection of its own, without a client library that would take the time itself."""
-    parts = urlsplit(url)
-    begin = last = time.perf_counter()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {os.environ.get('OPENAI_API_KEY', 'EMPTY')}\r\nConnection: close\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    done = False
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 22)
-    try:
-        writer.write(head.encode() + body)
-        await writer.drain()
-        async for line in reader:
-            if line.startswith(b"data: [DONE]"):
-                done = True
-            elif line.startswith(b"data: "):
-                chunk = json.loads(line[6:])
-                now = time.perf_counter()
-                if chunk.get("usage"):
-                    seen.tokens += chunk["usage"]["completion_tokens"]
-                if any(choice["delta"].get("content") for choice in chunk.get("choices", ())):
-                    (seen.first_s if last == begin else seen.between_s).append(now - last)
-                    last = now
-    finally:
-        writer.close()
-    seen.total_s.append(time.perf_counter() - begin)
-    seen.errors += not done
-
-
-async def measure(url: str, requests: list[bytes], clients: int) -> tuple[Seen, float]:
-    """All requests by so many clients: (what they saw, seconds)."""
-    seen = Seen()
-    waiting = iter(requests)
-
-    async def client() -> None:
-        for body in waiting:
-            try:
-                await ask(url, body, seen)
-            except OSError:
-                seen.errors += 1
-
-    begin = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return seen, time.perf_counter() - begin
-
-
-def offline(model: str | None, requests: list[bytes], options: dict[str, Any]) -> float:
-    """Tokens a second of LLM in this process for the same requests."""
-    from beheld import LLM, SamplingParams
-
-    talks = [json.loads(body)["messages"] for body in requests]
-    tokens = json.loads(requests[0])["max_tokens"]
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    with LLM(model, **options) as llm:
-        half = len(talks) // 2
-        llm.chat(talks[:half], params, use_tqdm=False)
-        begin = time.perf_counter()
-        outputs = llm.chat(talks[half:], params, use_tqdm=False)
-        return sum(output.usage.completion_tokens for output in outputs) / (time.perf_counter() - begin)
+KEY = "EMPTY"
 
 
 @contextmanager
-def served(model: str | None, options: dict[str, Any], engine: str) -> Iterator[str]:
-    """`beheld serve`, ready."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    command = [sys.executable, "-m", "beheld.cli.main", "serve", *([model] if model else []), "--engine", engine]
-    process = subprocess.Popen(
-        [*command, "--port", "0", *flags],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "BEHELD_LOG_LEVEL": "INFO"},
-    )
-    assert process.stderr is not None
+def served(given: argparse.Namespace, *flags: str) -> Iterator[tuple[str, int]]:
+    """`beheld serve`, ready: (its address, its process)."""
+    if given.url:
+        yield given.url.rstrip("/") + "/v1", 0
+        return
+    process, port = begun(given, *flags)
     try:
-        url = next(line.split(" at ")[1].split()[0] for line in process.stderr if "Serving" in line)
-        # What it logs is of no interest any more, but somebody must read it.
-        with subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL):
-            yield url
-            process.terminate()
-            process.wait()
+        asyncio.run(load.closed_loop(f"http://127.0.0.1:{port}/v1", KEY, [load.body(TALK, 4)], 1))
+        yield f"http://127.0.0.1:{port}/v1", process.pid
+        process.terminate()
+        process.wait(60)
     finally:
         process.kill()
+        process.wait()
 
 
-def report(seen: Seen, seconds: float, clients: int) -> dict[str, Any]:
-    """The figures of one run."""
+TALK = [{"role": "user", "content": "Hello."}]
 
-    def percentiles(values: list[float]) -> dict[str, float]:
-        ranked = sorted(values) or [0.0]
-        at = {p: 1e3 * ranked[min(len(ranked) - 1, int(p / 100 * len(ranked)))] for p in (50, 90, 99)}
-        return {"mean": round(1e3 * statistics.fmean(ranked), 2), **{f"p{p}": round(v, 2) for p, v in at.items()}}
 
+def begun(given: argparse.Namespace, *flags: str) -> tuple[subprocess.Popen[bytes], int]:
+    """`beheld serve` as soon as it listens, which is long before it answers: (process, port)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "beheld.cli.main", "serve", *([given.model] if given.model else [])]
+    options = ["--port", str(port), "--engine", given.engine, "--max-num-seqs", str(given.max_num_seqs), "--seed", "0"]
+    quiet = {**os.environ, "BEHELD_LOG_LEVEL": "ERROR"}
+    process = subprocess.Popen([*command, *options, *flags], env=quiet)
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return process, port
+        except OSError:
+            time.sleep(0.01)
+    raise SystemExit("the server ended before it listened")
+
+
+def requests(given: argparse.Namespace, count: int, seed: int) -> list[bytes]:
+    """New pictures, each with the same question."""
+    return list(load.bodies(count, given.tokens, given.side or None, None, seed))
+
+
+# ---------------------------------------------------------------------- overhead
+
+
+def overhead(given: argparse.Namespace) -> dict[str, Any]:
+    """The same closed loop of clients against the server, and against AsyncLLM in a process without one.
+
+    Several rounds of both alternate, each side in a process of its own, and medians are compared: a busy machine
+    changes faster than the two differ.
+    """
+    rounds: dict[str, list[dict[str, Any]]] = {"server": [], "in_process": []}
+    for number in range(given.rounds):
+        with served(given) as (url, _):
+            asyncio.run(load.closed_loop(url, KEY, requests(given, given.clients, 10_000 + number), given.clients))
+            run = asyncio.run(load.closed_loop(url, KEY, requests(given, given.requests, number), given.clients))
+            alone = asyncio.run(load.closed_loop(url, KEY, requests(given, 16, 20_000 + number), 1))
+            first = load.percentiles(alone[0].first_s)
+            rounds["server"].append({**load.report(*run, given.clients), "first_token_alone_ms": first})
+        words = [sys.executable, "-m", "benchmarks.serving", "within", *sys.argv[2:], "--seed", str(number)]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        rounds["in_process"].append(json.loads(done.stdout))
+
+    def median(side: str, *path: str) -> float:
+        def value(line: Any) -> float:
+            for name in path:
+                line = line[name]
+            return float(line)
+
+        return statistics.median(value(line) for line in rounds[side])
+
+    told: dict[str, Any] = {"engine": given.engine, "clients": given.clients, "rounds": given.rounds}
+    for name, path in (
+        ("tokens_per_s", ("tokens_per_s",)),
+        ("first_token_ms", ("first_token_ms", "p50")),
+        ("first_token_alone_ms", ("first_token_alone_ms", "p50")),
+    ):
+        told[name] = {side: round(median(side, *path), 2) for side in rounds}
+    rate, alone_ms = told["tokens_per_s"], told["first_token_alone_ms"]
+    told["throughput_lost"] = round(1 - rate["server"] / rate["in_process"], 4)
+    told["first_token_added_ms"] = round(alone_ms["server"] - alone_ms["in_process"], 2)
+    told["errors"] = [line["errors"] for line in rounds["server"] if line["errors"]]
+    return told
+
+
+def within(given: argparse.Namespace) -> dict[str, Any]:
+    """The closed loop of `overhead` without a server: clients are tasks that read AsyncLLM."""
+    return asyncio.run(_within(given))
+
+
+async def _within(given: argparse.Namespace) -> dict[str, Any]:
+    from beheld import AsyncLLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
+
+    async def ask(data: bytes, seen: load.Seen) -> None:
+        begin = last = time.perf_counter()
+        times = []
+        async for output in llm.chat(json.loads(data)["messages"], params, pieces="delta"):
+            (piece,) = output.outputs
+            seen.tokens += len(piece.token_ids)
+            if piece.text:
+                times.append(time.perf_counter() - last)
+                last = time.perf_counter()
+        seen.total_s.append(time.perf_counter() - begin)
+        seen.first_s += times[:1]
+        seen.between_s += times[1:]
+
+    async def loop(datas: list[bytes], clients: int) -> tuple[load.Seen, float]:
+        seen, waiting = load.Seen(), iter(datas)
+
+        async def client() -> None:
+            for data in waiting:
+                await ask(data, seen)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return seen, time.perf_counter() - begin
+
+    # The engine in a thread: nothing is handed over but a reference.
+    async with AsyncLLM(given.model, max_num_seqs=given.max_num_seqs, seed=0, disable_log_stats=True) as llm:
+        await loop(requests(given, given.clients, 10_000 + given.seed), given.clients)
+        run = await loop(requests(given, given.requests, given.seed), given.clients)
+        alone = await loop(requests(given, 16, 20_000 + given.seed), 1)
+    first = load.percentiles(alone[0].first_s)
+    return {**load.report(*run, given.clients), "first_token_alone_ms": first}
+
+
+# ---------------------------------------------------------------------- answers of one's own
+
+
+def own(given: argparse.Namespace) -> dict[str, Any]:
+    """Streams about mote's scenes: each answer must be the one that its scene gets alone, and memory stay flat."""
+    scenes = _scenes(given.scenes, given.tokens)
+    with served(given, "--max-model-len", "2048") as (url, pid):
+        alone, _ = asyncio.run(load.closed_loop(url, KEY, scenes, 1))
+        assert len(alone.texts) == len(scenes), alone.errors
+        texts = [alone.texts[number] for number in range(len(scenes))]
+        order = random.Random(0)
+        total, wrong, strangers, seen_all = 0, 0, 0, load.Seen()
+        memory: list[tuple[int, float]] = []
+        end = time.monotonic() + 60 * given.minutes
+        while time.monotonic() < end:
+            chosen = [order.randrange(len(scenes)) for _ in range(4 * given.clients)]
+            seen, _ = asyncio.run(load.closed_loop(url, KEY, [scenes[which] for which in chosen], given.clients))
+            for place, text in seen.texts.items():
+                wrong += text != texts[chosen[place]]
+                strangers += text != texts[chosen[place]] and text in texts
+            total += len(chosen)
+            seen_all.first_s += seen.first_s
+            for what, count in seen.errors.items():
+                seen_all.errors[what] = seen_all.errors.get(what, 0) + count
+            seen_all.refused_s += seen.refused_s
+            if pid:
+                memory.append((total, resident_mib(pid)))
+    warm = memory[len(memory) // 3 :]
     return {
-        "clients": clients,
-        "requests": len(seen.total_s),
-        "errors": seen.errors,
-        "tokens_per_s": round(seen.tokens / seconds, 1),
-        "requests_per_s": round(len(seen.total_s) / seconds, 2),
-        "first_token_ms": percentiles(seen.first_s),
-        "between_tokens_ms": percentiles(seen.between_s),
-        "total_ms": percentiles(seen.total_s),
+        "clients": given.clients,
+        "engine": given.engine,
+        "answers": total,
+        "different_answers": len(set(texts)),
+        "wrong": wrong,
+        "anothers": strangers,
+        "errors": seen_all.errors,
+        "refused": len(seen_all.refused_s),
+        "first_token_ms": load.percentiles(seen_all.first_s),
+        "resident_mib": [round(mib) for _, mib in (memory[:1] + memory[-1:])],
+        "mib_per_1000_answers": round(_slope(warm), 3),
     }
+
+
+def _scenes(count: int, tokens: int) -> list[bytes]:
+    from training.mote.evaluate import sample_case
+
+    made = []
+    for number in range(count):
+        case = sample_case("description", number)
+        parts: list[dict[str, Any]] = []
+        for picture in case.pictures:
+            file = io.BytesIO()
+            picture.save(file, format="PNG")
+            url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        parts.append({"type": "text", "text": case.exchange.question})
+        made.append(load.body([{"role": "user", "content": parts}], tokens))
+    return made
+
+
+def resident_mib(pid: int) -> float:
+    """Memory of a process and its children."""
+    pids, total = [pid], 0.0
+    for one in pids:
+        try:
+            with open(f"/proc/{one}/statm") as file:
+                total += int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+            with open(f"/proc/{one}/task/{one}/children") as file:
+                pids += [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+    return total
+
+
+def _slope(points: list[tuple[int, float]]) -> float:
+    """MiB for each thousand answers, by least squares."""
+    if len(points) < 2:
+        return 0.0
+    return 1000 * statistics.linear_regression([p[0] for p in points], [p[1] for p in points]).slope
+
+
+# ---------------------------------------------------------------------- overload and start
+
+
+def overload(given: argparse.Namespace) -> dict[str, Any]:
+    """The peak of a closed loop, then an open loop of so many times that rate: what is still answered, and how fast
+    the others are told to come back."""
+    with served(given, "--max-concurrent-requests", str(given.limit)) as (url, _):
+        asyncio.run(load.closed_loop(url, KEY, requests(given, given.clients, 1), given.clients))
+        peak = load.report(
+            *asyncio.run(load.closed_loop(url, KEY, requests(given, given.requests, 2), given.clients)), given.clients
+        )
+        pool = requests(given, 256, 3)
+        rate = given.times * peak["requests_per_s"]
+        seen, seconds = asyncio.run(load.open_loop(url, KEY, pool, rate, given.seconds))
+        begin = time.perf_counter()
+        after, _ = asyncio.run(load.closed_loop(url, KEY, requests(given, 8, 4), 1))
+        recovered = time.perf_counter() - begin
+    goodput = len(seen.total_s) / seconds
+    return {
+        "engine": given.engine,
+        "peak_requests_per_s": peak["requests_per_s"],
+        "offered_per_s": round(rate, 1),
+        "answered_per_s": round(goodput, 2),
+        "goodput": round(goodput / peak["requests_per_s"], 3),
+        "refused": len(seen.refused_s),
+        "refused_ms": load.percentiles(seen.refused_s),
+        "errors": seen.errors,
+        "after": {"answered": len(after.total_s), "seconds": round(recovered, 2)},
+    }
+
+
+def start(given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds from starting `beheld serve` to the end of the first answer, asked for as soon as it listens."""
+    found = []
+    for _ in range(given.rounds):
+        begin = time.perf_counter()
+        process, port = begun(given)
+        try:
+            url = f"http://127.0.0.1:{port}/v1"
+            seen, _ = asyncio.run(load.closed_loop(url, KEY, requests(given, 1, 5), 1))
+            assert seen.total_s, seen.errors
+            found.append(time.perf_counter() - begin)
+        finally:
+            process.kill()
+            process.wait()
+    return {"engine": given.engine, "median_s": round(statistics.median(found), 2), "worst_s": round(max(found), 2)}
+
+
+def ladder(given: argparse.Namespace) -> dict[str, Any]:
+    """One report for each number of clients."""
+    lines = []
+    with served(given) as (url, _):
+        for step, clients in enumerate(int(word) for word in given.ladder.split(",")):
+            asyncio.run(load.closed_loop(url, KEY, requests(given, clients, 900 + step), clients))
+            run = asyncio.run(load.closed_loop(url, KEY, requests(given, given.requests, step), clients))
+            lines.append(load.report(*run, clients))
+    return {"engine": given.engine, "ladder": lines}
+
+
+WAYS = {"overhead": overhead, "own": own, "overload": overload, "start": start, "ladder": ladder, "within": within}
 
 
 def main() -> None:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(description="Measure a server under many clients.")
+    parser = argparse.ArgumentParser(description="Measure the server.")
+    parser.add_argument("way", choices=list(WAYS))
     parser.add_argument("--model", help="a folder; without it, the embedded model")
     parser.add_argument("--url", help="measure this server instead of starting one")
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--ladder", help="several numbers of clients, as 1,4,16")
+    parser.add_argument("--engine", choices=("process", "thread"), default="thread")
+    parser.add_argument("--clients", default="32", help="of ladder several, as 1,4,16")
     parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--side", type=int, default=224, help="of the pictures, in pixels")
-    parser.add_argument("--text", action="store_true", help="no pictures")
-    parser.add_argument("--engine", choices=("process", "thread"), default="process")
+    parser.add_argument("--side", type=int, default=224, help="of the pictures, in pixels; 0 sends none")
     parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--scenes", type=int, default=256)
+    parser.add_argument("--times", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    side = None if given.text else given.side
-    options = {"max_num_seqs": given.max_num_seqs, "seed": 0}
-    ladder = [int(word) for word in given.ladder.split(",")] if given.ladder else [given.clients]
-
-    def climb(url: str) -> list[dict[str, Any]]:
-        asyncio.run(measure(url, bodies(ladder[-1], given.tokens, side, None, 999), ladder[-1]))
-        lines = []
-        for step, clients in enumerate(ladder):
-            requests = bodies(given.requests, given.tokens, side, None, step)
-            lines.append(report(*asyncio.run(measure(url, requests, clients)), clients))
-        return lines
-
-    if given.url:
-        for line in climb(given.url):
-            print(json.dumps(line))
-        return
-    with served(given.model, options, given.engine) as url:
-        lines = climb(url)
-    alone = offline(given.model, bodies(2 * given.requests, given.tokens, side, None, 7), options)
-    for line in lines:
-        line |= {"engine": given.engine, "offline_tokens_per_s": round(alone, 1)}
-        print(json.dumps(line | {"ratio": round(line["tokens_per_s"] / alone, 3)}))
+    given.ladder = given.clients
+    given.clients = int(given.clients.split(",")[-1])
+    print(json.dumps(WAYS[given.way](given)))
 
 
 if __name__ == "__main__":
