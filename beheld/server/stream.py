@@ -16,6 +16,8 @@ from beheld.server.errors import http_error
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
+# Made once: json.dumps with options makes an encoder at every call.
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def usage_of(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class EventStream(Response):
 
 def event_of(chunk: Chunk) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encoded(chunk).encode() + b"\n\n"
 
 
 class Gone(Exception):
