@@ -108,11 +108,11 @@ def test_73_nan_in_the_middle_of_an_answer(llm: LLM, monkeypatch: pytest.MonkeyP
     sample = runner.sampler.sample
     at = len(LONG) + 5
 
-    def broken(logits_BV: torch.Tensor, rows: Any, lengths: Any, mask_BW: Any = None) -> Any:
+    def broken(logits_BV: torch.Tensor, rows: Any, lengths: Any, *rest: Any) -> Any:
         hit = [length == at for length in lengths]
         logits_BV = logits_BV.clone()
         logits_BV[torch.tensor(hit), 3] = float("nan")
-        return sample(logits_BV, rows, lengths, mask_BW)
+        return sample(logits_BV, rows, lengths, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.sampler, "sample", broken)
