@@ -589,11 +589,11 @@ def _fill(model: Any) -> None:
         for path, module in model.named_modules():
             norm = "Norm" in type(module).__name__
             gemma = family and "Gemma" in type(module).__name__
-            centre = 0 if gemma and "Gemma4" not in type(module).__name__ else 1
+            centre = 0 if gemma and not type(module).__name__.startswith(("Gemma3n", "Gemma4")) else 1
             for name, weight in module.named_parameters(recurse=False):
                 noise = torch.randn_like(weight)
                 if norm and name == "weight":
-                    # Gemma's norms before the fourth multiply by one plus their weight, and those behind a layer set
+                    # Gemma's norms before 3n multiply by one plus their weight, and those behind a layer set
                     # how much it adds.
                     weight.copy_(0.2 * noise + centre + (3 if gemma and ".post_" in path else 0))
                 elif weight.ndim == 1:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint import missing
 from beheld.checkpoint.convert import converted
-from beheld.checkpoint.known import REFUSED
+from beheld.checkpoint.known import NEEDS, REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
 from beheld.core.errors import ConfigError, ModelError
@@ -28,6 +29,8 @@ _THINKERS = {
     "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
+# Families whose sound has not been compared with transformers.
+_UNHEARD = frozenset(("gemma3n",))
 _BOTH_WAYS = {"gemma3": "media", "molmo2": "joint", "paligemma": "prompt"}
 # Families whose media see each other: the tokens that take part.
 _JOINT = {
@@ -57,6 +60,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         ModelError: transformers does not know the architecture, or the file is broken.
     """
     raw = read_json(path / CONFIG)
+    _need_package(raw.get("model_type"))
     missing.refuse(raw)
     from transformers import AutoConfig
 
@@ -85,6 +89,16 @@ def _thinker(config: Any) -> Any:
     thinker.architectures = [architecture]
     thinker.dtype = getattr(thinker, "dtype", None) or getattr(config, "dtype", None)
     return thinker
+
+
+def _need_package(model_type: Any) -> None:
+    """Refuse a family whose package is not there, before transformers stumbles over it."""
+    package = NEEDS.get(model_type)
+    if package is not None and find_spec(package) is None:
+        raise ModelError(
+            f"Models of the type {model_type!r} need the package {package}, which is not installed.",
+            f"Install it: pip install {package}",
+        )
 
 
 def _first_line(error: BaseException) -> str:
@@ -244,7 +258,7 @@ def _placeholders(config: Any) -> dict[str, int]:
             if isinstance(value, int):
                 found[modality] = value
                 break
-    if getattr(config, "audio_config", "there") is None:
+    if config.model_type in _UNHEARD or getattr(config, "audio_config", "there") is None:
         # Larger models of a family name the token, but have no tower for it.
         found.pop("audio", None)
     if config.model_type in _VIDEOS_AS_PICTURES and "image" in found:

@@ -89,6 +89,13 @@ TESTED = (
         PICTURES,
         "each picture is read both ways, in one step",
     ),
+    Known(
+        "gemma3n",
+        "Gemma3nForConditionalGeneration",
+        "google/gemma-3n-E2B-it",
+        PICTURES,
+        "per-layer embeddings; layers that read another's cache; its tower needs the package timm; no sound yet",
+    ),
     Known("gemma3_text", "Gemma3ForCausalLM", "google/gemma-3-1b-it", (), "sliding and full layers"),
     Known(
         "gemma4",
@@ -235,7 +242,6 @@ TESTED = (
 
 REFUSED = {
     "florence2": "it is an encoder-decoder model",
-    "gemma3n": "its tower needs the package timm, and its layers are not compared with transformers yet",
     "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
@@ -244,6 +250,10 @@ REFUSED = {
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
 }
 """Model type -> what is missing. These are refused by name: no answer is better than a wrong one."""
+
+
+NEEDS = {"gemma3n": "timm"}
+"""Model type -> a package that transformers' model needs and that beheld does not bring."""
 
 
 def markdown() -> str:

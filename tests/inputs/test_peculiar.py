@@ -141,3 +141,8 @@ def test_mantis_in_a_chat() -> None:
     whole = SEED_PROMPT.replace("What is in this picture?\n<image>", turn)
     assert request.token_ids == mantis_ids(whole, pictures=1)
     assert len(request.spans) == 1
+
+
+def test_gemma3ns_prompt_as_users_write_it() -> None:
+    prompt = "<start_of_turn>user\n<image_soft_token>What is in this picture?<end_of_turn>\n<start_of_turn>model\n"
+    assert prepare("gemma3n", prompt, PICTURE).token_ids == theirs("gemma3n", prompt, PICTURE)

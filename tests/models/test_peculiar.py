@@ -9,8 +9,10 @@ import torch
 
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
+from beheld.core.errors import ModelError
 from beheld.models import families, fuse
 from beheld.models.load import model_class_of
+from beheld.models.prepare import text_model
 from tests import tiny
 from tests.oracle import cases, reference
 
@@ -37,13 +39,16 @@ def test_chameleons_codes_are_barred_by_a_tensor() -> None:
     assert torch.isin(model.lm_head(hidden).argmax(-1), codes).any()
 
 
-@pytest.mark.parametrize("family", ["chameleon"])
+@pytest.mark.parametrize("family", ["chameleon", "gemma3n"])
 @torch.inference_mode()
 def test_fused_layers_answer_as_before(family: str) -> None:
     model = load(family)
     inputs = reference.inputs(family, cases.FOUR)
     before = model(**inputs).logits
-    assert fuse.fuse_linears(model) >= 2 * model.config.get_text_config(decoder=True).num_hidden_layers
+    text = model.config.get_text_config(decoder=True)
+    # Layers that read another's cache have neither keys nor values of their own.
+    own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
+    assert fuse.fuse_linears(text_model(model)) == own + text.num_hidden_layers
     torch.testing.assert_close(model(**inputs).logits, before, atol=5e-5, rtol=1e-4)
 
 
@@ -55,3 +60,30 @@ def test_an_overridden_architecture_is_loaded_by_its_configuration() -> None:
     info = read_info(path, args, config)
     assert info.architecture == "MantisForConditionalGeneration"
     assert model_class_of(info, config).__name__ == "LlavaForConditionalGeneration"
+
+
+@torch.inference_mode()
+def test_gemma3ns_last_ids_have_the_towers_embeddings() -> None:
+    """Marks behind a picture are in every prompt with one; transformers embeds them in its outer forward."""
+    model = load("gemma3n")
+    seen: list[torch.Tensor] = []
+    model.model.language_model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["inputs_embeds"]), with_kwargs=True
+    )
+    ids = torch.arange(model.config.text_config.vocab_size).unsqueeze(0)
+    model(input_ids=ids)
+    families.adapt("gemma3n", model)
+    ours = model.get_input_embeddings()(ids)
+    torch.testing.assert_close(ours, seen[0], atol=1e-6, rtol=1e-5)
+    text = model.get_input_embeddings().text(ids)
+    first = model.config.vision_config.vocab_offset
+    assert torch.equal(ours[:, :first], text[:, :first])
+    assert (ours[:, first:] - text[:, first:]).abs().amin(-1).max() > 1e-3
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beheld.checkpoint.info.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="need the package timm") as caught:
+        read_config(tiny.checkpoint("gemma3n"), EngineArgs())
+    assert caught.value.remedy == "Install it: pip install timm"
+    assert read_config(tiny.checkpoint("gemma3"), EngineArgs()).model_type == "gemma3"

@@ -30,6 +30,7 @@ _EARS = {"gemma4": "gemma4", "qwen2_audio": "qwen2_audio"}
 PLAIN_HEADS = frozenset({"qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 _WIDE = {
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "gemma3n": "per_layer",
     "gemma4": "per_layer",
     "qwen3_omni_moe_thinker": "deepstack",
     "qwen3_vl": "deepstack",
@@ -39,6 +40,7 @@ _WIDE = {
 _ADAPTED = {
     "chameleon": "chameleon",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "gemma3n": "gemma3n",
     "llama4": "llama4",
     "mllama": "mllama",
 }
