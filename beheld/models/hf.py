@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,9 @@ from beheld.models.upload import Uploader
 
 # Tower calls of more patches than this take the device longer than the host takes to launch them.
 _MOST_PATCHES = 6144
+# Families whose positions follow from the kinds of tokens and the sizes of items, whatever the ids.
+_PLACED_BY_KIND = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
+_PLACES_KEPT = 128
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
 
@@ -63,6 +67,7 @@ class HFAdapter:
         self._ears = ears_of(info.model_type)
         self._beside = beside_of(info.model_type, model)
         self._upload = Uploader(self.device)
+        self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None
         self._embeds = embeds_of(info.model_type)
         self._keywords = keywords_of(info.model_type)
@@ -179,6 +184,21 @@ class HFAdapter:
             types[0, place if span.embed_mask is None else place[np.array(span.embed_mask)]] = _TYPE_IDS[span.modality]
             for name, value in span.layout.items():
                 layout.setdefault(name, []).append(value)
+        if self.info.model_type not in _PLACED_BY_KIND:
+            return self._placed(token_ids, types, layout)
+        key = (types.tobytes(), repr(layout))
+        if key not in self._places:
+            self._places[key] = self._placed(token_ids, types, layout)
+            if len(self._places) > _PLACES_KEPT:
+                self._places.popitem(last=False)
+        self._places.move_to_end(key)
+        return self._places[key]
+
+    def _placed(
+        self, token_ids: Sequence[int], types: np.ndarray, layout: dict[str, list[Any]]
+    ) -> tuple[np.ndarray, int]:
+        """The model's own positions of tokens of these types, with items of this layout."""
+        assert self._rope_index is not None
         known = inspect.signature(self._rope_index).parameters
         options = {k: torch.tensor(v) for k, v in layout.items() if k in known}
         # What is one number for each item stands in a row.

@@ -1,4 +1,4 @@
-"""Greedy answers on a GPU equal transformers' on a CPU in float32: graphs, compiled layers and kernels change no token."""
+"""Greedy answers on a GPU equal transformers' on a CPU in float32: graphs, compiled layers and kernels change none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beheld import SamplingParams
 from tests.oracle import cases, reference
 from tests.oracle.test_oracle import make, request
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma3", "paligemma")
+FAMILIES = ("qwen3_vl", "mllama", "llava_onevision", "gemma3", "qwen2_5_vl", "paligemma")
 OPTIONS: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 8}
 
 
