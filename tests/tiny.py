@@ -655,9 +655,9 @@ WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 83}
 """Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""
-CHATLESS_FAMILIES = ("paligemma", "paligemma2", *tiny_peculiar.CHATLESS_FAMILIES, "voxtral")
+CHATLESS_FAMILIES = ("paligemma", "paligemma2", "florence2", *tiny_peculiar.CHATLESS_FAMILIES, "voxtral")
 """Families without a chat template."""
-UNSHARED_FAMILIES = ("paligemma", "paligemma2")
-"""Families whose prompts are read both ways, so that no part of one is another's."""
-LONE_FAMILIES = tiny_peculiar.LONE_FAMILIES
+UNSHARED_FAMILIES = ("paligemma", "paligemma2", "florence2")
+"""Families whose prompts are read both ways, or by an encoder, so that no part of one is another's."""
+LONE_FAMILIES = (*tiny_peculiar.LONE_FAMILIES, "florence2")
 """Families that take one picture to a prompt and put it first, whatever the prompt says."""

@@ -1,4 +1,4 @@
-"""Small random checkpoints of families whose layers attend beside the text: Llama 3.2 Vision.
+"""Small random checkpoints of families whose layers attend beside the text: Llama 3.2 Vision and Florence-2.
 
 Each is laid out as the checkpoint that its function names; see tiny.py for what they have in common.
 """
@@ -13,8 +13,9 @@ from tests import tiny
 from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_more import chat, language, pixels
+from tests.tiny_peculiar import byte_tokens
 
-SEEDS: dict[str, int] = {"mllama": 1}
+SEEDS: dict[str, int] = {"mllama": 1, "florence2": 15}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 LLAMA3_MARKS = (
@@ -102,8 +103,125 @@ def _llama3_tokens(path: Path) -> dict[str, int]:
     return text.write_llama3_tokenizer(path, LLAMA3_MARKS, "<|image|>", tiny.VOCAB, settings)
 
 
-TINY: dict[str, Callable[[Path], None]] = {"mllama": make_mllama}
+FLORENCE_MARKS = (
+    *("<od>", "</od>", "<ocr>", "</ocr>"),
+    *(f"<loc_{place}>" for place in range(1000)),
+    *("<cap>", "</cap>", "<ncap>", "</ncap>", "<dcap>", "</dcap>", "<grounding>", "</grounding>", "<seg>", "</seg>"),
+    *("<sep>", "<region_cap>", "</region_cap>", "<region_to_desciption>", "</region_to_desciption>"),
+    *("<proposal>", "</proposal>", "<poly>", "</poly>", "<and>"),
+)
+BART_MARKS = ("<s>", "<pad>", "</s>", "<unk>")
+FLORENCE_GENERATION = {
+    "bos_token_id": 0,
+    "decoder_start_token_id": 2,
+    "early_stopping": True,
+    "eos_token_id": 2,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": 2,
+    "no_repeat_ngram_size": 3,
+    "num_beams": 3,
+    "pad_token_id": 1,
+}
+BART_SHAPE = {
+    "activation_function": "gelu",
+    "bos_token_id": 0,
+    "d_model": 64,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "decoder_layers": 3,
+    "decoder_start_token_id": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "encoder_layers": 2,
+    "eos_token_id": 2,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": 2,
+    "is_encoder_decoder": True,
+    "max_position_embeddings": 1024,
+    "no_repeat_ngram_size": 3,
+    "num_beams": 3,
+    "num_hidden_layers": 2,
+    "pad_token_id": 1,
+    "scale_embedding": False,
+}
+DAVIT = {
+    "depths": [1, 2],
+    "drop_path_rate": 0.1,
+    "num_groups": [2, 4],
+    "num_heads": [2, 4],
+    "patch_padding": [3, 1],
+    "patch_prenorm": [False, True],
+    "patch_size": [7, 3],
+    "patch_stride": [4, 2],
+    "projection_dim": 64,
+    "window_size": 4,
+}
+FLORENCE_PIXELS = {
+    "crop_size": {"height": 56, "width": 56},
+    "do_center_crop": False,
+    "image_seq_length": 50,
+    "size": {"height": 56, "width": 56},
+}
+
+
+def make_florence2(path: Path) -> None:
+    """As florence-community/Florence-2-large: BART over a DaViT tower, tied embeddings, padded to a multiple of 64."""
+    settings = bart_settings() | {"extra_special_tokens": {"image_token": "<image>"}}
+    ids = byte_tokens(path, BART_MARKS, (*FLORENCE_MARKS, "<image>"), "<s>", settings)
+    config = {
+        "architectures": ["Florence2ForConditionalGeneration"],
+        "image_token_id": ids["<image>"],
+        "is_encoder_decoder": True,
+        "model_type": "florence2",
+        "text_config": BART_SHAPE | {"model_type": "bart", "vocab_size": -(-len(ids) // 64) * 64},
+        "tie_word_embeddings": True,
+        "torch_dtype": "float16",
+        "vision_config": DAVIT
+        | {
+            "embed_dim": [16, 32],
+            "max_position_embeddings": 20,
+            "max_temporal_embeddings": 100,
+            "model_type": "florence_vision",
+        },
+    }
+    files = pixels("CLIPImageProcessor", "Florence2Processor", **FLORENCE_PIXELS)
+    text.write_json(path / "preprocessor_config.json", files)
+    text.write_json(path / "processor_config.json", {"processor_class": "Florence2Processor"})
+
+    def clear(model: Any) -> None:
+        """Padding never wins, and answers change from place to place: tied embeddings would repeat their tokens."""
+        model.get_output_embeddings().weight[len(ids) :] *= 0.05
+        decoder = model.model.language_model.decoder
+        decoder.embed_positions.weight *= 1.5
+        model.model.language_model.encoder.embed_positions.weight *= 0.3
+        places = model.model.multi_modal_projector.image_position_embed
+        places.row_embeddings.weight *= 0.2
+        places.column_embeddings.weight *= 0.2
+        for layer in decoder.layers:
+            # Every answer begins with the same two tokens: what differs is the prompt.
+            layer.encoder_attn.q_proj.weight *= 3
+            layer.encoder_attn.out_proj.weight *= 3
+        decoder.layers[-1].final_layer_norm.weight *= 3
+
+    tiny._write_model(path, config, FLORENCE_GENERATION, ids, seed=SEEDS["florence2"], keep=("</s>",), adjust=clear)
+
+
+def bart_settings() -> dict[str, Any]:
+    """tokenizer_config.json as facebook/bart-large has it."""
+    return {
+        "add_prefix_space": False,
+        "cls_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "sep_token": "</s>",
+        "tokenizer_class": "BartTokenizer",
+        "unk_token": "<unk>",
+    }
+
+
+TINY: dict[str, Callable[[Path], None]] = {"mllama": make_mllama, "florence2": make_florence2}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES: tuple[str, ...] = ()
-FORMS["mllama"] = "{}"
-MARKERS["mllama"] = ("<|image|>", "")
+FORMS.update({"mllama": "{}", "florence2": "{}"})
+# Florence-2's processor puts the picture first, whatever the prompt says.
+MARKERS.update({"mllama": ("<|image|>", ""), "florence2": ("", "")})

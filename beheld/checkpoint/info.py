@@ -31,6 +31,7 @@ _THINKERS = {
 }
 # Families whose sound has not been compared with transformers.
 _UNHEARD = frozenset(("gemma3n",))
+_ENCODER_DECODERS = ("florence2",)
 _BOTH_WAYS = {"gemma3": "media", "molmo2": "joint", "paligemma": "prompt"}
 # Families whose media see each other: the tokens that take part.
 _JOINT = {
@@ -139,11 +140,13 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
             f"{_architecture(config)} cannot be run yet: {REFUSED[config.model_type]}.",
             "`beheld models` lists the families that can.",
         )
-    if getattr(config, "is_encoder_decoder", False):
+    encodes = bool(getattr(config, "is_encoder_decoder", False))
+    if encodes and config.model_type not in _ENCODER_DECODERS:
         raise ModelError(
-            f"{_architecture(config)} is an encoder-decoder model.", "Only decoder-only models can be run so far."
+            f"{_architecture(config)} is an encoder-decoder model.",
+            f"Of those only {', '.join(_ENCODER_DECODERS)} can be run so far.",
         )
-    groups = (*kv_groups(text), *_cross_group(config, text))
+    groups = _decoder_groups(text) if encodes else (*kv_groups(text), *_cross_group(config, text))
     placeholders = _placeholders(config)
     both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
     if getattr(text, "use_bidirectional_attention", None) == "vision":
@@ -158,7 +161,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         vocab_size=text.vocab_size,
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
-        num_layers=text.num_hidden_layers,
+        num_layers=text.decoder_layers if encodes else text.num_hidden_layers,
         max_model_len=int(getattr(text, "max_position_embeddings", None) or 2048),
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
@@ -172,6 +175,8 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
         joint_ids=_added_ids(path, _JOINT.get(config.model_type, ())),
+        is_encoder_decoder=encodes,
+        decoder_start_id=_decoder_start(text, generation) if encodes else None,
     )
 
 
@@ -181,6 +186,18 @@ def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
         return frozenset()
     added = read_json(path / "tokenizer.json").get("added_tokens") or ()
     return frozenset(entry["id"] for entry in added if entry["content"] in tokens)
+
+
+def _decoder_start(text: Any, generation: Mapping[str, Any]) -> int:
+    """The token that starts every answer: as transformers' generate finds it.
+
+    Raises:
+        ModelError: none is named.
+    """
+    for found in (generation.get("decoder_start_token_id"), getattr(text, "decoder_start_token_id", None)):
+        if isinstance(found, int):
+            return found
+    raise ModelError(f"{text.model_type} does not name its decoder_start_token_id.", "Add it to config.json.")
 
 
 def kv_groups(text: Any) -> tuple[KVGroup, ...]:
@@ -228,6 +245,15 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
         )
         for (kind, heads, head_dim), layers in layers_by_form.items()
     )
+
+
+def _decoder_groups(text: Any) -> tuple[KVGroup, ...]:
+    """The groups of a decoder whose every layer attends to its own text, and beside it to the encoder's."""
+    layers = tuple(range(text.decoder_layers))
+    heads, head_dim = text.decoder_attention_heads, text.d_model // text.decoder_attention_heads
+    own = KVGroup("full", layers, heads, head_dim, head_dim)
+    beside = KVGroup("cross", layers, heads, head_dim, head_dim, num_states=text.max_position_embeddings)
+    return own, beside
 
 
 def _cross_group(config: Any, text: Any) -> tuple[KVGroup, ...]:

@@ -75,6 +75,13 @@ TESTED = (
         "experts of their own for what is seen; three-axis positions; times are drawn on the frames",
     ),
     Known(
+        "florence2",
+        "Florence2ForConditionalGeneration",
+        "florence-community/Florence-2-large",
+        PICTURES,
+        "an encoder reads the prompt; one picture to a prompt; forced tokens and bans on repetition; no beams",
+    ),
+    Known(
         "fuyu",
         "FuyuForCausalLM",
         "adept/fuyu-8b",
@@ -241,7 +248,6 @@ TESTED = (
 )
 
 REFUSED = {
-    "florence2": "it is an encoder-decoder model",
     "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",

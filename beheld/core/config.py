@@ -159,7 +159,8 @@ class ModelInfo:
             are in `joint_ids`; from the first to the last, they are computed in one step), or "prompt" (within the
             whole prompt, which is then computed in one step and never shared).
         joint_ids: see `both_ways`.
-        is_encoder_decoder: True for encoder-decoder text models.
+        is_encoder_decoder: True for models whose encoder reads the prompt, and whose decoder writes the answer alone.
+        decoder_start_id: the token that starts every answer of such a model.
     """
 
     path: str
@@ -183,6 +184,7 @@ class ModelInfo:
     both_ways: str = "nowhere"
     joint_ids: frozenset[int] = frozenset()
     is_encoder_decoder: bool = False
+    decoder_start_id: int | None = None
 
     @property
     def cross(self) -> KVGroup | None:

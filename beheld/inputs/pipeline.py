@@ -21,7 +21,7 @@ from beheld.core.errors import (
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
 from beheld.core.params import Sampling, SamplingParams, whole
 from beheld.core.request import LoRARequest, Request
-from beheld.inputs import chat, control, embeds, expand, told
+from beheld.inputs import chat, control, embeds, encoder_prompt, expand, told
 from beheld.inputs.cache import CacheStats, MediaCache
 from beheld.inputs.families import family_of
 from beheld.inputs.fetch import FetchRules
@@ -429,10 +429,12 @@ class InputPipeline:
         seed: int,
     ) -> Request:
         self._check_order(lora, priority)
-        if not items:
+        if not items and not self._info.is_encoder_decoder:
             # Before anything is made of what is too long.
             self._check_length(ids, ())
         token_ids, spans = expand.expand(ids, items, self._tokenizer.marks)
+        if self._info.is_encoder_decoder:
+            token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info)
         self._check_length(token_ids, spans)
         return Request(
             id=request_id,

@@ -202,8 +202,9 @@ class ItemProcessor:
         if count == 0:
             raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.")
         cross = self._info.cross
-        num_states = 0 if cross is None else cross.num_states
-        if num_states:
+        num_states = 0
+        if cross is not None and not self._info.is_encoder_decoder:
+            num_states = cross.num_states
             # Layers attend to it beside the text; its token is a token like any other.
             mask, count = (False,) * len(ids), 0
         return MediaItem(

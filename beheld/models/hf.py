@@ -75,6 +75,9 @@ class HFAdapter:
 
     def _route_attention(self) -> None:
         """Send the text model's attention to our hook and leave the towers alone."""
+        if self.info.is_encoder_decoder:
+            # Its decoder shares a configuration with its encoder, and was sent there when the family was adapted.
+            return
         name = hook.register()
         config = self.model.config
         text = config.get_text_config(decoder=True)

@@ -91,6 +91,8 @@ def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
 def text_model(model: Any) -> Any:
     """The part of a transformers model that holds the decoder layers."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    # Some name encoder and decoder together so.
+    decoder = getattr(decoder, "decoder", decoder)
     layers = getattr(decoder, "layers", None)
     assert isinstance(layers, nn.ModuleList), f"{type(decoder).__name__} keeps its layers elsewhere"
     return decoder

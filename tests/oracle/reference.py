@@ -32,7 +32,7 @@ class Answer:
         prompt_ids: the prompt with every placeholder replaced.
         token_ids: the greedy answer, end-of-sequence ids ignored.
         logprobs: of each of its tokens.
-        gaps: at each step, by how much the chosen logit exceeds the next.
+        gaps: at each step, by how much the chosen logit exceeds the next, of those that may be chosen.
     """
 
     prompt_ids: tuple[int, ...]
@@ -51,6 +51,12 @@ def model(family: str) -> Any:
     attention = "eager" if family in SOFTCAPPED else None if family == "gemma4" else "sdpa"
     loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
+    if loaded.config.is_encoder_decoder:
+        # What such a checkpoint does to every answer is part of the answer.
+        own = GenerationConfig.from_pretrained(tiny.checkpoint(family))
+        own.update(num_beams=1, early_stopping=False, eos_token_id=None)
+        loaded.generation_config = own
+        return loaded
     for part in (loaded, getattr(loaded, "language_model", None)):
         if hasattr(part, "generation_config"):
             part.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
@@ -144,11 +150,20 @@ def _answer(family: str, ask: Ask) -> Answer:
 def answered(speaker: Any, prepared: dict[str, Any], max_tokens: int) -> Answer:
     """What a model's own generate() says."""
     with torch.inference_mode():
-        made = speaker.generate(**prepared, max_new_tokens=max_tokens, output_logits=True, return_dict_in_generate=True)
+        made = speaker.generate(
+            **prepared,
+            max_new_tokens=max_tokens,
+            output_logits=True,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
     prompt = tuple(prepared["input_ids"][0].tolist())
+    if speaker.config.is_encoder_decoder:
+        # The encoder reads the prompt; the decoder begins with the token that starts every answer.
+        prompt = tuple(made.sequences[0].tolist()[:1])
     tokens = tuple(made.sequences[0].tolist()[len(prompt) :])
     logits = torch.stack([step[0] for step in made.logits]).double()
-    best = logits.topk(2, dim=-1).values
+    best = torch.stack([step[0] for step in made.scores]).topk(2, dim=-1).values
     logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
     return Answer(prompt, tokens, tuple(logprobs.tolist()), tuple((best[:, 0] - best[:, 1]).tolist()))
 

@@ -95,6 +95,7 @@ _FILES = {
     "blip-2": "blip_2",
     "chameleon": "chameleon",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "florence2": "florence2",
     "fuyu": "fuyu",
     "gemma3": "gemma3",
     "glm46v": "glm4v",

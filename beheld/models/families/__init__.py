@@ -40,12 +40,13 @@ _WIDE = {
 _ADAPTED = {
     "chameleon": "chameleon",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
+    "florence2": "florence2",
     "gemma3n": "gemma3n",
     "llama4": "llama4",
     "mllama": "mllama",
 }
 # Families some of whose layers attend beside the text.
-_BESIDE = {"mllama": "mllama"}
+_BESIDE = {"florence2": "florence2", "mllama": "mllama"}
 # Families whose layers are told more in every pass: file with `keywords(model, positions)`.
 _KEYWORDS = {"llama4": "llama4"}
 # Families whose embeddings are not what their tower calls pooled: file with `embeds(model, result)`.

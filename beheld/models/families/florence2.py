@@ -1,0 +1,95 @@
+"""Florence-2: BART's encoder reads picture and prompt, and every layer of its decoder attends to what it made of them.
+
+Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.attention import hook
+from beheld.attention.cross import Sight
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.models.cross import CrossAttention, keys_and_values
+
+# BART's layers ask whether there are states; what they are, ours know.
+_SOME = True
+
+
+def adapt(model: Any) -> None:
+    """Send the decoder's own attention to our hook, and put ours beside it; the encoder has the same configuration."""
+    decoder = model.model.language_model.decoder
+    config = copy.deepcopy(decoder.config)
+    config._attn_implementation = hook.register()
+    for index, layer in enumerate(decoder.layers):
+        layer.self_attn.config = config
+        old = layer.encoder_attn
+        projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
+        projections["o"] = ("out_proj", old.out_proj)
+        layer.encoder_attn = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
+
+
+class Florence2:
+    """See Beside."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._encoder = model.model.language_model.encoder
+        self._decoder = model.model.language_model.decoder
+        self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
+        self._image_id: int = model.config.image_token_id
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """Keys and values of whole prompts; pictures share a call, and so do prompts of one length."""
+        weight = self._model.get_input_embeddings().weight
+        pictures = [item.features["pixel_values"] for item in items if "pixel_values" in item.features]
+        seen: Tensor | None = None
+        if pictures:
+            pixels = torch.cat(pictures).to(weight.device, weight.dtype)
+            seen = self._model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+        embeds, first = [], 0
+        for item in items:
+            count = len(item.features["pixel_values"]) if "pixel_values" in item.features else 0
+            own = None if seen is None or not count else seen[first : first + count]
+            embeds.append(self._embedded(item.features["input_ids"].to(weight.device), own))
+            first += count
+        out: list[Tensor | None] = [None] * len(items)
+        for length in {row.shape[1] for row in embeds}:
+            indices = [index for index, row in enumerate(embeds) if row.shape[1] == length]
+            states = self._encoder(inputs_embeds=torch.cat([embeds[i] for i in indices])).last_hidden_state
+            for index, states_ES in zip(indices, states, strict=True):
+                out[index] = keys_and_values(self._layers, states_ES)
+        return [tensor for tensor in out if tensor is not None]
+
+    def _embedded(self, ids_1E: Tensor, pictures: Tensor | None) -> Tensor:
+        """Embeddings (1, E, S) of a prompt, its placeholders taken by what the tower saw."""
+        places_1E = ids_1E == self._image_id
+        # In the layout of the first checkpoints the placeholder's id lies behind the table.
+        embeds: Tensor = self._model.get_input_embeddings()(ids_1E.masked_fill(places_1E, 0))
+        if pictures is not None:
+            embeds = embeds.masked_scatter(places_1E[..., None], pictures.to(embeds.dtype))
+        return embeds
+
+    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+        """Every position sees the whole prompt."""
+        return tuple(Sight(0, None, span.num_states) for span in spans)
+
+    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """Logits (S, V): BART's decoder with learned positions that are not those of one text after the other."""
+        decoder = self._decoder
+        learned = decoder.embed_positions(None, position_ids=positions[0])
+        hidden = decoder.layernorm_embedding(embeds_TH.unsqueeze(0) + learned)
+        for layer in decoder.layers:
+            hidden = layer(hidden, encoder_hidden_states=_SOME, use_cache=False)
+        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
+        return logits
+
+
+def beside(model: Any) -> Florence2:
+    """What stands beside the text of this model; see Beside."""
+    return Florence2(model)
