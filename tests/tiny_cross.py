@@ -167,7 +167,7 @@ FLORENCE_PIXELS = {
 def make_florence2(path: Path) -> None:
     """As florence-community/Florence-2-large: BART over a DaViT tower, tied embeddings, padded to a multiple of 64."""
     settings = bart_settings() | {"extra_special_tokens": {"image_token": "<image>"}}
-    ids = byte_tokens(path, BART_MARKS, (*FLORENCE_MARKS, "<image>"), "<s>", settings)
+    ids = byte_tokens(path, BART_MARKS, ("<mask>", *FLORENCE_MARKS, "<image>"), "<s>", settings)
     config = {
         "architectures": ["Florence2ForConditionalGeneration"],
         "image_token_id": ids["<image>"],
@@ -212,6 +212,7 @@ def bart_settings() -> dict[str, Any]:
         "add_prefix_space": False,
         "cls_token": "<s>",
         "eos_token": "</s>",
+        "mask_token": "<mask>",
         "pad_token": "<pad>",
         "sep_token": "</s>",
         "tokenizer_class": "BartTokenizer",
@@ -225,3 +226,84 @@ VIDEO_FAMILIES: tuple[str, ...] = ()
 FORMS.update({"mllama": "{}", "florence2": "{}"})
 # Florence-2's processor puts the picture first, whatever the prompt says.
 MARKERS.update({"mllama": ("<|image|>", ""), "florence2": ("", "")})
+
+
+def make_microsoft_florence2(path: Path, tokens: Path) -> None:
+    """The weights of the tiny florence2 in the layout of microsoft/Florence-2-large; `tokens` gets facebook/bart-large.
+
+    Names, configuration and files are those of the repositories, whose code of their own is left out.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    native = tiny.checkpoint("florence2")
+    weights = load_file(native / "model.safetensors")
+    marks = len(FLORENCE_MARKS)
+    for folder in (path, tokens):
+        byte_tokens(folder, BART_MARKS, ("<mask>",), "<s>", bart_settings())
+    vocab_size = text.json.loads((native / "config.json").read_text(encoding="utf-8"))["image_token_id"]
+    assert vocab_size == marks + 1 + len(text.json.loads((path / "vocab.json").read_text(encoding="utf-8")))
+    made = {microsoft_name(name): weight for name, weight in weights.items()}
+    made["image_projection"] = made["image_projection"].t().contiguous()
+    shared = made["language_model.model.shared.weight"][:vocab_size].clone()
+    made["language_model.model.shared.weight"] = shared
+    made["language_model.final_logits_bias"] = torch.zeros(1, vocab_size, dtype=shared.dtype)
+    save_file(made, path / "model.safetensors", metadata={"format": "pt"})
+    code = {"AutoConfig": "configuration_florence2.Florence2Config"}
+    tower: dict[str, Any] = DAVIT | {
+        "dim_embed": [16, 32],
+        "enable_checkpoint": False,
+        "image_feature_source": ["spatial_avg_pool", "temporal_avg_pool"],
+        "image_pos_embed": {"max_pos_embeddings": 20, "type": "learned_abs_2d"},
+        "model_type": "davit",
+        "visual_temporal_embedding": {"max_temporal_embeddings": 100, "type": "COSINE"},
+    }
+    config = {
+        "architectures": ["Florence2ForConditionalGeneration"],
+        "auto_map": code | {"AutoModelForCausalLM": "modeling_florence2.Florence2ForConditionalGeneration"},
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "ignore_index": -100,
+        "is_encoder_decoder": True,
+        "model_type": "florence2",
+        "pad_token_id": 1,
+        "projection_dim": 64,
+        "text_config": BART_SHAPE | {"model_type": "florence2_language", "vocab_size": vocab_size},
+        "torch_dtype": "float16",
+        "vision_config": tower,
+        "vocab_size": vocab_size,
+    }
+    text.write_json(path / "config.json", config)
+    files = pixels("CLIPImageProcessor", "Florence2Processor", **FLORENCE_PIXELS)
+    text.write_json(
+        path / "preprocessor_config.json",
+        files | {"auto_map": {"AutoProcessor": "processing_florence2.Florence2Processor"}},
+    )
+    text.write_json(path / "generation_config.json", FLORENCE_GENERATION)
+    text.write_json(tokens / "config.json", {"model_type": "bart"})
+
+
+def microsoft_name(name: str) -> str:
+    """What microsoft's repository calls a weight of transformers' class."""
+    name = name.removeprefix("model.")
+    if name.startswith("language_model."):
+        return name.replace("language_model.", "language_model.model.", 1)
+    projector = "multi_modal_projector."
+    if name.startswith(projector):
+        own = {"image_projection.weight": "image_projection"}
+        short = name.removeprefix(projector)
+        return own.get(short, short.replace("image_position_embed.", "image_pos_embed."))
+    if name.startswith("vision_tower.convs."):
+        return name.replace(".conv.", ".proj.")
+    block = "window_attn" if ".spatial_block." in name else "channel_attn"
+    for old, new in (
+        (".conv1.", ".conv1.fn.dw."),
+        (".conv2.", ".conv2.fn.dw."),
+        (f".{block}.", f".{block}.fn."),
+        (".ffn.", ".ffn.fn.net."),
+        (".norm1.", f".{block}.norm."),
+        (".norm2.", ".ffn.norm."),
+    ):
+        if old in name:
+            return name.replace(old, new)
+    return name

@@ -1,6 +1,7 @@
 """Configurations of repositories that bring their own code, as those of the classes that transformers has for them.
 
-Only names and layout change here; the weights' names are transformers' own concern, which knows the old ones.
+Only names and layout change here; the weights' names are transformers' own concern, which knows the old ones, or, where
+it does not, that of models/families.
 """
 
 from __future__ import annotations
@@ -106,4 +107,43 @@ def _ernie_sections(raw: Mapping[str, Any]) -> list[int]:
     return [(half - time) // 2, (half - time) // 2, time]
 
 
-_CONVERT: dict[str, Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]]]] = {"ernie4_5_moe_vl": _ernie}
+# Entry of ours -> entry there, for names of DaViT's that are not the class's own.
+_DAVIT = {"embed_dim": "dim_embed"} | {
+    name: name
+    for name in (
+        *("depths", "drop_path_rate", "num_groups", "num_heads", "projection_dim", "window_size"),
+        *("patch_padding", "patch_prenorm", "patch_size", "patch_stride"),
+    )
+}
+_FLORENCE_SOURCES = ["spatial_avg_pool", "temporal_avg_pool"]
+
+
+def _florence2(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """microsoft/Florence-2-large: a tower named davit, and a placeholder whose id lies behind the table of embeddings.
+
+    Its processor adds that token; there is no row for it, since it only marks places.
+    """
+    vision, text = raw["vision_config"], raw["text_config"]
+    if "dim_embed" not in vision:
+        return None
+    if list(vision["image_feature_source"]) != _FLORENCE_SOURCES:
+        raise ValueError(f"image_feature_source {vision['image_feature_source']} is not {_FLORENCE_SOURCES}")
+    tower = {ours: vision[theirs] for ours, theirs in _DAVIT.items() if theirs in vision} | {
+        "max_position_embeddings": vision["image_pos_embed"]["max_pos_embeddings"],
+        "max_temporal_embeddings": vision["visual_temporal_embedding"]["max_temporal_embeddings"],
+    }
+    made: dict[str, Any] = {
+        "architectures": ["Florence2ForConditionalGeneration"],
+        "image_token_id": text["vocab_size"],
+        "text_config": {**text, "model_type": "bart"},
+        "tie_word_embeddings": True,
+        "vision_config": tower,
+    }
+    made |= {name: raw[name] for name in ("torch_dtype", "dtype") if name in raw}
+    return "florence2", made
+
+
+_CONVERT: dict[str, Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]] = {
+    "ernie4_5_moe_vl": _ernie,
+    "florence2": _florence2,
+}

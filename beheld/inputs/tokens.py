@@ -11,7 +11,7 @@ from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
-from beheld.inputs.families import Place
+from beheld.inputs.families import Place, family_of
 
 # Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their length.
 _SHORT = 1 << 16
@@ -186,10 +186,21 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
         # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
         options["mistral_format"] = False
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
+        found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"The tokenizer of {info.name!r} cannot be loaded: {reason.rstrip('.')}.",
             "Check the folder's tokenizer files, or name another with `tokenizer`.",
         ) from error
+    return extended(found, family_of(info).added)
+
+
+def extended(tokenizer: Any, added: Sequence[str]) -> Any:
+    """The tokenizer with the special tokens `added` behind its own, where they are missing."""
+    missing = [token for token in added if token not in tokenizer.get_added_vocab()]
+    if missing:
+        from tokenizers import AddedToken
+
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+    return tokenizer

@@ -11,6 +11,7 @@ import torch
 from beheld.checkpoint.resolve import has_weights
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
+from beheld.models.families import renamed_weights
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -82,9 +83,11 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     hf_logging.set_verbosity_error()
     if not config.show_progress:
         hf_logging.disable_progress_bar()
+    weights = renamed_weights(info.model_type, path)
     try:
         model, report = model_class.from_pretrained(
-            info.path,
+            info.path if weights is None else None,
+            state_dict=weights,
             config=hf_config,
             dtype=dtype,
             device_map=None if config.device == "cpu" else config.device,

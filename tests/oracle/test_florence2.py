@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from beheld import LLM, SamplingParams
-from beheld.core.errors import ConfigError, MediaError, ParamsError, PromptError, PromptTooLongError
+from beheld.core.errors import ConfigError, MediaError, ModelError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.params import StructuredOutputs
-from tests import tiny
+from tests import tiny, tiny_cross
 from tests.inputs import pipes
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
@@ -126,3 +128,28 @@ def test_the_checkpoint_is_described_as_it_is() -> None:
     assert [group.kind for group in info.kv_groups] == ["full", "cross"]
     assert info.num_layers == 3
     assert info.decoder_start_id == 2
+
+
+@pytest.fixture(scope="module")
+def microsoft(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A checkpoint as microsoft/Florence-2-large, and facebook/bart-large for its tokenizer."""
+    model, tokens = tmp_path_factory.mktemp("Florence-2-large"), tmp_path_factory.mktemp("bart-large")
+    tiny_cross.make_microsoft_florence2(model, tokens)
+    return str(model), str(tokens)
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_the_first_repositories_run_without_their_code(microsoft: tuple[str, str], borrowed: bool) -> None:
+    model, tokens = microsoft
+    options = {"tokenizer": tokens, "trust_remote_code": True} if borrowed else {}
+    with LLM(model=model, dtype="float32", seed=0, **options, **cases.ROOMY) as llm:
+        assert llm.llm_engine.get_tokenizer().convert_tokens_to_ids("<loc_999>") == 406 + 1 + 4 + 999
+        check(llm, FAMILY, [Ask("{i}<MORE_DETAILED_CAPTION>", PICTURE, max_tokens=16), cases.SHORT])
+
+
+def test_a_tower_that_is_built_otherwise_is_refused(microsoft: tuple[str, str], tmp_path: Path) -> None:
+    raw = json.loads((Path(microsoft[0]) / "config.json").read_text(encoding="utf-8"))
+    raw["vision_config"]["image_feature_source"] = ["last_frame"]
+    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(ModelError, match="last_frame"):
+        LLM(model=str(tmp_path))

@@ -55,6 +55,7 @@ class Family:
             for a text's beginning, or for its end if there is none).
         unbuilt: processor options that mean something which is not built -> what to do instead.
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
+        added: special tokens that the processor adds to its tokenizer, in this order, where they are missing.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
     """
 
@@ -72,6 +73,7 @@ class Family:
     begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Path], Any] | None = None
+    added: tuple[str, ...] = ()
     most: Mapping[str, int] = field(default_factory=dict)
 
     def begun(self, text: str, tokenizer: Any) -> str:

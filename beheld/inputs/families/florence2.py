@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from beheld.checkpoint.resolve import read_json
 from beheld.core.errors import PromptError
 from beheld.inputs.families import Family
 
@@ -51,4 +54,33 @@ def _sentence(text: str) -> str:
     return text
 
 
-FAMILY = Family(rewrite=rewrite, rewritten_ends="written", most={"image": 1})
+def load(path: Path) -> Any:
+    """The processor of a checkpoint; microsoft's repositories bring code of their own for what transformers has too."""
+    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Florence2Processor
+
+    from beheld.inputs.tokens import extended
+
+    if read_json(path / "processor_config.json"):
+        return AutoProcessor.from_pretrained(str(path))
+    tokenizer = extended(AutoTokenizer.from_pretrained(str(path)), ADDED)
+    tokenizer.image_token = _IMAGE
+    tokenizer.image_token_id = tokenizer.convert_tokens_to_ids(_IMAGE)
+    return Florence2Processor(AutoImageProcessor.from_pretrained(str(path)), tokenizer)
+
+
+def _pairs(*names: str) -> tuple[str, ...]:
+    return tuple(mark for name in names for mark in (f"<{name}>", f"</{name}>"))
+
+
+ADDED = (
+    *_pairs("od", "ocr"),
+    *(f"<loc_{place}>" for place in range(1000)),
+    *_pairs("cap", "ncap", "dcap", "grounding", "seg"),
+    "<sep>",
+    *_pairs("region_cap", "region_to_desciption", "proposal", "poly"),
+    "<and>",
+    _IMAGE,
+)
+"""What the processor adds to BART's tokenizer, and the placeholder behind it."""
+
+FAMILY = Family(rewrite=rewrite, rewritten_ends="written", most={"image": 1}, load=load, added=ADDED)

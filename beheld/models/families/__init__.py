@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -45,6 +46,8 @@ _ADAPTED = {
     "llama4": "llama4",
     "mllama": "mllama",
 }
+# Families with an older layout of weights that transformers does not convert, see `renamed_weights`.
+_RENAMED = {"florence2": "florence2"}
 # Families some of whose layers attend beside the text.
 _BESIDE = {"florence2": "florence2", "mllama": "mllama"}
 # Families whose layers are told more in every pass: file with `keywords(model, positions)`.
@@ -146,6 +149,22 @@ def embeds_of(model_type: str) -> Callable[[Any, Any], Any]:
 def _pooled(model: Any, result: Any) -> Any:
     # A family without a tower only maps patches to embeddings, which nothing pools.
     return result.last_hidden_state if result.pooler_output is None else result.pooler_output
+
+
+def renamed_weights(model_type: str, path: Path) -> dict[str, Tensor] | None:
+    """Weights under transformers' names, of families whose older layout transformers does not know; None for others.
+
+    All of them are read at once.
+    """
+    name = _RENAMED.get(model_type)
+    files = sorted(path.glob("*.safetensors"))
+    if name is None or not files:
+        return None
+    from safetensors.torch import load_file
+
+    weights = {key: tensor for file in files for key, tensor in load_file(file).items()}
+    found: dict[str, Tensor] | None = importlib.import_module(f"beheld.models.families.{name}").renamed(weights)
+    return found
 
 
 def combine_rule(model_type: str) -> CombineRule:

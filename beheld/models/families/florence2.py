@@ -6,7 +6,8 @@ Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a st
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from beheld.attention import hook
 from beheld.attention.cross import Sight
+from beheld.core.errors import ModelError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, keys_and_values
 
@@ -32,6 +34,49 @@ def adapt(model: Any) -> None:
         projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
         projections["o"] = ("out_proj", old.out_proj)
         layer.encoder_attn = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
+
+
+# Names in microsoft/Florence-2-large, and those of transformers' class.
+_RENAMED = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^language_model\.lm_head\.", "lm_head."),
+        (r"^language_model\.model\.", "model.language_model."),
+        (r"^image_pos_embed\.", "model.multi_modal_projector.image_position_embed."),
+        (r"^image_projection$", "model.multi_modal_projector.image_projection.weight"),
+        (r"^(image_proj_norm|visual_temporal_embed)\.", r"model.multi_modal_projector.\1."),
+        (r"^vision_tower\.convs\.(\d+)\.proj\.", r"model.vision_tower.convs.\1.conv."),
+        (r"^vision_tower\.", "model.vision_tower."),
+        (r"\.(conv[12])\.fn\.dw\.", r".\1."),
+        (r"\.(window_attn|channel_attn)\.norm\.", ".norm1."),
+        (r"\.(window_attn|channel_attn)\.fn\.", r".\1."),
+        (r"\.ffn\.norm\.", ".norm2."),
+        (r"\.ffn\.fn\.net\.", ".ffn."),
+    )
+)
+_UNUSED = "language_model.final_logits_bias"
+
+
+def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights of microsoft's layout under transformers' names; None if they have those.
+
+    Raises:
+        ModelError: they bring a bias that transformers' class does not add.
+    """
+    if "image_projection" not in weights:
+        return None
+    made: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if name == _UNUSED:
+            if weight.any():
+                raise ModelError(f"The checkpoint's {name} is not zero, which nothing adds.", "Use another checkpoint.")
+            continue
+        new = name
+        for pattern, replacement in _RENAMED:
+            new = pattern.sub(replacement, new)
+        # The only one that is multiplied from the other side.
+        made[new] = weight.t().contiguous() if name == "image_projection" else weight
+    return made
 
 
 class Florence2:
