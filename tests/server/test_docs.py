@@ -1,0 +1,83 @@
+"""docs/serving.md names every route, flag and environment variable there is, with its default, and no other."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from beheld.cli import bench, chat, serve
+from beheld.server.options import ServerOptions
+from beheld.utils import env
+from tests.server.cases import ROOT
+from tests.server.running import Running
+
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def flags_of(*parsers: argparse.ArgumentParser) -> set[str]:
+    """Every flag, in its spelling with dashes."""
+    found: set[str] = set()
+    for parser in parsers:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found |= flags_of(*action.choices.values())
+            found |= {option for option in action.option_strings[:1] if option.startswith("--")}
+    return found - {"--help"}
+
+
+def parser_of(module: object) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)  # type: ignore[attr-defined]
+    return parser
+
+
+def test_every_flag_is_told_and_no_other() -> None:
+    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
+    serving = flags_of(parser_of(serve))
+    assert serving <= told, f"docs/serving.md does not tell of {sorted(serving - told)}"
+    others = flags_of(parser_of(chat), parser_of(bench))
+    assert told <= serving | others, f"docs/serving.md tells of {sorted(told - serving - others)}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [
+        ("--host", ServerOptions.host),
+        ("--port", ServerOptions.port),
+        ("--max-body-mib", ServerOptions.max_body_bytes >> 20),
+        ("--max-concurrent-requests", ServerOptions.max_requests),
+        ("--drain-timeout", f"{ServerOptions.drain_s:g}"),
+    ],
+)
+def test_defaults_are_those_of_the_code(flag: str, default: object) -> None:
+    assert re.search(rf"^\| `{flag}` \| {re.escape(str(default))} \|", PAGE, re.MULTILINE)
+
+
+def test_fixed_limits_are_those_of_the_code() -> None:
+    for words in (
+        f"100 of them, within {ServerOptions.header_s:g} s",
+        f"body within {ServerOptions.body_s:g} s",
+        f"unread for {ServerOptions.send_s:g} s",
+        f"idle connections {ServerOptions.keep_alive_s:g} s",
+        f"prompts of a request {ServerOptions.max_answers} in all",
+        f"{ServerOptions.max_tools} tools",
+        f"`/health` within {ServerOptions.health_s:g} s",
+    ):
+        assert words in " ".join(PAGE.split()), words
+
+
+def test_every_route_is_told_and_no_other(running: Running) -> None:
+    table = PAGE.split("## Routes")[1].split("\n\n")[1]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    told = {path for row in rows for path in re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", row)}
+    assert told == {route.path.replace(":path", "") for route in running.app.routes}  # type: ignore[attr-defined]
+
+
+def test_every_variable_is_told_and_no_other() -> None:
+    told = set(re.findall(r"`((?:BEHELD|VLLM|OPENAI)_[A-Z_]+)`", PAGE))
+    known = {"BEHELD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"}
+    for name, rest in env.TABLE.items():
+        known |= {name, *rest[:-1]}
+    assert told == known
