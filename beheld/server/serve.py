@@ -7,6 +7,7 @@ import resource
 import socket
 import time
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -44,6 +45,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_tell)
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -116,6 +118,14 @@ def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
     shown = f"[{host}]" if ":" in host else host
     logger.info("Serving %s at http://%s:%d (page at /, API at /v1)", options.names[0], shown, port)
     server.run(sockets=[listener])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What went wrong in the event loop itself. Of the system's errors (no descriptors are left, a client's reset) one
+    line is enough; they may come every second."""
+    error = context.get("exception")
+    ours = None if error is None or isinstance(error, OSError) else error
+    logger.error("In the event loop: %s (%s)", context.get("message"), type(error).__name__, exc_info=ours)
 
 
 def _raise_descriptors() -> None:

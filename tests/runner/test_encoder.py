@@ -82,6 +82,7 @@ def test_what_is_there_is_not_encoded_again_until_it_is_forgotten() -> None:
     assert adapter.calls == [1, 1]
 
 
+@pytest.mark.case(32)
 def test_a_wrong_number_of_embeddings_is_a_loss() -> None:
     class Short(FakeAdapter):
         def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:

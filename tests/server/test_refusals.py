@@ -300,6 +300,15 @@ def test_12_data_urls_are_read_strictly(running: Running, url: str) -> None:
     refused(running.post(CHAT, {"messages": talk("x", url), "max_tokens": 1}), 400)
 
 
+def test_26_a_flood_of_frames_is_no_video(running: Running) -> None:
+    """Frames one after the other in a data URL are a form that other servers read; here they are not base64."""
+    begin = time.perf_counter()
+    url = "data:video/jpeg;base64," + ",".join([PNG] * (5_000_000 // len(PNG)))
+    part = {"type": "video_url", "video_url": {"url": url}}
+    refused(running.post(CHAT, {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}), 400)
+    assert time.perf_counter() - begin < 3.0
+
+
 def test_9_hung_fetches_do_not_hold_up_text(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
     monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "2")
