@@ -16,6 +16,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# Parts of models that also speak; that they are left out is said where the configuration is read.
+_SPEECH = ("talker.", "token2wav.", "code2wav.")
+
 
 def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     """The transformers model of this checkpoint on the device, in the engine's dtype.
@@ -106,7 +109,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             f"The checkpoint {info.name!r} lacks {len(missing)} weights, for example {missing[0]!r}.",
             "Fetch it again, or check that config.json belongs to these weights.",
         )
-    unused = sorted(report.get("unexpected_keys") or ())
+    unused = sorted(key for key in report.get("unexpected_keys") or () if not key.startswith(_SPEECH))
     if unused:
         logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
     return model

@@ -131,7 +131,7 @@ def _voxtral_inputs(ask: Ask) -> dict[str, Any]:
 
 def sound_token(family: str) -> int:
     """The id that stands for one embedding of a sound."""
-    return int(processor(family).audio_token_id)
+    return int(model(family).config.audio_token_id)
 
 
 def answer(family: str, ask: Ask) -> Answer:

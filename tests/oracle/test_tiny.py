@@ -15,7 +15,9 @@ def test_every_weight_of_the_model_is_in_the_file(family: str) -> None:
     kind = type(reference.model(family))
     _, report = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, output_loading_info=True)
     assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
+    # Newer versions know themselves that the parts that speak are left out.
+    spoken = ("talker.", "token2wav.", "code2wav.") if family in tiny.THINKERS else ()
+    assert not [key for key in report["unexpected_keys"] if not key.startswith(spoken)]
     assert not report["mismatched_keys"]
 
 

@@ -47,16 +47,18 @@ _TEMPLATE = """
 {%- endfor -%}
 """
 _RATE = 12.5
+# The processor's own defaults, which older versions of transformers keep where only its own methods find them.
+_WINDOWS = {"padding": True, "truncation": False, "pad_to_multiple_of": 480000, "max_source_positions": 3000}
 
 
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
     """Run the processor on one sound; see families.Call."""
-    own = dict(options)
+    extractor = processor.feature_extractor
+    own = {**_WINDOWS, "sampling_rate": extractor.sampling_rate, **options}
     frames = int(own.pop("max_source_positions"))
     features = processor._retrieve_input_features([item], frames, **own)
-    extractor = processor.feature_extractor
     seconds = features.shape[0] * frames * extractor.hop_length / extractor.sampling_rate
     count = round(seconds * _embeds_per_second(processor.tokenizer.name_or_path))
     return {"input_features": features}, processor.audio_token * count
