@@ -22,6 +22,7 @@ SEEDS: dict[str, int] = {
     "ernie4_5_vl_moe": 1,
     "llama4": 2,
     "molmo2": 2,
+    "lfm2_vl": 3,
 }
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
@@ -355,11 +356,92 @@ def _molmo_pixels(path: Path) -> None:
     text.write_json(path / "processor_config.json", settings)
 
 
+# --- LFM2-VL ---------------------------------------------------------------------------------------------------------
+
+LFM2_MARKS = ("<|startoftext|>", "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
+LFM2_MARKS += tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5))
+
+
+def make_lfm2_vl(path: Path) -> None:
+    """As LiquidAI/LFM2-VL-450M: short convolutions, an attention layer among them, pictures of their own size."""
+    form = chat("<|im_start|>%role%\\n", "<|im_end|>\\n", "<image>", bos="<|startoftext|>")
+    form += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    named = {
+        "bos_token": "<|startoftext|>",
+        "image_end_token": "<|image_end|>",
+        "image_start_token": "<|image_start|>",
+        "image_thumbnail": "<|img_thumbnail|>",
+        "image_token": "<image>",
+    }
+    ids = qwen_tokens(path, "Lfm2VlProcessor", LFM2_MARKS, named | {"chat_template": form})
+    config = {
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "downsample_factor": 2,
+        "image_token_id": ids["<image>"],
+        "model_type": "lfm2_vl",
+        "projector_bias": True,
+        "projector_hidden_act": "gelu",
+        "projector_hidden_size": 48,
+        "text_config": language(
+            "lfm2",
+            "Lfm2ForCausalLM",
+            block_auto_adjust_ff_dim=False,
+            block_ff_dim=96,
+            conv_L_cache=3,
+            conv_bias=False,
+            layer_types=["conv", "conv", "full_attention", "conv", "full_attention"],
+            norm_eps=1e-5,
+            num_hidden_layers=5,
+            rope_theta=1000000.0,
+        ),
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vision_config": {
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "layer_norm_eps": 1e-6,
+            "model_type": "siglip2_vision_model",
+            "num_attention_heads": 2,
+            "num_channels": 3,
+            "num_hidden_layers": 2,
+            "num_patches": 16,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+    }
+    own = {"encoder_patch_size": 14, "max_image_tokens": 12, "min_image_tokens": 4, "max_tiles": 4, "min_tiles": 2}
+    own |= {"tile_size": 56, "downsample_factor": 2, "do_image_splitting": True, "use_thumbnail": True}
+    own |= {"image_mean": tiny.HALF, "image_std": tiny.HALF, "size": {"height": 56, "width": 56}, "resample": 2}
+    own |= {"max_num_patches": 48, "max_pixels_tolerance": 2.0}
+    text.write_json(path / "preprocessor_config.json", pixels("Lfm2VlImageProcessor", "Lfm2VlProcessor", **own))
+    text.write_json(path / "processor_config.json", {"processor_class": "Lfm2VlProcessor"})
+    tiny._write_model(
+        path,
+        config,
+        tiny._qwen_generation(ids),
+        ids,
+        seed=SEEDS["lfm2_vl"],
+        keep=("<|im_end|>",),
+        adjust=_far_before_near,
+    )
+
+
+def _far_before_near(model: Any) -> None:
+    """Attention strong beside the convolutions, lest the last few tokens alone decide the answer."""
+    for name, weight in model.named_parameters():
+        if name.endswith("conv.out_proj.weight"):
+            weight.mul_(0.15)
+        elif name.endswith("self_attn.out_proj.weight") and "language_model" in name:
+            weight.mul_(3.0)
+
+
 TINY: dict[str, Callable[[Path], None]] = {
     "hunyuan_vl": make_hunyuan_vl,
     "ernie4_5_vl_moe": make_ernie4_5_vl_moe,
     "llama4": make_llama4,
     "molmo2": make_molmo2,
+    "lfm2_vl": make_lfm2_vl,
 }
 # Families that an older transformers does not have.
 ABSENT_FAMILIES = tuple(name for name in ("molmo2",) if find_spec(f"transformers.models.{name}") is None)
@@ -371,7 +453,9 @@ FORMS["hunyuan_vl"] = f"{HUNYUAN_BEGIN}{{}}{HUNYUAN_USER}"
 FORMS["ernie4_5_vl_moe"] = "<|begin_of_sentence|>User: {}\nAssistant: "
 FORMS["llama4"] = LLAMA4_TURN
 FORMS["molmo2"] = CHATML_TURN
+FORMS["lfm2_vl"] = "<|startoftext|>" + CHATML_TURN
 MARKERS["hunyuan_vl"] = ("".join(HUNYUAN_IMAGE), "")
 MARKERS["ernie4_5_vl_moe"] = ERNIE_MARKERS
 MARKERS["llama4"] = ("<|image|>", "")
 MARKERS["molmo2"] = ("<|image|>", "<|video|>")
+MARKERS["lfm2_vl"] = ("<image>", "")

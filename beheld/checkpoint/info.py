@@ -49,6 +49,7 @@ _JOINT = {
 _LAYER_KINDS = {
     "attention": "full",
     "chunked_attention": "chunked",
+    "conv": "conv",
     "full_attention": "full",
     "sliding_attention": "sliding",
 }
@@ -207,7 +208,11 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
         ModelError: a layer is of a kind that has no paged cache here (linear attention, ...).
     """
     window = getattr(text, "sliding_window", None)
-    windows = {"sliding": window, "chunked": getattr(text, "attention_chunk_size", None)}
+    windows = {
+        "sliding": window,
+        "chunked": getattr(text, "attention_chunk_size", None),
+        "conv": getattr(text, "conv_L_cache", None),
+    }
     types = getattr(text, "layer_types", None)
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
@@ -224,7 +229,7 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
         if kind is None:
             raise ModelError(
                 f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
-                "Models with full, sliding and chunked attention layers can.",
+                "Models with full, sliding and chunked attention layers and short convolutions can.",
             )
         if layer >= own:
             source = max((i for i in range(own) if types[i] == name), default=None)
@@ -232,14 +237,16 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
                 raise ModelError(f"Layer {layer} of {text.model_type} reads a cache that no layer before it writes.")
             readers_by_source.setdefault(source, []).append(layer)
             continue
-        layers_by_form.setdefault((kind if windows.get(kind) else "full", *_form(text, layer)), []).append(layer)
+        # A convolution has one input of the hidden size where attention has keys.
+        form = (1, text.hidden_size) if kind == "conv" else _form(text, layer)
+        layers_by_form.setdefault((kind if windows.get(kind) else "full", *form), []).append(layer)
     return tuple(
         KVGroup(
             kind,
             tuple(layers),
             heads,
             head_dim,
-            head_dim,
+            0 if kind == "conv" else head_dim,
             windows.get(kind),
             tuple((reader, source) for source in layers for reader in readers_by_source.get(source, ())),
         )

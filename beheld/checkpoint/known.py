@@ -123,6 +123,13 @@ TESTED = (
     ),
     Known("idefics3", "Idefics3ForConditionalGeneration", "HuggingFaceM4/Idefics3-8B-Llama3", PICTURES, "tiles"),
     Known("internvl", "InternVLForConditionalGeneration", "OpenGVLab/InternVL3-1B-hf", BOTH, "tiles"),
+    Known(
+        "lfm2_vl",
+        "Lfm2VlForConditionalGeneration",
+        "LiquidAI/LFM2-VL-450M",
+        PICTURES,
+        "most layers are short convolutions; pictures of their own size, large ones in tiles",
+    ),
     Known("llama", "LlamaForCausalLM", "meta-llama/Llama-2-7b-chat-hf"),
     Known(
         "llama4",
@@ -248,7 +255,6 @@ TESTED = (
 )
 
 REFUSED = {
-    "lfm2_vl": "some of its layers are convolutions, for which there is no cache",
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
     "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",

@@ -103,11 +103,12 @@ class KVGroup:
 
     Attributes:
         kind: "full" (every position is kept), "sliding" (the last `window` positions), "chunked" (the same, and a query
-            sees those of its own chunk of `window` positions), or "cross" (keys and values of
+            sees those of its own chunk of `window` positions), "conv" (the last `window` inputs of a short convolution,
+            as keys without values), or "cross" (keys and values of
             what stands beside the text, pictures or an encoder's output: written once, never grown, without blocks).
         layers: the text model's layer indices.
         num_kv_heads, head_dim, value_dim: shape of a key and of a value at one position.
-        window: most positions that a query sees, itself included; None unless sliding or chunked.
+        window: most positions that a query sees, itself included; None unless sliding, chunked or conv.
         readers: pairs (layer, layer of `layers` whose keys and values it reads): layers without any of their own.
         num_states: of a cross group, most states of one item; 0 for the others.
     """

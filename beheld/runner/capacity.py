@@ -106,6 +106,11 @@ def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
     """More than these would never be used: all rows full, as much again for cached prefixes, the null block."""
     if group.kind == "cross":
         return -(-config.max_encoder_tokens // config.block_size)
+    if group.kind == "conv":
+        # Inputs are large and soon forgotten: the last of each row, those of a step, as many for cached prefixes.
+        assert group.window is not None
+        kept = config.max_num_seqs * (1 + -(-group.window // config.block_size))
+        return 2 * (kept + -(-config.max_num_batched_tokens // config.block_size)) + 1
     return 2 * config.max_num_seqs * _blocks_of_one(group, config) + 1
 
 

@@ -28,7 +28,7 @@ def allocate(info: ModelInfo, config: EngineConfig, capacity: Capacity, device: 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; on a CPU from numpy, whose zero pages take no memory and no time until they are written."""
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     count = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

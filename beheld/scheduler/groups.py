@@ -219,8 +219,8 @@ class GroupTables:
 
 
 def _has_store(group: KVGroup) -> bool:
-    assert group.kind in ("full", "sliding", "chunked", "shared", "cross"), group.kind
-    windowed = group.kind in ("sliding", "chunked")
-    assert windowed == (group.window is not None), "a window belongs to a sliding or chunked group"
+    assert group.kind in ("full", "sliding", "chunked", "conv", "shared", "cross"), group.kind
+    windowed = group.kind in ("sliding", "chunked", "conv")
+    assert windowed == (group.window is not None), "a window belongs to a group that looks back only so far"
     # What stands beside the text takes no blocks: see holding.py.
     return group.kind not in ("shared", "cross")

@@ -105,6 +105,7 @@ _FILES = {
     "glm4v_moe": "glm4v",
     "hunyuan_vl": "hunyuan_vl",
     "internvl": "internvl",
+    "lfm2_vl": "lfm2_vl",
     "llama4": "llama4",
     "llava": "llava",
     "llava_next": "llava",

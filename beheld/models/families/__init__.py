@@ -43,6 +43,8 @@ _ADAPTED = {
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
     "florence2": "florence2",
     "gemma3n": "gemma3n",
+    "lfm2": "lfm2",
+    "lfm2_vl": "lfm2",
     "llama4": "llama4",
     "mllama": "mllama",
 }

@@ -1,0 +1,87 @@
+"""Short causal convolutions on the paged cache: what a layer convolves is kept as keys without values.
+
+A convolution over L positions looks as far back as attention with a window of L does; so its inputs live in blocks as
+keys do. Chunks, shared prefixes, preemption and a step that is launched again then need nothing of their own.
+
+Shapes: T tokens of the step, B sequences, C channels, L positions that a token looks at, itself the last; N blocks of a
+table, S slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata
+from beheld.attention.context import current
+from beheld.core.errors import ModelError
+
+
+def convolve(module: Any, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
+    """Convolve each channel of every sequence with its own weights, over this step and what came before; (T, C).
+
+    `module` knows its layer: `layer_idx`, and in compiled code `layer_number`, the same as a tensor.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.beheld.convolve(x_TC, module.layer_number, weight_CL, bias_C)
+    return _convolve_layer(module.layer_idx, x_TC, weight_CL, bias_C)
+
+
+def _convolve_layer(layer: int, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
+    context = current()
+    if layer not in context.kv:
+        raise ModelError(f"A convolution was called for layer {layer}, which the text model does not have.")
+    kv = context.kv[layer]
+    group = context.metadata.groups[kv.group]
+    context.called[layer] = context.called.get(layer, 0) + 1
+    length = weight_CL.shape[1]
+    if group.window != length:
+        raise ModelError(f"Layer {layer} convolves {length} positions, its cache was made for {group.window}.")
+    kept_SC = kv.keys.view(-1, x_TC.shape[1])
+    kept_SC.index_copy_(0, group.slots_T, x_TC.to(kept_SC.dtype))
+    # Slot 0 stands for what was before the first token, and padding writes there.
+    kept_SC[:1].zero_()
+    found = group.extra.get("near")
+    if found is None:
+        found = group.extra["near"] = near_slots(context.metadata, group, length)
+    out_TC = torch.einsum("tlc,cl->tc", kept_SC[found].to(weight_CL.dtype), weight_CL)
+    return (out_TC if bias_C is None else out_TC + bias_C).to(x_TC.dtype)
+
+
+def near_slots(metadata: AttnMetadata, group: GroupMetadata, length: int) -> Tensor:
+    """The slots (T, L) of each token and of those before it; 0 where there is none. From what lies on the device.
+
+    The token at index t of the batch belongs to the last sequence that starts at or before it.
+    """
+    bounds_B1 = metadata.cu_q_B1.long()
+    token_T = torch.arange(group.slots_T.shape[0], device=bounds_B1.device)
+    last = bounds_B1.shape[0] - 2
+    sequence_T = (torch.searchsorted(bounds_B1, token_T, right=True) - 1).clamp(max=last)
+    if metadata.starts_B is not None:
+        starts_B = metadata.starts_B.long()
+    else:
+        starts_B = metadata.lengths_B.long() - bounds_B1.diff()
+    position_T = starts_B[sequence_T] + token_T - bounds_B1[sequence_T]
+    back_L = torch.arange(1 - length, 1, device=bounds_B1.device)
+    position_TL = position_T.unsqueeze(1) + back_L
+    index_TL = (position_TL.clamp(min=0) // metadata.block_size).clamp(max=group.tables_BN.shape[1] - 1)
+    blocks_TL = group.tables_BN[sequence_T.unsqueeze(1), index_TL].long()
+    slots_TL = blocks_TL * metadata.block_size + position_TL.clamp(min=0) % metadata.block_size
+    return slots_TL.masked_fill(position_TL < 0, 0)
+
+
+def _convolve(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
+    return _convolve_layer(int(layer), x_TC, weight_CL, bias_C)
+
+
+def _convolve_shape(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
+    """What a compiler needs to know of the result."""
+    return torch.empty_like(x_TC)
+
+
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define("convolve(Tensor x, Tensor layer, Tensor weight, Tensor? bias) -> Tensor")
+_library.impl("convolve", _convolve, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::convolve", _convolve_shape, lib=_library)

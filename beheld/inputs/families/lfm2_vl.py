@@ -1,0 +1,20 @@
+"""LFM2-VL: a picture in rows and columns of tiles between marks, which an option of the processor leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.inputs.families import Family
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one picture; see families.Call."""
+    marks = processor.use_image_special_tokens
+    outputs, texts = processor._process_images([[item]], use_image_special_tokens=marks, **options)
+    return outputs, texts[0]
+
+
+FAMILY = Family(call=call)
