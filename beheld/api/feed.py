@@ -6,7 +6,6 @@ and no more is prepared ahead than a window of jobs, nor much more than a bound 
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -18,7 +17,6 @@ from typing import Any
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
 
-_SWITCH_S = 2e-4
 # Some 400 pictures of 448 x 448 pixels in bfloat16.
 MAX_BYTES = 1 << 30
 
@@ -74,11 +72,6 @@ class Feed:
         self._ready = (0, 0)
         self._prepared = (0, 0)
         self._dry = False
-        self._interval = sys.getswitchinterval()
-        if threads:
-            # The thread that drives the device gives the interpreter away with every operation, and must not wait the
-            # usual five milliseconds to get it back from those that prepare.
-            sys.setswitchinterval(_SWITCH_S)
 
     @property
     def more(self) -> bool:
@@ -106,7 +99,6 @@ class Feed:
         self._ahead.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            sys.setswitchinterval(self._interval)
 
     def _look_ahead(self) -> None:
         while not self._dry and (not self._ahead or self._has_room()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ class Deepstack:
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
         self._layers = len(model.config.vision_config.deepstack_visual_indexes)
         self.width = self._layers * self._hidden
+        self._added: tuple[Tensor, ...] = ()
+        for index in range(self._layers):
+            self._text.layers[index].register_forward_hook(functools.partial(self._add, index))
+
+    def _add(self, index: int, layer: Any, inputs: Any, output: Tensor) -> Tensor:
+        """Behind a layer: transformers' own way indexes by a mask, and reads it back from the device each time."""
+        return output + self._added[index] if self._added else output
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
         """Nothing is added for text."""
@@ -36,14 +44,13 @@ class Deepstack:
 
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """Every token takes part: adding zeros changes nothing, and no index depends on the data."""
-        rows = embeds_TH.shape[0]
-        hidden = self._text(
-            inputs_embeds=embeds_TH.unsqueeze(0),
-            position_ids=positions,
-            visual_pos_masks=torch.ones((1, rows), dtype=torch.bool, device=embeds_TH.device),
-            deepstack_visual_embeds=list(extra_TW.split(self._hidden, dim=-1)),
-            use_cache=False,
-        ).last_hidden_state
+        self._added = tuple(part.unsqueeze(0) for part in extra_TW.split(self._hidden, dim=-1))
+        try:
+            hidden = self._text(
+                inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False
+            ).last_hidden_state
+        finally:
+            self._added = ()
         logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
         return logits
 
