@@ -18,7 +18,7 @@ from beheld.compat.media import fetch_image
 from tests.compat import documents, laid
 from tests.compat.stage import Stage, check
 
-# Keys whose prompts are not what transformers' processor makes of them: Mantis and Phi-4 have processors of their own in
+# Keys whose prompts transformers' processors make otherwise: Mantis and Phi-4 have processors of their own in
 # their repositories, and of Florence-2 the encoder reads the prompt.
 OWN_PROCESSOR = ("florence2", "mantis", "phi4_mm")
 # What the script of document 003 tells the processors.
