@@ -200,7 +200,8 @@ class ItemProcessor:
         mask = tuple(token == placeholder for token in ids)
         count = sum(mask)
         if count == 0:
-            raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.")
+            remedy = "It is too short to be heard." if job.modality == "audio" else ""
+            raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.", remedy)
         cross = self._info.cross
         num_states = 0
         if cross is not None and not self._info.is_encoder_decoder:

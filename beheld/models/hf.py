@@ -16,7 +16,7 @@ from beheld.attention import hook, tower
 from beheld.attention.context import current
 from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
 from beheld.models import packed
@@ -211,7 +211,13 @@ class HFAdapter:
             options["attention_mask"] = torch.ones_like(ids)
         if "mm_token_type_ids" in known:
             options["mm_token_type_ids"] = torch.from_numpy(types)
-        positions, delta = self._rope_index(ids, **options)
+        try:
+            positions, delta = self._rope_index(ids, **options)
+        except (IndexError, ValueError, RuntimeError) as error:
+            raise StepError(
+                f"The model finds no positions for this prompt ({error}).",
+                "Write the markers of each item whole, as the chat template does, and no others.",
+            ) from error
         return positions[:, 0].numpy(), int(delta.reshape(-1)[0])
 
     def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:

@@ -27,6 +27,7 @@ POINTERS = {
 }
 
 
+@pytest.mark.case(10, 29)
 @pytest.mark.parametrize("kind", POINTERS)
 def test_a_file_that_names_another_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,6 +40,7 @@ def test_a_file_that_names_another_is_refused(kind: str, tmp_path: Path, monkeyp
         video.open_bytes(POINTERS[kind].format(name="video.mp4").encode(), SAMPLING, LIMITS)
 
 
+@pytest.mark.case(29)
 def test_a_session_description_does_not_listen() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))

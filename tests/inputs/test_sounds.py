@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from beheld import LLM, SamplingParams
 from beheld.core.errors import BeheldError, LimitError, MediaLossError, ParamsError, PromptError
 from beheld.core.request import Request
 from beheld.inputs.pipeline import InputPipeline
@@ -211,3 +212,26 @@ def test_a_conversation_with_voxtral_is_what_its_own_library_writes() -> None:
             request_id="0",
             tools=[{"type": "function", "function": {"name": "f"}}],
         )
+
+
+# Voxtral fills every sound up to a whole window: none is too short for it.
+@pytest.mark.parametrize("family", [family for family in tiny.SOUND_FAMILIES if family != "voxtral"])
+def test_a_sound_too_short_for_an_embedding_is_refused(family: str) -> None:
+    prompt = {"prompt": tiny.markers(family, num_sounds=1), "multi_modal_data": {"audio": (WAVE[:100], 16000)}}
+    with pytest.raises(BeheldError, match="too short to be heard") as caught:
+        pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    assert caught.value.item == "audio 1"
+
+
+def test_markers_that_give_no_positions_fail_alone() -> None:
+    family = "qwen2_5_omni"
+    sound = {"audio": (WAVE, 16000), "image": tiny.picture(84, 56, 1)}
+    good = {"prompt": tiny.markers(family, num_images=1, num_sounds=1), "multi_modal_data": sound}
+    # One start of a sound too many: the model looks for the sound that belongs to it.
+    bad = {**good, "prompt": "<|audio_bos|>" + good["prompt"]}
+    with LLM(model=str(tiny.checkpoint(family)), dtype="float32", max_model_len=512, disable_log_stats=True) as llm:
+        params = SamplingParams(max_tokens=2, temperature=0)
+        outputs = llm.generate([bad, good], params, use_tqdm=False, on_error="return")
+    assert "finds no positions" in str(outputs[0].error)
+    assert outputs[1].error is None
+    assert len(outputs[1].outputs[0].token_ids) == 2

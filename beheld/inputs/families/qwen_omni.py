@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.errors import ProcessError
 from beheld.inputs.families import Family
 
 _OWN_SOUND = "A video's own sound is not heard: give it beside the video, as a sound of its own."
@@ -26,6 +27,8 @@ def call(
     """Run the processor on one item; see families.Call."""
     own = {name: value for name, value in options.items() if name != "return_tensors"}
     if modality == "audio":
+        if len(item) <= processor.feature_extractor.n_fft // 2:
+            raise ProcessError(f"The sound has {len(item)} samples.", "It is too short to be heard.")
         own["max_length"] = _padded(len(item), processor.feature_extractor)
     elif modality == "video" and own.get("fps") is None:
         own["fps"] = _rate(own)
