@@ -259,11 +259,20 @@ def fuse_linears(model: nn.Module) -> int:
     return fused
 
 
+# The compiler stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or
+# without, sparse or not, writing a shared cache or reading it), each compiled for one token and for more.
+_MAX_KINDS = 64
+
+
 def compile_layers(layers: Sequence[Any]) -> None:
     """Compile one layer of a stack; the others, being of the same shape, reuse it.
 
     A layer that the compiler cannot take runs as it came, and that is said once.
     """
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MAX_KINDS)
     plain = {id(layer): layer.forward for layer in layers}
 
     def give_up(error: Exception) -> None:

@@ -90,9 +90,13 @@ def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
 
 def text_model(model: Any) -> Any:
     """The part of a transformers model that holds the decoder layers."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    # Some name encoder and decoder together so.
-    decoder = getattr(decoder, "decoder", decoder)
+    decoder, outer = model, None
+    # A language model inside another has a decoder of its own.
+    while not hasattr(decoder, "layers") and hasattr(decoder, "get_decoder") and decoder is not outer:
+        decoder, outer = decoder.get_decoder(), decoder
+    if not hasattr(decoder, "layers"):
+        # Some name encoder and decoder together so.
+        decoder = getattr(decoder, "decoder", decoder)
     layers = getattr(decoder, "layers", None)
     assert isinstance(layers, nn.ModuleList), f"{type(decoder).__name__} keeps its layers elsewhere"
     return decoder

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
@@ -60,6 +62,38 @@ def test_an_overridden_architecture_is_loaded_by_its_configuration() -> None:
     info = read_info(path, args, config)
     assert info.architecture == "MantisForConditionalGeneration"
     assert model_class_of(info, config).__name__ == "LlavaForConditionalGeneration"
+
+
+@pytest.mark.parametrize("family", ["blip2", "chameleon", "fuyu", "mantis", "gemma3n", "llava", "qwen2_vl"])
+def test_the_decoder_layers_are_found(family: str) -> None:
+    config = transformers.AutoConfig.from_pretrained(tiny.checkpoint(family))
+    with torch.device("meta"):
+        model = getattr(transformers, config.architectures[0])._from_config(config)
+    assert len(text_model(model).layers) == config.get_text_config(decoder=True).num_hidden_layers
+
+
+class Kind(torch.nn.Module):
+    """A layer of a kind of its own: its number is compiled in."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.number
+
+
+def test_layers_of_many_kinds_are_all_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    layers = [Kind(number) for number in range(12)]
+    fuse.compile_layers(layers)
+    for rows in (1, 5):
+        x = torch.ones(rows, 2)
+        assert [float(layer(x)[0, 0]) for layer in layers] == list(range(12))
+    assert "could not be compiled" not in caplog.text
 
 
 @torch.inference_mode()
