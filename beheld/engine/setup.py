@@ -205,7 +205,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         **_workers(args, device),
-        **_loras(args),
+        **_loras(args, info),
     )
 
 
@@ -226,11 +226,11 @@ def _workers(args: EngineArgs, device: str) -> dict[str, Any]:
     return {"media_workers": count, "media_work": work, "prepare_threads": threads}
 
 
-def _loras(args: EngineArgs) -> dict[str, Any]:
+def _loras(args: EngineArgs, info: ModelInfo) -> dict[str, Any]:
     """The part of EngineConfig that concerns LoRA adapters.
 
     Raises:
-        ConfigError: options contradict each other.
+        ConfigError: options contradict each other, or the model cannot carry adapters.
     """
     given = {field.name: field.default for field in fields(EngineArgs) if field.name in _LORA_OPTIONS}
     if not args.enable_lora:
@@ -238,6 +238,13 @@ def _loras(args: EngineArgs) -> dict[str, Any]:
             if getattr(args, name) != default:
                 logger.info("%s has no meaning without enable_lora=True and changes nothing.", name)
         return {}
+    if info.cross is not None:
+        raise ConfigError(
+            f"Adapters for {info.architecture} are not available in this version: keys and values of what stands "
+            "beside the text are made once for all requests.",
+            "Leave enable_lora out.",
+            param="enable_lora",
+        )
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
         raise ConfigError(
             f"max_cpu_loras={args.max_cpu_loras} is less than max_loras={args.max_loras}.", param="max_cpu_loras"

@@ -48,7 +48,8 @@ def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
         number_layers(text)
         # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
         compile_layers([layer for layer in text.layers if not crosses(layer)])
-        for blocks in tower_blocks(model, text):
+        # Nor are their towers compiled: BART's encoder looks at its own numbers in float16, which no graph can hold.
+        for blocks in () if crosses(text) else tower_blocks(model, text):
             compile_layers(list(blocks))
     return slots
 

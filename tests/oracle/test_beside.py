@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from beheld import LLM, SamplingParams
-from beheld.core.errors import MediaError
+from beheld.core.errors import ConfigError, MediaError
+from beheld.models.cross import CrossAttention, crosses
+from beheld.models.families import adapt
+from beheld.models.fuse import FirstOfFused, fuse_linears
+from beheld.models.prepare import text_model
 from tests import tiny
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
@@ -92,6 +96,27 @@ def test_embeddings_in_place_of_pictures_are_refused_with_the_reason() -> None:
         asked = {"prompt": "<|image|>What?", "multi_modal_data": {"image": torch.zeros(1, 4, 64)}}
         with pytest.raises(MediaError, match="attends to media beside it"):
             llm.generate(asked, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("family", ["mllama", "florence2"])
+def test_adapters_are_refused_with_the_reason(family: str) -> None:
+    with pytest.raises(ConfigError, match="beside the text are made once"):
+        make(family, cases.ROOMY | {"enable_lora": True})
+
+
+@pytest.mark.parametrize(("family", "compiled"), [("mllama", 3), ("florence2", 0)])
+def test_layers_that_attend_to_text_alone_can_be_compiled_and_no_others(family: str, compiled: int) -> None:
+    kind = type(reference.model(family))
+    model = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32)
+    adapt(model.config.model_type, model)
+    text = text_model(model)
+    assert len([layer for layer in text.layers if not crosses(layer)]) == compiled
+    assert crosses(text)
+    before = {name: module for name, module in model.named_modules() if isinstance(module, CrossAttention)}
+    fuse_linears(model)
+    for module in before.values():
+        # Queries are made of other states than keys and values: they must not become one product.
+        assert all(type(part) is not FirstOfFused for part in module.children())
 
 
 def test_more_pictures_than_fit_at_once_are_refused_and_others_run() -> None:
