@@ -19,6 +19,10 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class ForeignTemplate(str):
+    """A chat template that a stranger sent: never a file's name, and rendered where that can be killed."""
+
+
 @dataclass(frozen=True)
 class LoRARequest:
     """A LoRA adapter.

@@ -64,7 +64,7 @@ class InputPipeline:
         self._tokenizer = PromptTokenizer(
             None if args.skip_tokenizer_init else load_tokenizer(info, args), info.placeholder_ids, self._family.places
         )
-        self._templates = ChatTemplates(self._tokenizer.inner, Path(info.path), self._family.template)
+        self._templates = ChatTemplates.of(self._tokenizer.inner, info, config, args, self._family.template)
         if args.chat_template:
             # A wrong one is told of now, not with the first conversation.
             self._templates.resolve(args.chat_template, None)
@@ -114,6 +114,7 @@ class InputPipeline:
         """End the workers."""
         self._workers.close()
         self._sealer.close()
+        self._templates.close()
 
     def default_params(self) -> SamplingParams:
         """The parameters that the checkpoint's generation_config.json recommends."""

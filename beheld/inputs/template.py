@@ -9,13 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, TemplateError
+from beheld.core.request import ForeignTemplate
+from beheld.inputs.rendering import LIMIT, Renderers
+from beheld.inputs.tokens import for_workers
 from beheld.utils.log import get_logger, once
+from beheld.utils.lru import LRU
 
 logger = get_logger(__name__)
 
 FORMATS = ("auto", "openai", "string")
 _PROBE = "beheld7probe"
+_FOREIGN_BYTES = 4 << 20
+_ENTRY_BYTES = 256
 Message = Mapping[str, Any]
 
 
@@ -26,14 +33,31 @@ class ChatTemplates:
         tokenizer: transformers' tokenizer.
         folder: the checkpoint.
         fallback: the family's own template, or "".
+        renderers: render what strangers sent; None renders it here.
     """
 
-    def __init__(self, tokenizer: Any, folder: Path, fallback: str) -> None:
+    def __init__(self, tokenizer: Any, folder: Path, fallback: str, renderers: Renderers | None = None) -> None:
+        self._renderers = renderers
         self._tokenizer = tokenizer
         self._folder = folder
         self._fallback = fallback
         self._forms: dict[str, tuple[bool, bool]] = {}
+        # There is no end of those, so that only some are kept.
+        self._foreign: LRU[str, tuple[bool, bool]] = LRU(_FOREIGN_BYTES)
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, info: ModelInfo, config: EngineConfig, args: EngineArgs, fallback: str
+    ) -> ChatTemplates:
+        """The templates of an engine; see there for what it was told."""
+        renderers = Renderers(info, for_workers(info, args)) if config.media_workers and tokenizer is not None else None
+        return cls(tokenizer, Path(info.path), fallback, renderers)
+
+    def close(self) -> None:
+        """End the processes that render, if there are any."""
+        if self._renderers is not None:
+            self._renderers.close()
 
     def resolve(self, given: str | None, tools: Sequence[Any] | None) -> str:
         """The template's source: the one given (text or a file), the checkpoint's, or the family's own.
@@ -41,6 +65,8 @@ class ChatTemplates:
         Raises:
             TemplateError: there is none.
         """
+        if isinstance(given, ForeignTemplate):
+            return given
         if given:
             return _from_text_or_file(given)
         own = self._own(tools)
@@ -68,6 +94,12 @@ class ChatTemplates:
 
     def forms(self, template: str) -> tuple[bool, bool]:
         """Whether the template takes content as a list of parts, and whether it takes it as a string."""
+        if isinstance(template, ForeignTemplate):
+            known = self._foreign.get(template)
+            if known is None:
+                known = self._probe(template, [{"type": "text", "text": _PROBE}]), self._probe(template, _PROBE)
+                self._foreign.put(template, known, _ENTRY_BYTES + len(template))
+            return known
         with self._lock:
             if template not in self._forms:
                 as_list = self._probe(template, [{"type": "text", "text": _PROBE}])
@@ -85,7 +117,9 @@ class ChatTemplates:
         """True if content of this form comes out as its text, and not as a picture of a Python list."""
         try:
             text = self.render([{"role": "user", "content": content}], template, add_generation_prompt=True)
-        except TemplateError:
+        except TemplateError as error:
+            if error.stage == LIMIT:
+                raise
             return False
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 
@@ -120,10 +154,18 @@ class ChatTemplates:
         Raises:
             TemplateError: the template fails on these messages, or is not a valid one.
         """
+        if isinstance(template, ForeignTemplate) and self._renderers is not None:
+            options = {
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                "tools": list(tools) if tools else None,
+                "variables": dict(variables or {}),
+            }
+            return self._renderers.render([dict(message) for message in messages], template, options)
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                chat_template=template,
+                chat_template=str(template),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

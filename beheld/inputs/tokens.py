@@ -204,3 +204,17 @@ def extended(tokenizer: Any, added: Sequence[str]) -> Any:
 
         tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
     return tokenizer
+
+
+def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
+    """Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave."""
+    return EngineArgs(
+        model=info.path,
+        tokenizer=args.tokenizer,
+        tokenizer_mode=args.tokenizer_mode,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+        trust_remote_code=args.trust_remote_code,
+        tokenizer_revision=args.tokenizer_revision,
+        download_dir=args.download_dir,
+        hf_token=args.hf_token,
+    )

@@ -11,6 +11,7 @@ from beheld.core.errors import BeheldError, LimitError, WorkerError
 from beheld.inputs.cache import Content
 from beheld.inputs.opening import Source, open_source, packed, unpacked
 from beheld.inputs.tasks import CODEC, Made, Make, Open, Opened, Settings
+from beheld.inputs.tokens import for_workers
 from beheld.ipc.pool import Fault, PoolSettings, WorkerFault, WorkerPool
 
 A = TypeVar("A")
@@ -47,17 +48,7 @@ class Workers:
         """The workers that were decided on."""
         if config.media_work is not MediaWork.PROCESS or not info.modalities:
             return cls(config.media_workers, MediaWork.DECODE, Settings(limits))
-        # Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave.
-        told = EngineArgs(
-            model=info.path,
-            tokenizer=args.tokenizer,
-            tokenizer_mode=args.tokenizer_mode,
-            skip_tokenizer_init=args.skip_tokenizer_init,
-            trust_remote_code=args.trust_remote_code,
-            tokenizer_revision=args.tokenizer_revision,
-            download_dir=args.download_dir,
-            hf_token=args.hf_token,
-        )
+        told = for_workers(info, args)
         return cls(config.media_workers, config.media_work, Settings(limits, info, told, config.dtype))
 
     def map(self, function: Callable[[A], B], items: Sequence[A]) -> list[B]:

@@ -9,6 +9,7 @@ from typing import Any
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.core.params import SamplingParams
+from beheld.core.request import ForeignTemplate
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
@@ -93,7 +94,7 @@ def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
     going_on = body.continue_final_message is True
     add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
     return {
-        "chat_template": body.chat_template,
+        "chat_template": None if body.chat_template is None else ForeignTemplate(body.chat_template),
         "template_kwargs": body.chat_template_kwargs,
         "mm_processor_kwargs": body.mm_processor_kwargs,
         "add_generation_prompt": add,
