@@ -142,6 +142,10 @@ class HFAdapter:
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
             # Older versions of some families name the frames as they name pictures.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
+        if "vision_feature_select_strategy" in inspect.signature(method).parameters:
+            # Older versions of Llama 4 must be told what the configuration says; others ask for it themselves.
+            strategy = getattr(self.model.config.vision_config, "vision_feature_select_strategy", None)
+            moved |= {"vision_feature_select_strategy": strategy} if strategy is not None else {}
         count = sum(v.shape[0] for k, v in moved.items() if k.startswith("pixel_values"))
         if self._call_graphs is None or not made or count > _MOST_PATCHES:
             return self._pooled(modality, method, moved)

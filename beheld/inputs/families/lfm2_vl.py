@@ -12,7 +12,8 @@ def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
     """Run the processor on one picture; see families.Call."""
-    marks = processor.use_image_special_tokens
+    # Older versions of the processor have no attribute for it; there and here they are on.
+    marks = getattr(processor, "use_image_special_tokens", True)
     outputs, texts = processor._process_images([[item]], use_image_special_tokens=marks, **options)
     return outputs, texts[0]
 
