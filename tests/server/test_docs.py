@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
+import shutil
+import subprocess
 
 import pytest
 
@@ -73,6 +76,22 @@ def test_every_route_is_told_and_no_other(running: Running) -> None:
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     told = {path for row in rows for path in re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", row)}
     assert told == {route.path.replace(":path", "") for route in running.app.routes}  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_lines_of_the_readme_work(running: Running) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^curl .*$", text, re.MULTILINE)
+    assert len(lines) >= 4
+    for line in lines:
+        words = shlex.split(line.replace("http://127.0.0.1:8000", running.url))
+        done = subprocess.run(
+            [*words, "-sS", "--fail-with-body"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        assert '"error"' not in done.stdout
+        if '"stream": true' in line:
+            assert done.stdout.endswith("data: [DONE]\n\n")
 
 
 def test_every_variable_is_told_and_no_other() -> None:
