@@ -30,6 +30,16 @@ def converted(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         ) from error
 
 
+def own_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords for transformers' loaders, which would read config.json themselves: ours, where theirs could not."""
+    known = converted(raw)
+    if known is None:
+        return {}
+    from transformers import AutoConfig
+
+    return {"config": AutoConfig.for_model(known[0], **known[1])}
+
+
 _ERNIE_VISION = ("depth", "hidden_act", "hidden_size", "in_channels", "num_heads", "patch_size", "spatial_merge_size")
 _ERNIE_TEXT = (
     "bos_token_id",

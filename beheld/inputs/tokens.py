@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.resolve import resolve_tokenizer
+from beheld.checkpoint.convert import own_config
+from beheld.checkpoint.resolve import CONFIG, read_json, resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
@@ -186,6 +187,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
         # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
         options["mistral_format"] = False
     try:
+        options |= own_config(read_json(folder / CONFIG))
         found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

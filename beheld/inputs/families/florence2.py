@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.resolve import read_json
+from beheld.checkpoint.convert import own_config
+from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.errors import PromptError
 from beheld.inputs.families import Family
 
@@ -62,10 +63,11 @@ def load(path: Path) -> Any:
 
     if read_json(path / "processor_config.json"):
         return AutoProcessor.from_pretrained(str(path))
-    tokenizer = extended(AutoTokenizer.from_pretrained(str(path)), ADDED)
+    ours = own_config(read_json(path / CONFIG))
+    tokenizer = extended(AutoTokenizer.from_pretrained(str(path), **ours), ADDED)
     tokenizer.image_token = _IMAGE
     tokenizer.image_token_id = tokenizer.convert_tokens_to_ids(_IMAGE)
-    return Florence2Processor(AutoImageProcessor.from_pretrained(str(path)), tokenizer)
+    return Florence2Processor(AutoImageProcessor.from_pretrained(str(path), **ours), tokenizer)
 
 
 def _pairs(*names: str) -> tuple[str, ...]:
