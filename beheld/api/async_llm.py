@@ -17,7 +17,21 @@ from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
-from beheld.engine.messages import Abort, ClearCache, Died, Engine, Events, Ping, Pong, Reply, Stop, Submit, Tokenizer
+from beheld.engine.messages import (
+    Abort,
+    AddLoRA,
+    ClearCache,
+    Died,
+    Engine,
+    Events,
+    LoRAAdded,
+    Ping,
+    Pong,
+    Reply,
+    Stop,
+    Submit,
+    Tokenizer,
+)
 from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
@@ -128,7 +142,7 @@ class AsyncLLM:
         self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _Live] = {}
-        self._pings: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._reason = "The engine was closed."
         engine.start(self._receive)
@@ -201,16 +215,30 @@ class AsyncLLM:
         Raises:
             EngineDeadError: it has died.
         """
+        stats: EngineStats = await self._ask(Ping)
+        return stats
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Read an adapter now, so that the first request that names it need not wait.
+
+        Raises:
+            LoRAError: it cannot be used; the message says why and what to do.
+            EngineDeadError: the engine has died.
+        """
+        await self._ask(lambda number: AddLoRA(number, lora_request))
+
+    async def _ask(self, message: Callable[[int], Ping | AddLoRA]) -> Any:
+        """Send the message of a new number, and wait for its answer."""
         self._check_alive()
         loop = self._attach()
         number = next(self._numbers)
-        answer: asyncio.Future[EngineStats] = loop.create_future()
-        self._pings[number] = answer
-        self._engine.send(Ping(number))
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._asked[number] = answer
+        self._engine.send(message(number))
         try:
             return await answer
         finally:
-            self._pings.pop(number, None)
+            self._asked.pop(number, None)
 
     # ------------------------------------------------------------------ asking about the model
 
@@ -363,10 +391,16 @@ class AsyncLLM:
         if isinstance(reply, Events):
             for event in reply.events:
                 self._push(event)
-        elif isinstance(reply, Pong):
-            waiting = self._pings.get(reply.number)
-            if waiting is not None and not waiting.done():
+        elif isinstance(reply, Pong | LoRAAdded):
+            waiting = self._asked.get(reply.number)
+            if waiting is None or waiting.done():
+                return
+            if isinstance(reply, Pong):
                 waiting.set_result(reply.stats)
+            elif reply.error is not None:
+                waiting.set_exception(reply.error)
+            else:
+                waiting.set_result(None)
         elif isinstance(reply, Died):
             self._reason = f"The engine has died ({reply.reason})."
             self._fail_all()
@@ -390,7 +424,7 @@ class AsyncLLM:
         error = EngineDeadError(self._reason, "Start it anew.")
         for name in list(self._live):
             self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
-        for waiting in self._pings.values():
+        for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
+from beheld.core.request import LoRARequest
 
 if TYPE_CHECKING:
     from beheld.server.options import ServerOptions
@@ -49,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trust-request-chat-template", action="store_true", default=None, help="requests may bring one"
     )
     group.add_argument("--trust-request-mm-kwargs", action="store_true", default=None, help="... processor options")
+    group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        default=None,
+        metavar="NAME=FOLDER",
+        help="adapters that requests may name as model",
+    )
     group.add_argument("--no-page", action="store_true", default=None, help="do not serve the page at /")
     add_engine_flags(parser)
     parser.set_defaults(run=run)
@@ -119,7 +129,48 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
         raise ConfigError(f"There is no port {arguments.port}.", param="port")
     said = {name: value for name, value in given.items() if value is not None}
     alias = () if model is None or model in named else (model,)
-    return ServerOptions(names=named, aliases=alias, api_keys=tuple(key for key in keys if key), **said)
+    loras = adapters(arguments.lora_modules or (), (*named, *alias), engine)
+    return ServerOptions(names=named, aliases=alias, loras=loras, api_keys=tuple(key for key in keys if key), **said)
+
+
+def adapters(given: Sequence[str], taken: Sequence[str], engine: dict[str, Any]) -> tuple[LoRARequest, ...]:
+    """What --lora-modules names: NAME=FOLDER, or JSON with "name" and "path". All are kept in memory, if none was told
+    how many (`engine`'s max_cpu_loras).
+
+    Raises:
+        ConfigError: an entry is none of these, or its name is taken; or adapters are not enabled.
+    """
+    if given and not engine.get("enable_lora"):
+        raise ConfigError("--lora-modules need adapters.", "Add --enable-lora.", param="lora_modules")
+    made: list[LoRARequest] = []
+    for number, entry in enumerate(given, 1):
+        name, path = _module(entry)
+        if name in (*taken, *(lora.lora_name for lora in made)):
+            raise ConfigError(f"The name {name!r} is taken.", "Give each adapter its own.", param="lora_modules")
+        made.append(LoRARequest(name, number, path))
+    if made:
+        engine.setdefault("max_cpu_loras", max(engine.get("max_loras", 1), len(made)))
+    return tuple(made)
+
+
+def _module(entry: str) -> tuple[str, str]:
+    name, _, path = entry.partition("=")
+    if entry.startswith("{"):
+        try:
+            said = json.loads(entry)
+        except ValueError as error:
+            raise ConfigError(f"{entry[:128]!r} is not JSON.", param="lora_modules") from error
+        unknown = sorted(set(said) - {"name", "path", "base_model_name"})
+        if unknown:
+            raise ConfigError(f"Unknown field {unknown[0]!r} of an adapter.", param="lora_modules")
+        name, path = said.get("name"), said.get("path")
+    if not (isinstance(name, str) and name and isinstance(path, str) and path):
+        raise ConfigError(
+            f"{entry[:128]!r} is not an adapter.",
+            "Write NAME=FOLDER, or JSON with name and path.",
+            param="lora_modules",
+        )
+    return name, path
 
 
 def _names(model: str | None) -> tuple[str, ...]:

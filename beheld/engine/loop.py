@@ -7,16 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, UserError
 from beheld.core.outputs import TokenEvent
-from beheld.core.request import FinishReason, Request
+from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.engine.core import EngineCore, InFlight
 from beheld.engine.messages import (
     Abort,
+    AddLoRA,
     ClearCache,
     Close,
     Compiled,
     Died,
     Events,
     Inbox,
+    LoRAAdded,
     Message,
     Ping,
     Pong,
@@ -123,6 +125,8 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
         core.stop(message.request_id)
     elif isinstance(message, Ping):
         tell(Pong(message.number, core.stats()))
+    elif isinstance(message, AddLoRA):
+        tell(LoRAAdded(message.number, _read(core, message.lora)))
     elif isinstance(message, Tokenizer):
         core.grammars = GrammarRows(Compiler(lambda: message.text, message.vocab_size, message.eos_ids))
     elif isinstance(message, ClearCache):
@@ -133,6 +137,15 @@ def _add_all(core: EngineCore, requests: list[Request], tell: Callable[[Reply], 
     refused = [event for request in requests if (event := _add(core, request)) is not None]
     if refused:
         tell(Events(tuple(refused)))
+
+
+def _read(core: EngineCore, lora: LoRARequest) -> BeheldError | None:
+    """Read an adapter; what is wrong with it, if anything."""
+    try:
+        core.executor.add_lora(lora)
+    except (UserError, EngineError) as error:
+        return error
+    return None
 
 
 def _add(core: EngineCore, request: Request) -> TokenEvent | None:

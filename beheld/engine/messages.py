@@ -9,7 +9,7 @@ from typing import Protocol
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError
 from beheld.core.outputs import TokenEvent
-from beheld.core.request import Request
+from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 
 
@@ -39,6 +39,14 @@ class Ping:
     """Answer with Pong of this number."""
 
     number: int
+
+
+@dataclass(frozen=True)
+class AddLoRA:
+    """Read an adapter, and answer with LoRAAdded of this number."""
+
+    number: int
+    lora: LoRARequest
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,14 @@ class Pong:
 
 
 @dataclass(frozen=True)
+class LoRAAdded:
+    """The answer to AddLoRA: what was wrong with the adapter, if anything."""
+
+    number: int
+    error: BeheldError | None
+
+
+@dataclass(frozen=True)
 class Died:
     """The engine has stopped and answers nothing any more."""
 
@@ -105,8 +121,8 @@ class Failed:
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | ClearCache | Tokenizer | Compiled | Close
-Reply = Events | Pong | Died
+Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Compiled | Close
+Reply = Events | Pong | LoRAAdded | Died
 
 
 class Engine(Protocol):

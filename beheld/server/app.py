@@ -20,6 +20,7 @@ from starlette.routing import Route
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError
+from beheld.core.request import LoRARequest
 from beheld.server import chat, completions, page
 from beheld.server.chat import Head
 from beheld.server.desk import Desk
@@ -117,9 +118,8 @@ class Service:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await self._read(request, ChatRequest)
-        self._check_model(body.model)
         check_answers(body.n, self.options)
-        head = self._head("chatcmpl")
+        head = self._head("chatcmpl", body.model)
         salt = self._salt(request, body.cache_salt)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
@@ -133,8 +133,7 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._read(request, CompletionRequest)
-        self._check_model(body.model)
-        head = self._head("cmpl")
+        head = self._head("cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
         answers = len(completions.prompts_of(body, self.options)) * (body.n or 1)
 
@@ -194,7 +193,8 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in self.options.names]})
+        names = (*self.options.names, *(lora.lora_name for lora in self.options.loras))
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
@@ -276,8 +276,12 @@ class Service:
     async def _read(self, request: Request, kind: type[B]) -> B:
         return await read(request, kind, self.options.max_body_bytes, self.options.body_s)
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in (*self.options.names, *self.options.aliases):
+    def _check_model(self, name: str | None) -> LoRARequest | None:
+        """The adapter of that name; None for the model itself."""
+        if name is None or name in (*self.options.names, *self.options.aliases):
+            return None
+        found = next((lora for lora in self.options.loras if lora.lora_name == name), None)
+        if found is None:
             raise HttpError(
                 404,
                 f"There is no model {name[:128]!r} here.",
@@ -285,9 +289,12 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+        return found
 
-    def _head(self, kind: str) -> Head:
-        return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self.options.names[0], self.metrics.generated)
+    def _head(self, kind: str, model: str | None) -> Head:
+        lora = self._check_model(model)
+        name = self.options.names[0] if lora is None else lora.lora_name
+        return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), name, self.metrics.generated, lora)
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """Clients with different keys, and with different salts of their own, share no cached prefix."""

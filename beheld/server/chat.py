@@ -9,7 +9,7 @@ from typing import Any
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.core.params import SamplingParams
-from beheld.core.request import ForeignTemplate
+from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
@@ -22,12 +22,14 @@ from beheld.text.reasoning import ReasoningSplit, begins_inside
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer begin with, and who is told of its end: (last output, tokens of the answers)."""
+    """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), and the
+    adapter that answers, if any."""
 
     id: str
     created: int
     model: str
     ended: Callable[[RequestOutput, int], None]
+    lora: LoRARequest | None = None
 
 
 def chunks(
@@ -72,6 +74,7 @@ def chunks(
         [message_of(message, options) for message in body.messages],
         params,
         head.id,
+        lora_request=head.lora,
         priority=body.priority or 0,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         cache_salt=salt,

@@ -59,7 +59,14 @@ def chunks(
     )
     pieces = Pieces.DELTA if body.stream else Pieces.FINAL
     streams = [
-        llm.generate(_prompt(prompt, salt), params, f"{head.id}-{k}", priority=body.priority or 0, pieces=pieces)
+        llm.generate(
+            _prompt(prompt, salt),
+            params,
+            f"{head.id}-{k}",
+            lora_request=head.lora,
+            priority=body.priority or 0,
+            pieces=pieces,
+        )
         for k, prompt in enumerate(prompts)
     ]
     return _chunks(streams, body, head, params.n)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from beheld.core.request import LoRARequest
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -14,6 +16,7 @@ class ServerOptions:
         api_keys: any of them opens every route; none means that no key is asked for.
         names: the model's names in requests; the first is the one it answers with.
         aliases: further names that requests may use, and that are not shown.
+        loras: adapters that requests may name as their model.
         max_body_bytes: of a request.
         max_requests: in work at once; beyond it clients are asked to come back later.
         max_answers: n of one request, and prompts of one request.
@@ -34,6 +37,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()
+    loras: tuple[LoRARequest, ...] = ()
     max_body_bytes: int = 64 << 20
     max_requests: int = 1024
     max_answers: int = 64

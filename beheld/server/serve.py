@@ -37,6 +37,7 @@ class Server(uvicorn.Server):
         self._metrics = service.metrics
         self._drain_s = drain_s
         self._llm = service.llm
+        self._loras = service.options.loras
         self._ticked: float | None = None
         self._dead_since: float | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -46,6 +47,9 @@ class Server(uvicorn.Server):
         """As uvicorn's."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_tell)
+        for lora in self._loras:
+            # A broken adapter is told of now, not with its first request.
+            await self._llm.add_lora(lora)
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
