@@ -634,9 +634,9 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_cross, tiny_grid, tiny_masks, tiny_more, tiny_new, tiny_peculiar, tiny_sound  # noqa: E402
+from tests import tiny_adapted, tiny_cross, tiny_grid, tiny_masks, tiny_more, tiny_new, tiny_peculiar, tiny_sound  # noqa: E402
 
-for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_peculiar, tiny_cross):
+for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
@@ -651,12 +651,18 @@ EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v", "molmo2")
 """Families whose processor takes pictures or videos in one prompt, not both."""
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe", "molmo2")
 """Families whose processor must be told when each frame was."""
+ADAPTED_FAMILIES = tiny_adapted.IMAGE_FAMILIES
+"""Families whose pictures are read with an adapter of the checkpoint's own; each takes hundreds of embeddings."""
 WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 83}
 """Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""
-CHATLESS_FAMILIES = ("paligemma", "paligemma2", "florence2", *tiny_peculiar.CHATLESS_FAMILIES, "voxtral")
-"""Families without a chat template."""
+CHATLESS_FAMILIES = (
+    *("paligemma", "paligemma2", "florence2", "voxtral"),
+    *tiny_peculiar.CHATLESS_FAMILIES,
+    *tiny_adapted.IMAGE_FAMILIES,
+)
+"""Families without a chat template, or whose processor takes none."""
 UNSHARED_FAMILIES = ("paligemma", "paligemma2", "florence2")
 """Families whose prompts are read both ways, or by an encoder, so that no part of one is another's."""
 LONE_FAMILIES = (*tiny_peculiar.LONE_FAMILIES, "florence2")

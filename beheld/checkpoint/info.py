@@ -173,6 +173,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=groups,
+        rope_switch=_rope_switch(text),
         atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
         joint_ids=_added_ids(path, _JOINT.get(config.model_type, ())),
@@ -283,7 +284,19 @@ def _form(text: Any, layer: int) -> tuple[int, int]:
     return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
+def _rope_switch(text: Any) -> int | None:
+    """The longest sequence with the short rotary scale, in models that have two."""
+    rope = _rope(text) or {}
+    if (rope.get("rope_type") or rope.get("type")) != "longrope":
+        return None
+    known = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return int(known) if known else None
+
+
 def _placeholders(config: Any) -> dict[str, int]:
+    if config.model_type == "phi4_multimodal":
+        # Its sound is not compared with transformers yet.
+        return {"image": config.vision_config.image_token_id}
     found: dict[str, int] = {}
     for modality, names in _TOKEN_FIELDS.items():
         for name in names:

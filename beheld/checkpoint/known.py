@@ -184,6 +184,14 @@ TESTED = (
         "as PaliGemma, with soft caps",
     ),
     Known(
+        "phi4_mm",
+        "Phi4MultimodalForCausalLM",
+        "microsoft/Phi-4-multimodal-instruct",
+        PICTURES,
+        "pictures are read with the checkpoint's own adapter; a sequence keeps the rotary scale of its prompt; "
+        "transformers' layout; no sound yet",
+    ),
+    Known(
         "pixtral_hf",
         "LlavaForConditionalGeneration",
         "mistral-community/pixtral-12b",
@@ -257,7 +265,6 @@ TESTED = (
 REFUSED = {
     "minicpmv4_6": "some of its layers are linear attention, for which there is no cache",
     "minicpmv4_7": "some of its layers are linear attention, for which there is no cache",
-    "phi4_multimodal": "its adapters are chosen by the kind of media, which is not built yet",
     "qwen3_5": "some of its layers are linear attention, for which there is no cache",
     "qwen3_5_moe": "some of its layers are linear attention, for which there is no cache",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -64,7 +64,6 @@ class EngineArgs:
     max_loras: int = 1
     max_lora_rank: int = 16
     max_cpu_loras: int | None = None
-    default_mm_loras: dict[str, str] | None = None
     limit_mm_per_prompt: dict[str, int] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
@@ -162,6 +161,8 @@ class ModelInfo:
         joint_ids: see `both_ways`.
         is_encoder_decoder: True for models whose encoder reads the prompt, and whose decoder writes the answer alone.
         decoder_start_id: the token that starts every answer of such a model.
+        rope_switch: in models with two rotary scales, the longest sequence that has the short one. A longer prompt has
+            the long one from its start; an answer ends where a sequence would change.
     """
 
     path: str
@@ -186,6 +187,7 @@ class ModelInfo:
     joint_ids: frozenset[int] = frozenset()
     is_encoder_decoder: bool = False
     decoder_start_id: int | None = None
+    rope_switch: int | None = None
 
     @property
     def cross(self) -> KVGroup | None:
@@ -262,6 +264,10 @@ class EngineConfig:
     max_lora_rank: int = 16
     max_cpu_loras: int = 1
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
+
+    def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
+        """The adapter for a request with these items by modality, if it names none itself."""
+        return next((lora for modality, lora in self.media_loras if items.get(modality)), None)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
@@ -233,6 +234,16 @@ def _loras(args: EngineArgs, info: ModelInfo) -> dict[str, Any]:
         ConfigError: options contradict each other, or the model cannot carry adapters.
     """
     given = {field.name: field.default for field in fields(EngineArgs) if field.name in _LORA_OPTIONS}
+    own = built_in(info)
+    if not args.enable_lora and own:
+        logger.info("The checkpoint brings adapters for %s; they are used where such media are given.", ", ".join(own))
+        ranks = max(lora.rank for lora in own.values())
+        return {
+            "max_loras": len(own),
+            "max_lora_rank": ranks,
+            "max_cpu_loras": len(own),
+            "media_loras": tuple((modality, lora.request) for modality, lora in own.items()),
+        }
     if not args.enable_lora:
         for name, default in given.items():
             if getattr(args, name) != default:
@@ -252,7 +263,8 @@ def _loras(args: EngineArgs, info: ModelInfo) -> dict[str, Any]:
     return {
         "max_loras": args.max_loras,
         "max_lora_rank": args.max_lora_rank,
-        "max_cpu_loras": args.max_cpu_loras or args.max_loras,
+        "max_cpu_loras": args.max_cpu_loras or max(args.max_loras, len(own)),
+        "media_loras": tuple((modality, lora.request) for modality, lora in own.items()),
     }
 
 

@@ -430,6 +430,7 @@ class InputPipeline:
         seed: int,
     ) -> Request:
         self._check_order(lora, priority)
+        lora = lora or self._config.media_lora(items)
         if not items and not self._info.is_encoder_decoder:
             # Before anything is made of what is too long.
             self._check_length(ids, ())

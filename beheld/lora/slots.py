@@ -6,6 +6,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,7 +67,11 @@ class LoRASlots:
         Raises:
             LoRAError: it cannot be used, or its number stands for another one.
         """
-        asked = dataclasses.replace(request, digest=b"")
+        folder = request.lora_path
+        if folder and "://" not in folder and "\0" not in folder:
+            # One folder has many names.
+            folder = str(Path(folder).expanduser().resolve())
+        asked = dataclasses.replace(request, lora_path=folder, digest=b"")
         known = self._host.get(request.lora_int_id)
         if known is not None:
             held = known[0]
@@ -79,7 +84,7 @@ class LoRASlots:
                 )
             self._host.move_to_end(request.lora_int_id)
             return held
-        weights = load(request.lora_name, request.lora_path, self._form)
+        weights = load(asked.lora_name, asked.lora_path, self._form)
         held = dataclasses.replace(asked, digest=weights.digest)
         self._make_room()
         self._host[request.lora_int_id] = held, weights

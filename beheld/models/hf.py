@@ -28,9 +28,11 @@ from beheld.models.families import (
     combine_rule,
     ears_of,
     embeds_of,
+    eyes_of,
     keywords_of,
     wide_of,
 )
+from beheld.models.longrope import FAR
 from beheld.models.upload import Uploader
 
 # Tower calls of more patches than this take the device longer than the host takes to launch them.
@@ -64,7 +66,7 @@ class HFAdapter:
         self._plain_head = info.model_type in PLAIN_HEADS
         self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
-        self._ears = ears_of(info.model_type)
+        self._own_features = {"audio": ears_of(info.model_type), "image": eyes_of(info.model_type)}
         self._beside = beside_of(info.model_type, model)
         self._upload = Uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
@@ -82,7 +84,8 @@ class HFAdapter:
         config = self.model.config
         text = config.get_text_config(decoder=True)
         if text is config:
-            self.model.set_attn_implementation(name)
+            towers = {"vision_config", "audio_config"} & set(config.sub_configs)
+            self.model.set_attn_implementation({"": name, **dict.fromkeys(towers, "sdpa")} if towers else name)
         else:
             keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
             if not keys:
@@ -128,8 +131,9 @@ class HFAdapter:
 
     def _tower(self, modality: str, options: dict[str, Any]) -> Tensor:
         """All embeddings of one call, one after the other: (sum of E, H)."""
-        if modality == "audio" and self._ears is not None:
-            return self._ears(self.model, **{k: self._move(v) for k, v in options.items()}).to(self.dtype)
+        own = self._own_features.get(modality)
+        if own is not None:
+            return own(self.model, **{k: self._move(v) for k, v in options.items()}).to(self.dtype)
         name = f"get_{modality}_features"
         method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
@@ -182,8 +186,9 @@ class HFAdapter:
         """Plain positions, or the model's own multi-axis ones."""
         count = len(token_ids)
         if self._rope_index is None or not spans:
-            plain = np.arange(count, dtype=np.int64)
-            return np.broadcast_to(plain, (self.info.position_axes, count)), 0
+            first = FAR if self.info.rope_switch is not None and count > self.info.rope_switch else 0
+            plain = np.arange(first, first + count, dtype=np.int64)
+            return np.broadcast_to(plain, (self.info.position_axes, count)), first
         types = np.zeros((1, count), dtype=np.int64)
         layout: dict[str, list[Any]] = {}
         for span in spans:

@@ -23,6 +23,7 @@ from beheld.models.fuse import (
     replace_linears,
     replace_patch_convolutions,
 )
+from beheld.models.longrope import settle
 from beheld.models.one_row import OneRowLinear
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -40,6 +41,7 @@ def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
         ConfigError: it is to carry adapters, and no layer can.
     """
     adapt(model.config.model_type, model)
+    settle(model.get_decoder() if hasattr(model, "get_decoder") else model)
     if not config.enforce_eager:
         _fuse(model, config)
     slots = None if config.max_loras == 0 else attach(model, text_model(model), config)

@@ -16,20 +16,20 @@ from beheld.scheduler.sequence import Sequence
 KEY_BYTES = 32
 
 
-def root_key(request: Request) -> bytes:
+def root_key(request: Request, rope_scale: str = "short") -> bytes:
     """The parent of a request's first block: the adapter and the salt, on which every key and value depends.
 
     So they do on items with states, if any position stands before the first of them: who sees none attends to all.
     Positions behind an item have it in a key before theirs. An adapter enters with its number and with the digest of
     its files: another may have had the same number before.
 
-        lora (8) | bytes of its digest (8) | digest | number of items (8) | digest (32) of each, in order | salt
+        rotary scale (8) | lora (8) | bytes of its digest (8) | digest | number of items (8) | their digests | salt
     """
     lora = request.lora
     number, own = (0, b"") if lora is None else (lora.lora_int_id, lora.digest)
     beside = [span for span in request.spans if span.item.num_states]
     seen = [span.item.digest for span in beside] if beside and beside[0].start > 0 else []
-    head = struct.pack("<qq", number, len(own)) + own + struct.pack("<q", len(seen))
+    head = struct.pack("<qqq", rope_scale == "long", number, len(own)) + own + struct.pack("<q", len(seen))
     return blake3(b"".join((head, *seen, request.salt))).digest()
 
 
@@ -55,7 +55,7 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
     if len(keys) >= num_blocks:
         return keys
     spans = sequence.request.spans
-    parent = keys[-1] if keys else root_key(sequence.request)
+    parent = keys[-1] if keys else root_key(sequence.request, sequence.rope_scale)
     for index in range(len(keys), num_blocks):
         start, stop = index * block_size, (index + 1) * block_size
         joint = sequence.joint

@@ -73,7 +73,12 @@ class Scheduler:
             order = (request.priority, request.arrival, self._next_order)
         self._next_order += 1
         sequence = Sequence.born(
-            request, order, self._tables.num_groups, self._config.max_model_len, self._most_positions
+            request,
+            order,
+            self._tables.num_groups,
+            self._config.max_model_len,
+            self._most_positions,
+            self._info.rope_switch,
         )
         sequence.whole = whole_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)

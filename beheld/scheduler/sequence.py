@@ -73,6 +73,7 @@ class Sequence:
         most_positions: positions beyond this can never be computed, because that many tokens or blocks do not exist.
         token_ids: the prompt and the known output.
         num_prompt: how many of them are the prompt.
+        rope_scale: "long" if its prompt is beyond the model's rope_switch, else "short"; keys depend on it.
         status: see Status.
         row: on the device; has a meaning only while running.
         epoch: counts preemptions, so that a result of an earlier life is recognised.
@@ -107,6 +108,7 @@ class Sequence:
     most_positions: int
     token_ids: list[int]
     num_prompt: int
+    rope_scale: str
     tables: list[list[int]]
     kept: list[int]
     places: tuple[Place, ...]
@@ -135,11 +137,21 @@ class Sequence:
 
     @classmethod
     def born(
-        cls, request: Request, order: tuple[int, float, int], num_groups: int, max_model_len: int, most_positions: int
+        cls,
+        request: Request,
+        order: tuple[int, float, int],
+        num_groups: int,
+        max_model_len: int,
+        most_positions: int,
+        rope_switch: int | None = None,
     ) -> Sequence:
         """The sequence of a request that has just been added."""
         num_prompt = len(request.token_ids)
+        far = rope_switch is not None and num_prompt > rope_switch
         most_tokens = min(num_prompt + request.params.max_tokens, max_model_len)
+        if rope_switch is not None and not far:
+            # The token at that position is never computed.
+            most_tokens = min(most_tokens, rope_switch + 1)
         # The last token of an answer is never computed, hence the - 1.
         most_positions = min(most_tokens - 1, most_positions)
         return cls(
@@ -150,6 +162,7 @@ class Sequence:
             most_positions=most_positions,
             token_ids=list(request.token_ids),
             num_prompt=num_prompt,
+            rope_scale="long" if far else "short",
             tables=[[] for _ in range(num_groups)],
             kept=[0] * num_groups,
             places=tuple(found for found in map(place, request.spans) if found is not None),

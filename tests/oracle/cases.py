@@ -218,6 +218,13 @@ def options(family: str, name: str) -> dict[str, Any]:
     found = ENGINES[name]
     if family in tiny.WHOLE_FAMILIES:
         found = found | {"max_num_batched_tokens": max(tiny.WHOLE_FAMILIES[family], found["max_num_batched_tokens"])}
+    if family in tiny.ADAPTED_FAMILIES:
+        # Each picture takes hundreds of positions.
+        found = found | {
+            "max_model_len": 4096,
+            "num_gpu_blocks_override": 2048,
+            "max_num_batched_tokens": 5 * found["max_num_batched_tokens"],
+        }
     return found
 
 
@@ -226,6 +233,14 @@ def tight(family: str) -> dict[str, Any]:
 
     Where every layer has a window, a sequence holds few blocks however long it gets.
     """
+    if family in tiny.ADAPTED_FAMILIES:
+        return {
+            "max_model_len": 704,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 1024,
+            "block_size": 8,
+            "num_gpu_blocks_override": 300,
+        }
     return {
         "max_model_len": 192,
         "max_num_seqs": 8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -21,7 +22,8 @@ from tests import tiny
 from tests.oracle.cases import Ask
 
 SOFTCAPPED = ("gemma2", "paligemma2")
-"""Families whose attention scores are capped: transformers does that in its eager attention alone."""
+"""Families whose attention scores are capped: transformers does that in its eager attention alone. Phi-4's tower looks
+both ways there alone, too: see models/families/phi4_multimodal.py."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,12 @@ class Answer:
 def model(family: str) -> Any:
     """The model in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
+    if family in tiny.ADAPTED_FAMILIES:
+        kind = transformers.Phi4MultimodalForCausalLM
     if family in tiny.THINKERS:
         kind = getattr(transformers, tiny.THINKERS[family])
     # Gemma 4's tower for sound takes no fused attention: transformers chooses for each part.
-    attention = "eager" if family in SOFTCAPPED else None if family == "gemma4" else "sdpa"
+    attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if family == "gemma4" else "sdpa"
     loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     if loaded.config.is_encoder_decoder:
@@ -144,7 +148,24 @@ def answer(family: str, ask: Ask) -> Answer:
 def _answer(family: str, ask: Ask) -> Answer:
     # BLIP-2's own generate wants a picture; without one, its language model answers alone.
     speaker = model(family).language_model if family == "blip2" and not ask.images else model(family)
+    if family in tiny.ADAPTED_FAMILIES:
+        speaker = adapted(family) if ask.images else speaker
     return answered(speaker, inputs(family, ask), ask.max_tokens)
+
+
+@cache
+def adapted(family: str) -> Any:
+    """Another copy of the model, with the adapter that the checkpoint brings for pictures."""
+    made = copy.deepcopy(model(family))
+    made.load_adapter(str(tiny.checkpoint(family) / "vision-lora"), adapter_name="vision")
+    made.set_adapter("vision")
+    return made.eval()
+
+
+def image_token(family: str) -> int:
+    """The id that stands for one embedding of a picture."""
+    config = model(family).config
+    return int(getattr(config, "image_token_id", None) or config.vision_config.image_token_id)
 
 
 def answered(speaker: Any, prepared: dict[str, Any], max_tokens: int) -> Answer:

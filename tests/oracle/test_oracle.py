@@ -110,7 +110,7 @@ def test_preempted_sequences_resume(family: str, overlap: bool) -> None:
 @pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name not in tiny.UNSHARED_FAMILIES])
 def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
     block = 8
-    token = reference.model(family).config.image_token_id
+    token = reference.image_token(family)
     ids = reference.answer(family, cases.ONE).prompt_ids
     start, stop = ids.index(token), len(ids) - ids[::-1].index(token)
     with make(family, cases.ROOMY | {"block_size": block}) as llm:

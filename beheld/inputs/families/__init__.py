@@ -113,6 +113,7 @@ _FILES = {
     "mllama": "mllama",
     "molmo2": "molmo2",
     "paligemma": "paligemma",
+    "phi4_multimodal": "phi4_multimodal",
     "qwen2_vl": "qwen2_vl",
     "qwen2_5_omni_thinker": "qwen_omni",
     "qwen3_omni_moe_thinker": "qwen3_omni",

@@ -27,6 +27,8 @@ _COMBINE = {
 
 # Families whose sound no method of the model's own gives, or not alone: file with `audio_features(model, **features)`.
 _EARS = {"gemma4": "gemma4", "qwen2_audio": "qwen2_audio"}
+# Families whose pictures no method of the model's own gives: file with `image_features(model, **features)`.
+_EYES = {"phi4_multimodal": "phi4_multimodal"}
 # Families whose head has no logits_to_keep, and is one matrix over the last hidden states.
 PLAIN_HEADS = frozenset({"qwen2_audio", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 _WIDE = {
@@ -47,6 +49,7 @@ _ADAPTED = {
     "lfm2_vl": "lfm2",
     "llama4": "llama4",
     "mllama": "mllama",
+    "phi4_multimodal": "phi4_multimodal",
 }
 # Families with an older layout of weights that transformers does not convert, see `renamed_weights`.
 _RENAMED = {"florence2": "florence2"}
@@ -118,6 +121,15 @@ def ears_of(model_type: str) -> Callable[..., Tensor] | None:
         return None
     module = importlib.import_module(f"beheld.models.families.{name}")
     features: Callable[..., Tensor] = module.audio_features
+    return features
+
+
+def eyes_of(model_type: str) -> Callable[..., Tensor] | None:
+    """What makes embeddings (sum of E, H) of pictures from the model and their features, in families that need it."""
+    name = _EYES.get(model_type)
+    if name is None:
+        return None
+    features: Callable[..., Tensor] = importlib.import_module(f"beheld.models.families.{name}").image_features
     return features
 
 

@@ -1,0 +1,31 @@
+"""Phi-4-multimodal: pictures are numbered in a prompt, `<|image_1|>`, by those who know the published code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from beheld.core.errors import PromptError
+from beheld.inputs.families import Family, Place
+
+_NUMBERED = re.compile(r"<\|image_(\d+)\|>")
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ...]:
+    """The pieces of a text with numbered pictures; any other text as it is.
+
+    Raises:
+        PromptError: the numbers are not 1, 2, ... in this order.
+    """
+    found = _NUMBERED.findall(text)
+    if not found:
+        return text
+    if found != [str(number) for number in range(1, 1 + len(found))]:
+        raise PromptError("The pictures' numbers are not 1, 2, ... in order.", "Write <|image_1|>, then <|image_2|>.")
+    pieces: list[str | Place] = []
+    for index, part in enumerate(_NUMBERED.split(text)):
+        pieces.append(Place("image") if index % 2 else part)
+    return tuple(piece for piece in pieces if piece)
+
+
+FAMILY = Family(rewrite=rewrite)
