@@ -430,7 +430,6 @@ class InputPipeline:
         seed: int,
     ) -> Request:
         self._check_order(lora, priority)
-        lora = lora or self._config.media_lora(items)
         if not items and not self._info.is_encoder_decoder:
             # Before anything is made of what is too long.
             self._check_length(ids, ())
@@ -443,7 +442,7 @@ class InputPipeline:
             token_ids=token_ids,
             params=self.seal(params, len(token_ids), seed),
             spans=spans,
-            lora=lora,
+            lora=lora or self._config.media_lora(items),
             salt=salt,
             priority=priority,
             arrival=arrival,
