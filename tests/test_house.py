@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"inputs", "text", "engine", "structured"},
     "server": {"api", "text"},
     "compat": {"api", "inputs"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat"},
+    "verify": {"checkpoint", "inputs", "engine"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}

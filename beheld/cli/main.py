@@ -16,6 +16,7 @@ _COMMANDS = {
     "bench": "measure a server under many clients",
     "plan": "say how many tokens media take and how much memory a model needs, without its weights",
     "models": "list the model families that run, and those refused and why",
+    "verify": "compare a model's stages with those of transformers, and name the first that differs",
     "doctor": "say what this machine can run, and why",
     "run-vllm": "run a script that imports vllm, unmodified",
 }
@@ -57,6 +58,8 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.models import add_arguments
     elif name == "plan":
         from beheld.cli.plan import add_arguments
+    elif name == "verify":
+        from beheld.cli.verify import add_arguments
     elif name == "run-vllm":
         from beheld.cli.run_vllm import add_arguments
     else:

@@ -131,6 +131,10 @@ class EncoderStore:
             raise StepError(self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing"))
         return source
 
+    def known(self, digest: bytes) -> Tensor | None:
+        """The embeddings kept under a digest."""
+        return self._embeds.get(digest)
+
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._embeds
 

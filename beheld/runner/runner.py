@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,8 @@ class ModelRunner:
         self.kv = kv.allocate(info, config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+        # For whoever compares stages: called with "embeds", "positions" and "logits" of each step and their tensors.
+        self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
@@ -132,7 +134,11 @@ class ModelRunner:
         lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
         context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found))
         with forward_context(context):
-            return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
+            logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
+        if self.watch is not None:
+            for stage, tensor in (("embeds", embeds_TH), ("positions", batch.positions_XT), ("logits", logits_SV)):
+                self.watch(stage, tensor)
+        return logits_SV
 
     def _beside(self, found: CrossMetadata | None) -> Beside | None:
         if found is None or self._cross_backend is None:

@@ -1,0 +1,163 @@
+"""Compares two traces stage by stage.
+
+Shapes as in trace.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.verify.trace import Trace
+
+SAME, DIFFERENT, NOT_COMPARED = "same", "different", "not compared"
+# By how much values may differ, relative to the largest, after stages that round differently: the order of sums.
+_ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage's verdict.
+
+    Attributes:
+        name: what was compared.
+        verdict: SAME, DIFFERENT or NOT_COMPARED.
+        detail: the numbers, or why not.
+    """
+
+    name: str
+    verdict: str
+    detail: str = ""
+
+
+def compare(theirs: Trace, ours: Trace) -> list[Stage]:
+    """All stages in the order of a request; the first that differs is where to look."""
+    return [
+        _text("rendered prompt", theirs.rendered, ours.rendered),
+        _ids("token ids", list(theirs.prompt_ids), list(ours.prompt_ids)),
+        *_features(theirs.features, ours.features),
+        _floats("encoder output", theirs.encoded_EH, ours.encoded_EH),
+        _floats("merged embeddings", theirs.embeds_TH, _narrowed(ours.embeds_TH, theirs.embeds_TH)),
+        _positions(theirs.positions, ours.positions),
+        _logits(theirs, ours),
+        _ids("tokens", theirs.token_ids, ours.token_ids),
+    ]
+
+
+def first_difference(stages: list[Stage]) -> Stage | None:
+    """The first stage that differs."""
+    return next((stage for stage in stages if stage.verdict == DIFFERENT), None)
+
+
+def _text(name: str, theirs: str | None, ours: str | None) -> Stage:
+    if theirs is None or ours is None:
+        return Stage(name, NOT_COMPARED, "the prompt was given as it is")
+    if theirs == ours:
+        return Stage(name, SAME, f"{len(theirs)} characters")
+    place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours)))
+    around = slice(max(0, place - 20), place + 20)
+    return Stage(name, DIFFERENT, f"from character {place}: {theirs[around]!r} is {ours[around]!r} here")
+
+
+def _ids(name: str, theirs: list[int], ours: list[int]) -> Stage:
+    if theirs == ours:
+        return Stage(name, SAME, f"{len(theirs)}")
+    place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours)))
+    return Stage(
+        name,
+        DIFFERENT,
+        f"{len(theirs)} there, {len(ours)} here; from {place} on: {theirs[place : place + 6]} is "
+        f"{ours[place : place + 6]} here",
+    )
+
+
+def _features(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[Stage]:
+    if not theirs and not ours:
+        return [Stage("pixel values", NOT_COMPARED, "there are no media")]
+    stages = []
+    for name, want in theirs.items():
+        stage = "pixel values" if name.startswith("pixel_values") and "mask" not in name else f"processor's {name}"
+        got = ours.get(name)
+        if got is None or got.shape != want.shape:
+            shape = "absent" if got is None else f"{tuple(got.shape)}"
+            stages.append(Stage(stage, NOT_COMPARED, f"{tuple(want.shape)} there, {shape} here: laid out differently"))
+        elif torch.equal(got.to(want.dtype), want):
+            stages.append(Stage(stage, SAME, f"{tuple(want.shape)}, equal"))
+        else:
+            stages.append(_floats(stage, want.float(), got.float()))
+    return stages
+
+
+def _narrowed(ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    """Rows may be wider here: what later layers take lies behind the embedding."""
+    if ours is None or theirs is None:
+        return ours
+    return ours[:, : theirs.shape[1]]
+
+
+def _floats(name: str, theirs: Tensor | None, ours: Tensor | None) -> Stage:
+    if theirs is None or ours is None:
+        return Stage(name, NOT_COMPARED, "one side has no such stage")
+    ours = ours[..., : theirs.shape[-1]]
+    if theirs.shape != ours.shape:
+        return Stage(name, DIFFERENT, f"{tuple(theirs.shape)} there, {tuple(ours.shape)} here")
+    far, scale = _distance(theirs, ours)
+    verdict = SAME if far <= _ROUNDING.get(theirs.dtype, 2e-4) * scale else DIFFERENT
+    return Stage(name, verdict, f"{tuple(theirs.shape)}, largest difference {far:.3g} of {scale:.3g}")
+
+
+def _distance(theirs: Tensor, ours: Tensor) -> tuple[float, float]:
+    """Largest difference, and largest value; infinite where one side alone is not a number."""
+    a, b = theirs.double(), ours.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf"), 1.0
+    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+    if not a.numel():
+        return 0.0, 1.0
+    return float((a - b).abs().max()), max(1e-6, float(a.abs().max()))
+
+
+def _positions(theirs: list[Tensor], ours: list[Tensor]) -> Stage:
+    if not theirs:
+        return Stage("positions", NOT_COMPARED, "transformers counts them inside")
+    shift = _shift(theirs, ours)
+    if shift:
+        detail = f"here {shift} less throughout, which relative positions do not see"
+        return Stage("positions", SAME, detail)
+    for step, (want, got) in enumerate(zip(theirs, ours, strict=False)):
+        same_axes = got.expand(want.shape) if got.shape[0] == 1 else got
+        wide_want = want.expand(same_axes.shape) if want.shape[0] == 1 else want
+        if not torch.equal(wide_want, same_axes):
+            where = "the prompt" if step == 0 else f"answered token {step}"
+            return Stage("positions", DIFFERENT, f"of {where}: {_end(wide_want)} there, {_end(same_axes)} here")
+    return Stage("positions", SAME, f"of the prompt and {len(theirs) - 1} tokens")
+
+
+def _shift(theirs: list[Tensor], ours: list[Tensor]) -> int | None:
+    """By how much plain positions differ, if everywhere by the same; None otherwise."""
+    if any(want.shape[0] != 1 or got.shape != want.shape for want, got in zip(theirs, ours, strict=False)):
+        return None
+    found = {int(d) for want, got in zip(theirs, ours, strict=False) for d in (want - got).flatten().tolist()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _end(positions_XT: Tensor) -> Any:
+    return positions_XT[:, -1].tolist()
+
+
+def _logits(theirs: Trace, ours: Trace) -> Stage:
+    worst, most = 0.0, 1e-6
+    for step, (want, got) in enumerate(zip(theirs.logits, ours.logits, strict=False)):
+        if want.shape != got.shape:
+            return Stage("logits", DIFFERENT, f"{want.shape[0]} there, {got.shape[0]} here")
+        far, scale = _distance(want, got)
+        worst, most = max(worst, far), max(most, scale)
+        if far > _ROUNDING[torch.float32] * scale:
+            return Stage("logits", DIFFERENT, f"of token {step}: largest difference {far:.3g} of {scale:.3g}")
+        if theirs.token_ids[step] != ours.token_ids[step]:
+            # From here on the two sides are asked different things.
+            break
+    return Stage("logits", SAME, f"largest difference {worst:.3g} of {most:.3g}")

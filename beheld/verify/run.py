@@ -1,0 +1,40 @@
+"""One verification: both sides, one after the other, and their comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import EngineArgs
+from beheld.verify import ours, reference
+from beheld.verify.compare import Stage, compare, first_difference
+from beheld.verify.trace import Question
+
+
+def verify(args: EngineArgs, question: Question) -> tuple[list[Stage], Stage | None]:
+    """All stages, and the first that differs; both sides compute on the CPU.
+
+    Raises:
+        BeheldError: a side cannot answer at all.
+    """
+    path = str(resolve(args))
+    dtype = "float32" if args.dtype == "auto" else args.dtype
+    theirs = reference.trace(path, question, dtype=dtype, trust_remote_code=args.trust_remote_code)
+    mine = ours.trace(dataclasses.replace(args, dtype=dtype, device="cpu"), question)
+    stages = compare(theirs, mine)
+    return stages, first_difference(stages)
+
+
+def made_up(count: int) -> list[Any]:
+    """Pictures of coloured noise with a shape in them, always the same; no two alike."""
+    import numpy as np
+    from PIL import Image, ImageDraw
+
+    made = []
+    for index in range(count):
+        noise = np.random.default_rng(index).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        image = Image.fromarray(noise).resize((160, 120), Image.Resampling.BILINEAR)
+        ImageDraw.Draw(image).ellipse((20 + 30 * index, 20, 90 + 30 * index, 90), fill=(220, 40, 40))
+        made.append(image)
+    return made
