@@ -100,6 +100,7 @@ _FILES = {
     "florence2": "florence2",
     "fuyu": "fuyu",
     "gemma3": "gemma3",
+    "gemma3n": "gemma3n",
     "glm46v": "glm4v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
@@ -24,11 +25,16 @@ class PerLayer:
         self._shape = (text.num_hidden_layers, text.hidden_size_per_layer_input)
         self.width = self._shape[0] * self._shape[1]
         self._look_up = model.model.language_model.get_per_layer_inputs
+        self._rows = text.vocab_size_per_layer_input
+        self._named = "per_layer_inputs" in inspect.signature(model.model.forward).parameters
+        self._softcap = getattr(text, "final_logit_softcapping", None)
         self._further = len(inspect.signature(self._look_up).parameters) - 1
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
         """What the layers look up: (T, L * D)."""
-        found: Tensor = self._look_up(ids_T.unsqueeze(0), *[None] * self._further)
+        # Ids behind the table look up the padding token's; not every version sees to that itself.
+        known_T = torch.where(ids_T < self._rows, ids_T, 0)
+        found: Tensor = self._look_up(known_T.unsqueeze(0), *[None] * self._further)
         return found[0].flatten(1).to(embeds_TH.dtype)
 
     def of_media(self, result: Any) -> Tensor | None:
@@ -40,7 +46,9 @@ class PerLayer:
         return None
 
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """The model takes them as a keyword."""
+        """The model takes them as a keyword; where an older version's does not, the text model within does."""
+        if not self._named:
+            return self._inner(embeds_TH, extra_TW, positions, wanted_S)
         output = self._model(
             inputs_embeds=embeds_TH.unsqueeze(0),
             per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
@@ -50,6 +58,17 @@ class PerLayer:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _inner(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """The text model and the head, as the model has them one after the other."""
+        output = self._model.model.language_model(
+            inputs_embeds=embeds_TH.unsqueeze(0),
+            per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
+            position_ids=positions,
+            use_cache=False,
+        )
+        logits: Tensor = self._model.lm_head(output.last_hidden_state[0, wanted_S])
+        return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
 
 
 def wide(model: Any) -> PerLayer | None:
