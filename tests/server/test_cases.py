@@ -7,7 +7,7 @@ import re
 from tests.server.cases import CASES, ROOT, runs
 
 # Cases whose tests are still to come.
-WAITED_FOR: frozenset[int] = frozenset({20, 49, 50})
+WAITED_FOR: frozenset[int] = frozenset({20})
 
 
 def test_every_case_has_a_test() -> None:
