@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from beheld.core.errors import PromptError
 from beheld.inputs.families import Family, Place
 
 _NUMBERED = re.compile(r"<\|image_(\d+)\|>")
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one picture; older versions do not say how its marker is replaced. See families.Call."""
+    outputs = processor.image_processor([item], **options)
+    return outputs, processor.image_token * int(outputs["num_img_tokens"][0])
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ...]:
@@ -28,4 +37,4 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ..
     return tuple(piece for piece in pieces if piece)
 
 
-FAMILY = Family(rewrite=rewrite)
+FAMILY = Family(call=call, rewrite=rewrite, host_only=frozenset(("num_img_tokens",)))
