@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,10 @@ def main(descriptor: int, module: str, memory_bytes: int) -> None:
 def _fork(control: socket.socket, tasks: Any, work: Work, memory_bytes: int, libc: Any) -> None:
     ours, theirs = socket.socketpair()
     parent = os.getpid()
-    number = os.fork()
+    with warnings.catch_warnings():
+        # Threads of a library that was loaded, not of Python: none of them holds what a worker will ask for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        number = os.fork()
     if number == 0:
         code = 1
         try:
