@@ -620,6 +620,12 @@ def checkpoint(name: str) -> Path:
     return target
 
 
+def plain(name: str) -> Path:
+    """The folder of what transformers reads of the tiny checkpoint `name`: its twin, if its weights are quantized."""
+    twin = checkpoint(name) / tiny_quantized.PLAIN
+    return twin if twin.is_dir() else checkpoint(name)
+
+
 def _cache_folder(name: str) -> Path:
     import torch
     import transformers
@@ -634,9 +640,20 @@ def _cache_folder(name: str) -> Path:
 
 
 # The other families, made of the pieces above; they stand at the end because they import this module.
-from tests import tiny_adapted, tiny_cross, tiny_grid, tiny_masks, tiny_more, tiny_new, tiny_peculiar, tiny_sound  # noqa: E402
+from tests import (  # noqa: E402  # noqa: E402
+    tiny_adapted,
+    tiny_cross,
+    tiny_grid,
+    tiny_masks,
+    tiny_more,
+    tiny_new,
+    tiny_peculiar,
+    tiny_quantized,
+    tiny_sound,
+)
 
-for _further in (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted):
+_FURTHER = (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted)
+for _further in (*_FURTHER, tiny_quantized):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
@@ -647,9 +664,9 @@ MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if fami
 EVEN_SOUND_FAMILIES = ("qwen3_omni_moe",)
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
-EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm46v", "molmo2")
+EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "molmo2")
 """Families whose processor takes pictures or videos in one prompt, not both."""
-TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe", "molmo2")
+TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "ernie4_5_vl_moe", "molmo2")
 """Families whose processor must be told when each frame was."""
 ADAPTED_FAMILIES = tiny_adapted.IMAGE_FAMILIES
 """Families whose pictures are read with an adapter of the checkpoint's own; each takes hundreds of embeddings."""

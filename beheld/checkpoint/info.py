@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint import missing
+from beheld.checkpoint import missing, quantized
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.known import NEEDS, REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
@@ -60,10 +60,12 @@ def read_config(path: Path, args: EngineArgs) -> Any:
 
     Raises:
         ModelError: transformers does not know the architecture, or the file is broken.
+        ConfigError: the option `quantization` names another method than the checkpoint's.
     """
     raw = read_json(path / CONFIG)
     _need_package(raw.get("model_type"))
     missing.refuse(raw)
+    quantized.check(args.quantization, raw)
     from transformers import AutoConfig
 
     known = converted(raw)

@@ -113,6 +113,13 @@ TESTED = (
     ),
     Known("glm4v", "Glm4vForConditionalGeneration", "zai-org/GLM-4.1V-9B-Thinking", BOTH, "three-axis positions"),
     Known("glm4v_moe", "Glm4vMoeForConditionalGeneration", "zai-org/GLM-4.5V", BOTH, "three-axis positions; experts"),
+    Known(
+        "glm4v_moe_fp8",
+        "Glm4vMoeForConditionalGeneration",
+        "zai-org/GLM-4.5V-FP8",
+        BOTH,
+        "as GLM-4.5V; FP8 weights of compressed-tensors are dequantized at load, products in FP8 are not built",
+    ),
     Known("glm46v", "Glm46VForConditionalGeneration", "zai-org/GLM-4.6V-Flash", BOTH, "three-axis positions"),
     Known(
         "hunyuan_vl",

@@ -30,7 +30,7 @@ _PREPARE_THREADS = 6
 # Option -> the values that this version can honour.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),
+    "quantization": (None, "compressed-tensors"),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto",),

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from beheld.checkpoint.resolve import has_weights
+from beheld.checkpoint.quantized import stated
+from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.families import renamed_weights
+from beheld.quant import compressed_tensors
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -24,7 +26,7 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     """The transformers model of this checkpoint on the device, in the engine's dtype.
 
     Raises:
-        ModelError: no such class, no weights, weights missing or of the wrong shape.
+        ModelError: no such class, no weights, weights missing or of the wrong shape, or quantized in a way not built.
     """
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -86,7 +88,13 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     hf_logging.set_verbosity_error()
     if not config.show_progress:
         hf_logging.disable_progress_bar()
-    weights = renamed_weights(info.model_type, path)
+    quantization = getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
+    if quantization is None:
+        weights = renamed_weights(info.model_type, path)
+    else:
+        compressed_tensors.check(quantization)
+        hf_config = compressed_tensors.without_quantization(hf_config)
+        weights = compressed_tensors.open_weights(path, config.device)
     try:
         model, report = model_class.from_pretrained(
             info.path if weights is None else None,

@@ -81,6 +81,7 @@ REPOSITORIES: dict[str, Laid] = {
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
     "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
     "zai-org/GLM-4.5V": Laid("glm4v_moe"),
+    "zai-org/GLM-4.5V-FP8": Laid("glm4v_moe_fp8"),
 }
 
 

@@ -93,6 +93,7 @@ FURTHER = {
     "gemma3n": "google/gemma-3n-E2B-it",
     "glm4_1v": "zai-org/GLM-4.1V-9B-Thinking",
     "glm4_5v": "zai-org/GLM-4.5V",
+    "glm4_5v_fp8": "zai-org/GLM-4.5V-FP8",
     "hunyuan_vl": "tencent/HunyuanOCR",
 }
 
@@ -132,7 +133,7 @@ def test_further_models(stage: Stage, capsys: pytest.CaptureFixture[str], key: s
     check(stage.outputs[0], capsys.readouterr().out, count=1, media=1)
 
 
-@pytest.mark.parametrize("key", ["ernie45_vl", "glm4_1v", "glm4_5v"])
+@pytest.mark.parametrize("key", ["ernie45_vl", "glm4_1v", "glm4_5v", "glm4_5v_fp8"])
 def test_further_models_and_a_video_with_its_times(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
     laid.lay_or_skip(stage.hub, FURTHER[key])
     assert stage.run(script("further_models"), "-m", key, "--modality", "video", "--num-frames", "6") == 0

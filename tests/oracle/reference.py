@@ -53,7 +53,7 @@ def model(family: str) -> Any:
         kind = getattr(transformers, tiny.THINKERS[family])
     # Gemma 4's tower for sound takes no fused attention: transformers chooses for each part.
     attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if family == "gemma4" else "sdpa"
-    loaded = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32, attn_implementation=attention).eval()
+    loaded = kind.from_pretrained(tiny.plain(family), dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     if loaded.config.is_encoder_decoder:
         # What such a checkpoint does to every answer is part of the answer.

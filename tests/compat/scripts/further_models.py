@@ -93,6 +93,10 @@ def run_glm4_5v(questions: list[str], modality: str) -> Asked:
     return glm("zai-org/GLM-4.5V", questions, modality, tensor_parallel_size=4)
 
 
+def run_glm4_5v_fp8(questions: list[str], modality: str) -> Asked:
+    return glm("zai-org/GLM-4.5V-FP8", questions, modality, tensor_parallel_size=4)
+
+
 def run_hunyuan_vl(questions: list[str], modality: str) -> Asked:
     engine_args = EngineArgs(model="tencent/HunyuanOCR", max_model_len=8192, limit_mm_per_prompt={modality: 1})
     mark = "".join(f"<｜hy_place▁holder▁no▁{number}｜>" for number in (100, 102, 101))
@@ -106,6 +110,7 @@ MODELS = {
     "gemma3n": run_gemma3n,
     "glm4_1v": run_glm4_1v,
     "glm4_5v": run_glm4_5v,
+    "glm4_5v_fp8": run_glm4_5v_fp8,
     "hunyuan_vl": run_hunyuan_vl,
 }
 

@@ -1,0 +1,146 @@
+"""FP8 checkpoints in the form of compressed-tensors: dequantized tensor by tensor while they are loaded.
+
+Beside each quantized weight lies its scale, one number for each output channel or one for the whole. Their product is
+made when transformers' loader asks for the weight, hence before it merges or renames anything: scales need not follow.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from beheld.core.errors import ModelError
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+METHOD = "compressed-tensors"
+FORMAT = "float-quantized"
+_FP8 = "F8_E4M3"
+_SCALE = "_scale"
+_ACTIVATION_SCALE = ".input_scale"
+_STRATEGIES = ("channel", "tensor")
+_INDEX = "model.safetensors.index.json"
+_REMEDY = f"Use the unquantized checkpoint, or one of {METHOD!r} in the format {FORMAT!r} (FP8)."
+
+
+class Dequantized:
+    """A weight that is computed when it is read: what transformers' loader takes in place of a slice of a file."""
+
+    def __init__(self, weight: Any, scale: Any, device: str) -> None:
+        self._weight, self._scale, self._device = weight, scale, device
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """The part `index` of the weight, float32, on the device.
+
+        float32, because the loader rounds to each parameter's own type, once.
+        """
+        # One byte for each number goes to the device, and becomes four there.
+        weight, scale = (part[...].to(self._device).float() for part in (self._weight, self._scale))
+        whole: Tensor = weight.mul_(scale)
+        return whole[index]
+
+
+def check(stated: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose `quantization_config` is not of FP8 weights as described above.
+
+    Raises:
+        ModelError: naming what is not built.
+    """
+    method = stated.get("quant_method")
+    if method != METHOD:
+        raise ModelError(f"The weights are quantized by {method!r}, which is not built.", _REMEDY)
+    if stated.get("kv_cache_scheme"):
+        raise ModelError("The checkpoint asks for a quantized KV cache, which is not built.", _REMEDY)
+    for name in ("sparsity_config", "transform_config"):
+        if (stated.get(name) or {}).get("format", "dense") != "dense" or (stated.get(name) or {}).get("config_groups"):
+            raise ModelError(f"The checkpoint has a {name} of {METHOD}, which is not built.", _REMEDY)
+    groups = stated.get("config_groups") or {}
+    if not groups:
+        raise ModelError(f"The quantization_config of {METHOD} names no config_groups.", "Fetch the checkpoint again.")
+    for group in groups.values():
+        form = group.get("format") or stated.get("format")
+        if form != FORMAT:
+            raise ModelError(f"The weights are in the format {form!r} of {METHOD}, which is not built.", _REMEDY)
+        weights = group.get("weights") or {}
+        kind = (weights.get("type"), weights.get("num_bits"), weights.get("strategy"), weights.get("symmetric", True))
+        if kind not in [("float", 8, strategy, True) for strategy in _STRATEGIES]:
+            words = ("type", "num_bits", "strategy", "symmetric")
+            said = ", ".join(f"{word} {value!r}" for word, value in zip(words, kind, strict=True))
+            raise ModelError(f"Weights of {METHOD} with {said} are not built.", _REMEDY)
+
+
+def without_quantization(hf_config: Any) -> Any:
+    """A copy of `hf_config` that says nothing of quantization, so that transformers loads plain weights."""
+    plain = copy.deepcopy(hf_config)
+    for part in (plain, *(value for value in vars(plain).values() if hasattr(value, "to_dict"))):
+        for name in ("quantization_config", "compression_config"):
+            if name in vars(part):
+                delattr(part, name)
+    return plain
+
+
+def open_weights(path: Path, device: str) -> dict[str, Any]:
+    """Name -> weight of the checkpoint in `path`, none of them read yet; indexing with `...` reads one, on the CPU.
+
+    Quantized weights stand there dequantized, on `device`; their scales do not appear.
+
+    Raises:
+        ModelError: a quantized weight lacks its scale, or the other way round, or their shapes do not fit.
+    """
+    from safetensors import safe_open
+
+    slices: dict[str, Any] = {}
+    for file in _files(path):
+        opened = safe_open(file, framework="pt", device="cpu")
+        slices |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+    found: dict[str, Any] = {}
+    scales = {name + _SCALE for name, part in slices.items() if part.get_dtype() == _FP8}
+    for name, part in slices.items():
+        if name in scales or name.endswith(_ACTIVATION_SCALE):
+            # Scales of activations fixed beforehand: activations are not rounded here.
+            continue
+        if name.endswith(".weight" + _SCALE):
+            raise ModelError(f"The checkpoint has {name!r} for a weight that is not FP8.", _REMEDY)
+        if name + _SCALE in scales:
+            found[name] = Dequantized(part, _scale_of(name, part, slices.get(name + _SCALE)), device)
+        else:
+            found[name] = part
+    if not scales:
+        raise ModelError("config.json says that weights are FP8, but none is.", "Fetch the checkpoint again.")
+    logger.warning(
+        "%d weights are stored in FP8 and dequantized as they are loaded: the model takes the memory of an unquantized "
+        "one, and activations are not rounded. Products in FP8 are not built yet.",
+        len(scales),
+    )
+    return found
+
+
+def _scale_of(name: str, weight: Any, scale: Any) -> Any:
+    if scale is None:
+        raise ModelError(f"The FP8 weight {name!r} has no {name + _SCALE!r}.", "Fetch the checkpoint again.")
+    shape, own = list(weight.get_shape()), list(scale.get_shape())
+    if own not in ([], [1], [*shape[:-1], 1]):
+        raise ModelError(
+            f"{name + _SCALE!r} has the shape {own}, but its weight has {shape}: neither one scale nor one a channel.",
+            _REMEDY,
+        )
+    return scale
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that make up the model, which may lie beside others."""
+    index = path / _INDEX
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [path / name for name in sorted(names)]
+    whole = path / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelError("FP8 weights are read from safetensors only, of which there are none.", _REMEDY)
+    return files
