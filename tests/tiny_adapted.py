@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from tests.tiny_media import FORMS, MARKERS
 
 SEEDS = {"phi4_mm": 1}
 RANK = 4
+LORA_LAYERS = "layers.*((self_attn.(qkv_proj|o_proj))|(mlp.(gate_up|down)_proj))"
 LAYERS = 3
 # Layer -> its inputs and outputs.
 SHAPES = {
@@ -125,6 +128,157 @@ def _write_adapter(folder: Path, prefix: str, seed: int) -> None:
         "task_type": "CAUSAL_LM",
     }
     text.write_json(folder / "adapter_config.json", config)
+
+
+# The main revision's template, but for tools: it takes contents that are strings.
+PHI_MAIN_CHAT = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+# Token of the tiny tokenizer -> what the main revision calls it.
+PHI_MAIN_MARKS = {"<|image|>": "<|endoftext10|>", "<|audio|>": "<|endoftext11|>"}
+# Ends and beginnings of names: transformers' -> the main revision's.
+PHI_MAIN_NAMES = {
+    "image_embed.img_projection_up.": "image_embed.img_projection.0.",
+    "image_embed.img_projection_down.": "image_embed.img_projection.2.",
+    "image_embed.global_img_feature_extensor": "image_embed.glb_GN",
+    "image_embed.sub_img_feature_extensor": "image_embed.sub_GN",
+    "audio_embed.up_proj_for_speech.": "audio_embed.audio_projection.speech.0.",
+    "audio_embed.down_proj_for_speech.": "audio_embed.audio_projection.speech.2.",
+    "audio_embed.up_proj_for_vision_speech.": "audio_embed.audio_projection.vision.0.",
+    "audio_embed.down_proj_for_vision_speech.": "audio_embed.audio_projection.vision.2.",
+}
+PHI_MAIN_SOUND_NAMES = {
+    ".gate_up_proj.": ".net.0.linear.",
+    ".down_proj.": ".net.2.",
+    ".q_proj.": ".linear_q.",
+    ".k_proj.": ".linear_k.",
+    ".v_proj.": ".linear_v.",
+    ".o_proj.": ".linear_out.",
+}
+
+
+def make_main_phi4_mm(path: Path) -> None:
+    """The tiny phi4_mm in the layout of microsoft/Phi-4-multimodal-instruct's main revision, without its code.
+
+    Weights, adapters and ids are the same; names, configuration and files are the repository's.
+    """
+    from safetensors.torch import load_file, save_file
+
+    native = tiny.checkpoint("phi4_mm")
+    weights = {main_name(name): weight for name, weight in load_file(native / "model.safetensors").items()}
+    for kind in ("vision", "speech"):
+        shutil.copytree(native / f"{kind}-lora", path / f"{kind}-lora")
+        for name, weight in load_file(native / f"{kind}-lora" / "adapter_model.safetensors").items():
+            weights[name.removeprefix("base_model.model.").replace(".weight", f".{kind}.weight")] = weight
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    for file in ("tokenizer.json", "special_tokens_map.json", "tokenizer_config.json"):
+        said = (native / file).read_text(encoding="utf-8")
+        for ours, theirs in PHI_MAIN_MARKS.items():
+            said = said.replace(ours, theirs)
+        (path / file).write_text(said, encoding="utf-8")
+    for file in ("vocab.json", "merges.txt", "generation_config.json"):
+        shutil.copy(native / file, path)
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    for name in ("extra_special_tokens", "processor_class", "image_token", "audio_token"):
+        settings.pop(name, None)
+    text.write_json(path / "tokenizer_config.json", settings | {"chat_template": PHI_MAIN_CHAT})
+    config = json.loads((native / "config.json").read_text(encoding="utf-8"))
+    text.write_json(path / "config.json", _main_config(config))
+    code = "processing_phi4mm.Phi4MM"
+    pixels = {
+        "audio_compression_rate": 8,
+        "audio_downsample_rate": 1,
+        "audio_feat_stride": 1,
+        "auto_map": {
+            "AutoFeatureExtractor": f"{code}AudioFeatureExtractor",
+            "AutoImageProcessor": f"{code}ImageProcessor",
+            "AutoProcessor": f"{code}Processor",
+        },
+        "dynamic_hd": 6,
+        "feature_extractor_type": "Phi4MMAudioFeatureExtractor",
+        "image_processor_type": "Phi4MMImageProcessor",
+        "processor_class": "Phi4MMProcessor",
+    }
+    text.write_json(path / "preprocessor_config.json", pixels)
+    text.write_json(path / "processor_config.json", {"processor_class": "Phi4MMProcessor"})
+
+
+def _main_config(native: dict[str, Any]) -> dict[str, Any]:
+    sound, sight = native["audio_config"], native["vision_config"]
+    apart = ("architectures", "audio_config", "model_type", "vision_config")
+    return {name: value for name, value in native.items() if name not in apart} | {
+        "_attn_implementation": "flash_attention_2",
+        "architectures": ["Phi4MMForCausalLM"],
+        "attention_bias": False,
+        "audio_config": {"audio_token_id": sound["audio_token_id"]},
+        "audio_processor": {
+            "config": {
+                "activation": "swish",
+                "attention_dim": sound["hidden_size"],
+                "attention_heads": sound["num_attention_heads"],
+                "bias_in_glu": True,
+                "causal": True,
+                "cnn_layer_norm": True,
+                "depthwise_seperable_out_channel": sound["depthwise_separable_out_channel"],
+                "encoder_embedding_config": {"input_size": 80},
+                "ext_pw_kernel_size": 1,
+                "ext_pw_out_channel": sound["ext_pw_out_channel"],
+                "input_layer": "nemo_conv",
+                "linear_units": sound["intermediate_size"],
+                "nemo_conv_settings": {"conv_channels": sound["nemo_conv_channels"]},
+                "num_blocks": sound["num_blocks"],
+                "relative_attention_bias_args": {"t5_bias_max_distance": 1000, "type": "t5"},
+                "time_reduction": 8,
+            },
+            "name": "cascades",
+        },
+        "auto_map": {
+            "AutoConfig": "configuration_phi4mm.Phi4MMConfig",
+            "AutoModelForCausalLM": "modeling_phi4mm.Phi4MMForCausalLM",
+            "AutoTokenizer": "Xenova/gpt-4o",
+        },
+        "embd_layer": {
+            "audio_embd_layer": {
+                "compression_rate": 8,
+                "downsample_rate": 1,
+                "embedding_cls": "audio",
+                "projection_cls": "mlp",
+                "use_conv_downsample": False,
+                "use_qformer": False,
+            },
+            "embedding_cls": "image_audio",
+            "image_embd_layer": {
+                "crop_size": 448,
+                "embedding_cls": "tune_image",
+                "hd_transform_order": "sub_glb",
+                "image_token_compression_cls": "avg_pool_2d",
+                "projection_cls": "mlp",
+                "use_hd_transform": True,
+                "with_learnable_separator": True,
+            },
+        },
+        "full_attn_mod": 1,
+        "img_processor": None,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+        "model_type": "phi4mm",
+        "sliding_window": 262144,
+        "speech_lora": {"dp": 0.01, "layer": LORA_LAYERS, "lora_alpha": 2 * RANK, "r": RANK},
+        "vision_config": {name: value for name, value in sight.items() if name != "model_type"},
+        "vision_lora": {"dp": 0.0, "layer": LORA_LAYERS, "lora_alpha": 2 * RANK, "r": RANK},
+    }
+
+
+def main_name(name: str) -> str:
+    """What the main revision calls a weight of transformers' class."""
+    if any(name == f"model.layers.{layer}.{place}.weight" for layer in range(LAYERS) for place in SHAPES):
+        return name.replace(".weight", ".base_layer.weight")
+    renames = PHI_MAIN_NAMES | (PHI_MAIN_SOUND_NAMES if ".audio_embed.encoder.encoders." in name else {})
+    for ours, theirs in renames.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 TINY: dict[str, Callable[[Path], None]] = {"phi4_mm": make_phi4_mm}

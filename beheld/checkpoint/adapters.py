@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from beheld.checkpoint.resolve import read_json
+from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError
 from beheld.core.request import LoRARequest
 
 # Model type -> (modality, folder) in the order in which they go first: with pictures and sound, that of pictures.
@@ -25,12 +26,19 @@ def built_in(info: ModelInfo) -> dict[str, BuiltIn]:
     """Modality -> adapter, of those that are there and that this model can use, most important first.
 
     Raises:
-        ModelError: a configuration cannot be read.
+        ModelError: a configuration cannot be read, or the checkpoint's own names an adapter that is not there.
     """
+    said = read_json(Path(info.path) / CONFIG)
     found: dict[str, BuiltIn] = {}
     for number, (modality, folder) in enumerate(_FOLDERS.get(info.model_type, ()), 1):
         path = Path(info.path) / folder
         rank = read_json(path / "adapter_config.json").get("r")
+        if rank is None and modality in info.modalities and said.get(folder.replace("-", "_")):
+            raise ModelError(
+                f"config.json speaks of {folder}, with which the model reads media of the kind {modality}, but the "
+                "checkpoint has no such folder.",
+                f"Fetch {folder}/adapter_config.json and {folder}/adapter_model.safetensors as well.",
+            )
         if modality in info.modalities and isinstance(rank, int) and rank > 0:
             # As scripts of vLLM name them: "vision" is number 1.
             found[modality] = BuiltIn(LoRARequest(folder.removesuffix("-lora"), number, str(path)), rank)

@@ -196,7 +196,7 @@ TESTED = (
         "microsoft/Phi-4-multimodal-instruct",
         PICTURES,
         "pictures are read with the checkpoint's own adapter; a sequence keeps the rotary scale of its prompt; "
-        "transformers' layout; no sound yet",
+        "the main revision's layout and transformers'; no sound yet",
     ),
     Known(
         "pixtral_hf",

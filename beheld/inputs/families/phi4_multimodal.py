@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.convert import own_config
+from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.errors import PromptError
 from beheld.inputs.families import Family, Place
 
@@ -37,4 +40,35 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ..
     return tuple(piece for piece in pieces if piece)
 
 
-FAMILY = Family(call=call, rewrite=rewrite, host_only=frozenset(("num_img_tokens",)))
+def load(path: Path) -> Any:
+    """The processor of a checkpoint; that of the main revision has code of its own for what transformers has too.
+
+    Its tokenizer does not say which of its tokens are the markers; the configuration does.
+    """
+    from transformers import (
+        AutoProcessor,
+        AutoTokenizer,
+        Phi4MultimodalFeatureExtractor,
+        Phi4MultimodalImageProcessor,
+        Phi4MultimodalProcessor,
+    )
+
+    ours = own_config(read_json(path / CONFIG))
+    if not ours:
+        return AutoProcessor.from_pretrained(str(path))
+    tokenizer = AutoTokenizer.from_pretrained(str(path), **ours)
+    config = ours["config"]
+    for name, index in (
+        ("image_token", config.vision_config.image_token_id),
+        ("audio_token", config.audio_config.audio_token_id),
+    ):
+        setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
+        setattr(tokenizer, f"{name}_id", index)
+    return Phi4MultimodalProcessor(
+        Phi4MultimodalImageProcessor.from_pretrained(str(path)),
+        Phi4MultimodalFeatureExtractor.from_pretrained(str(path)),
+        tokenizer,
+    )
+
+
+FAMILY = Family(call=call, load=load, rewrite=rewrite, host_only=frozenset(("num_img_tokens",)))

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from beheld.attention.cross import Sight
+from beheld.checkpoint.convert import converted
+from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.plan import EncodeItem, SpanView
 
 # One tower call: modality (or "embeds" for embeddings given as input), indices of its items, keyword arguments.
@@ -52,7 +54,7 @@ _ADAPTED = {
     "phi4_multimodal": "phi4_multimodal",
 }
 # Families with an older layout of weights that transformers does not convert, see `renamed_weights`.
-_RENAMED = {"florence2": "florence2"}
+_RENAMED = {"florence2": "florence2", "phi4_multimodal": "phi4_multimodal"}
 # Families some of whose layers attend beside the text.
 _BESIDE = {"florence2": "florence2", "mllama": "mllama"}
 # Families whose layers are told more in every pass: file with `keywords(model, positions)`.
@@ -172,7 +174,8 @@ def renamed_weights(model_type: str, path: Path) -> dict[str, Tensor] | None:
     """
     name = _RENAMED.get(model_type)
     files = sorted(path.glob("*.safetensors"))
-    if name is None or not files:
+    # The names are as old as the configuration; weights of the newer layout are not read here at all.
+    if name is None or not files or converted(read_json(path / CONFIG)) is None:
         return None
     from safetensors.torch import load_file
 

@@ -6,10 +6,50 @@ call is padded (its eager attention does not), so that a picture would change wi
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
+_RENAMED = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\.base_layer\.", "."),
+        (r"(\.image_embed\.)img_projection\.0\.", r"\1img_projection_up."),
+        (r"(\.image_embed\.)img_projection\.2\.", r"\1img_projection_down."),
+        (r"(\.image_embed\.)glb_GN$", r"\1global_img_feature_extensor"),
+        (r"(\.image_embed\.)sub_GN$", r"\1sub_img_feature_extensor"),
+        (r"(\.audio_embed\.)audio_projection\.speech\.0\.", r"\1up_proj_for_speech."),
+        (r"(\.audio_embed\.)audio_projection\.speech\.2\.", r"\1down_proj_for_speech."),
+        (r"(\.audio_embed\.)audio_projection\.vision\.0\.", r"\1up_proj_for_vision_speech."),
+        (r"(\.audio_embed\.)audio_projection\.vision\.2\.", r"\1down_proj_for_vision_speech."),
+        (r"(\.encoders\.\d+\.feed_forward_(?:in|out)\.)net\.0\.linear\.", r"\1gate_up_proj."),
+        (r"(\.encoders\.\d+\.feed_forward_(?:in|out)\.)net\.2\.", r"\1down_proj."),
+        (r"(\.encoders\.\d+\.self_attn\.)linear_([qkv])\.", r"\1\2_proj."),
+        (r"(\.encoders\.\d+\.self_attn\.)linear_out\.", r"\1o_proj."),
+    )
+)
+_ADAPTER = re.compile(r"\.lora_[AB]\.(vision|speech)\.weight$")
+
+
+def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the main revision under transformers' names.
+
+    The adapters among them are left out: the folders vision-lora and speech-lora hold the same, see
+    checkpoint/adapters.py, which refuses a checkpoint without.
+    """
+    made: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if _ADAPTER.search(name):
+            continue
+        new = name
+        for pattern, replacement in _RENAMED:
+            new = pattern.sub(replacement, new)
+        made[new] = weight
+    return made
 
 
 def adapt(model: Any) -> None:
