@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from beheld.checkpoint.known import REFUSED, TESTED
 from beheld.checkpoint.missing import MISSING
 from beheld.inputs.copies import places
 from beheld.inputs.dial import parse
-from tests import tiny
+from tests import tiny, tiny_adapted
 from tests import tiny_text as text
 from tests.inputs import pipes
 
@@ -38,6 +38,7 @@ class Laid:
         positions: what its text model is said to be made for; None leaves it as it is.
         vocabulary: rows of its embeddings and its head, where a script names ids beyond the tiny ones.
         config, preprocessor: changes of config.json, after which the weights are made anew, and of its preprocessor.
+        make: writes the tiny checkpoint in the repository's own layout, where transformers has another.
     """
 
     family: str
@@ -45,6 +46,7 @@ class Laid:
     vocabulary: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[[Path], None] | None = None
 
 
 REPOSITORIES: dict[str, Laid] = {
@@ -75,7 +77,7 @@ REPOSITORIES: dict[str, Laid] = {
     "llava-hf/llava-v1.6-mistral-7b-hf": Laid("llava_next"),
     "meta-llama/Llama-3.2-11B-Vision-Instruct": Laid("mllama"),
     "microsoft/Florence-2-large": Laid("florence2", positions=None),
-    "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm"),
+    "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm", make=tiny_adapted.make_main_phi4_mm),
     "mistral-community/pixtral-12b": Laid("pixtral_hf"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
@@ -131,9 +133,10 @@ _ALSO = {"THUDM/glm-4v-9b": "chatglm", "Qwen/Qwen-VL-Chat": "qwen"}
 
 
 def _fill(folder: Path, laid: Laid) -> None:
-    source = tiny.checkpoint(laid.family)
     rewritten = bool(laid.config or laid.vocabulary)
-    for file in source.iterdir():
+    if laid.make is not None:
+        laid.make(folder)
+    for file in tiny.checkpoint(laid.family).iterdir() if laid.make is None else ():
         if file.name.endswith(".json") or rewritten:
             shutil.copy(file, folder)
         else:
