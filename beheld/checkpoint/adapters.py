@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from beheld.checkpoint.resolve import CONFIG, read_json
+from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.request import LoRARequest
@@ -28,7 +28,8 @@ def built_in(info: ModelInfo) -> dict[str, BuiltIn]:
     Raises:
         ModelError: a configuration cannot be read, or the checkpoint's own names an adapter that is not there.
     """
-    said = read_json(Path(info.path) / CONFIG)
+    # Without weights there is nothing to miss: a model of random ones reads nothing.
+    said = read_json(Path(info.path) / CONFIG) if has_weights(Path(info.path)) else {}
     found: dict[str, BuiltIn] = {}
     for number, (modality, folder) in enumerate(_FOLDERS.get(info.model_type, ()), 1):
         path = Path(info.path) / folder

@@ -146,3 +146,6 @@ def test_an_adapter_that_was_not_fetched_is_missed(folder: Path, tmp_path: Path)
     shutil.copytree(folder, partial, ignore=shutil.ignore_patterns("vision-lora"))
     with pytest.raises(ModelError, match="vision-lora"):
         LLM(model=str(partial), dtype="float32")
+    (partial / "model.safetensors").unlink()
+    with LLM(model=str(partial), dtype="float32", load_format="dummy", max_model_len=1200) as random:
+        assert random.generate("What?", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
