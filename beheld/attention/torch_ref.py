@@ -139,10 +139,17 @@ def _decode(
     K = keys_SKC.shape[1]
     k_BKLC = keys_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
     v_BKLC = values_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
-    q_BKGC = q_BHC.unflatten(1, (K, -1)) * scale
-    scores_BKGL = torch.matmul(q_BKGC.to(k_BKLC.dtype), k_BKLC.transpose(2, 3)).float()
-    if softcap is not None:
-        scores_BKGL = softcap * torch.tanh(scores_BKGL / softcap)
+    # The heads that share a key stand where queries of one head would; so keys are read as they lie, never repeated.
+    q_BKGC = q_BHC.unflatten(1, (K, -1)).to(k_BKLC.dtype)
+    if softcap is None:
+        mask_BKGL = None
+        if hidden_BL is not None:
+            mask_BL = torch.zeros(B, L, dtype=k_BKLC.dtype, device=slots_BL.device)
+            mask_BKGL = mask_BL.masked_fill_(hidden_BL, float("-inf"))[:, None, None].expand(B, 1, q_BKGC.shape[2], L)
+        out_BKGC = F.scaled_dot_product_attention(q_BKGC, k_BKLC, v_BKLC, attn_mask=mask_BKGL, scale=scale)
+        return out_BKGC.flatten(1, 2).to(q_BHC.dtype)
+    scores_BKGL = torch.matmul(q_BKGC * scale, k_BKLC.transpose(2, 3)).float()
+    scores_BKGL = softcap * torch.tanh(scores_BKGL / softcap)
     if hidden_BL is not None:
         scores_BKGL.masked_fill_(hidden_BL[:, None, None, :], float("-inf"))
     weights_BKGL = torch.softmax(scores_BKGL, dim=-1).to(v_BKLC.dtype)
