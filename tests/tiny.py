@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,14 @@ __all__ = [
     "picture",
     "pictures",
     "prompt",
+    "reshaped",
     "sound",
     "wav",
     "wrap",
 ]
 
+_reshape: ContextVar[Callable[[dict[str, Any]], dict[str, Any]]] = ContextVar("reshape", default=lambda config: config)
+"""What is done to every configuration before its weights are made; see `reshaped`."""
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
 CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
 HALF = [0.5, 0.5, 0.5]
@@ -532,6 +536,7 @@ def _write_model(
     import torch
     import transformers
 
+    config = _reshape.get()(config)
     text.write_json(path / "config.json", config)
     loaded = transformers.AutoConfig.from_pretrained(str(path))
     kind = getattr(transformers, config["architectures"][0])
@@ -624,6 +629,18 @@ def plain(name: str) -> Path:
     """The folder of what transformers reads of the tiny checkpoint `name`: its twin, if its weights are quantized."""
     twin = checkpoint(name) / tiny_quantized.PLAIN
     return twin if twin.is_dir() else checkpoint(name)
+
+
+def reshaped(name: str, folder: Path, reshape: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """A checkpoint as `name`'s, but of the shape that `reshape` makes of its config.json, in the new `folder`; kept
+    by no one. Adapters that the checkpoint brings keep their shape."""
+    folder.mkdir(parents=True)
+    token = _reshape.set(reshape)
+    try:
+        TINY[name](folder)
+    finally:
+        _reshape.reset(token)
+    return folder
 
 
 def _cache_folder(name: str) -> Path:

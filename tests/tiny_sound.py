@@ -6,6 +6,7 @@ windows are two seconds long where the real ones are thirty, so that a whole one
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,8 @@ def _omni(
     """Write the thinker, then what makes it the repository of a model that speaks."""
     config = thinker | {"architectures": [THINKERS[name]], "torch_dtype": "bfloat16"}
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS[name], keep=("<|im_end|>",))
+    # What was written may be of another shape (tiny.reshaped).
+    thinker = {key: value for key, value in json.loads((path / "config.json").read_text()).items() if key in thinker}
     whole = {"architectures": [architecture], "model_type": name, "thinker_config": thinker, "torch_dtype": "bfloat16"}
     text.write_json(path / "config.json", whole | further)
     _add_speech(path / "model.safetensors", [f"{part.removesuffix('_config')}.model.norm.weight" for part in further])

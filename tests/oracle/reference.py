@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +46,12 @@ class Answer:
 
 @cache
 def model(family: str) -> Any:
-    """The model in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
+    """The family's tiny model as `load_model` makes it."""
+    return load_model(family, tiny.plain(family))
+
+
+def load_model(family: str, folder: Path) -> Any:
+    """The model in `folder` in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
     if family in tiny.ADAPTED_FAMILIES:
         kind = transformers.Phi4MultimodalForCausalLM
@@ -53,11 +59,11 @@ def model(family: str) -> Any:
         kind = getattr(transformers, tiny.THINKERS[family])
     # Gemma 4's tower for sound takes no fused attention: transformers chooses for each part.
     attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if family == "gemma4" else "sdpa"
-    loaded = kind.from_pretrained(tiny.plain(family), dtype=torch.float32, attn_implementation=attention).eval()
+    loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     if loaded.config.is_encoder_decoder:
         # What such a checkpoint does to every answer is part of the answer.
-        own = GenerationConfig.from_pretrained(tiny.checkpoint(family))
+        own = GenerationConfig.from_pretrained(folder)
         own.update(num_beams=1, early_stopping=False, eos_token_id=None)
         loaded.generation_config = own
         return loaded
@@ -69,14 +75,17 @@ def model(family: str) -> Any:
 
 @cache
 def processor(family: str) -> Any:
-    """The processor, or the tokenizer of a family that takes text alone."""
+    """The tiny checkpoint's processor, as `load_processor` makes it."""
+    return load_processor(family, tiny.checkpoint(family))
+
+
+def load_processor(family: str, folder: Path) -> Any:
+    """The processor in `folder`, or the tokenizer of a family that takes text alone."""
     kind = AutoProcessor if family in tiny.MEDIA_FAMILIES else AutoTokenizer
     if family == "mantis":
         # transformers has none of that name; what the checkpoint's own does to a prompt stands in `prompt`.
-        return LlavaProcessor.from_pretrained(
-            tiny.checkpoint(family), patch_size=14, vision_feature_select_strategy="default"
-        )
-    return kind.from_pretrained(tiny.checkpoint(family))
+        return LlavaProcessor.from_pretrained(folder, patch_size=14, vision_feature_select_strategy="default")
+    return kind.from_pretrained(folder)
 
 
 def prompt(family: str, ask: Ask) -> str:

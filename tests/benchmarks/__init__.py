@@ -1,0 +1,1 @@
+"""Of the benchmarks: that they measure what they say."""
