@@ -26,7 +26,8 @@ def used_image(size: tuple[int, int], item: MediaItem, part: Any, options: Mappi
     if grid is not None:
         seen = _grid_pixels(grid, part, options)
         return {"width": seen[0], "height": seen[1]}, _shrunk(size, seen) + _stretched(size, seen)
-    pixels = item.features.get("pixel_values")
+    # Phi-4's processor names them after what they are of.
+    pixels = item.features.get("pixel_values", item.features.get("image_pixel_values"))
     if pixels is None:
         return {}, ()
     tile_height, tile_width = int(pixels.shape[-2]), int(pixels.shape[-1])
