@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import decide
 from beheld.models.load import load_model
 from beheld.quant import compressed_tensors
-from beheld.quant.compressed_tensors import open_weights
+from beheld.quant.compressed_tensors import Dequantized, open_weights
 from tests import tiny, tiny_quantized
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -79,6 +80,26 @@ def test_experts_are_merged_with_their_own_scales() -> None:
     scales = [value for name, value in load_file(path / "model.safetensors").items() if ".experts.1.up_proj" in name]
     assert any(value.dtype == torch.float8_e4m3fn for value in scales)
     same(path, "bfloat16")
+
+
+def test_few_dequantized_weights_live_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Dequantized.__getitem__
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watched(weight: Dequantized, index: Any) -> torch.Tensor:
+        tensor = read(weight, index)
+        alive.append(sum(other() is not None for other in made))
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(Dequantized, "__getitem__", watched)
+    model = load(tiny.checkpoint("glm4v_moe_fp8"), "bfloat16")
+    assert len(made) == 45
+    # The loader reads with a few threads.
+    assert max(alive) < 8
+    assert not any(tensor() is not None for tensor in made)
+    del model
 
 
 def test_one_scale_for_a_whole_weight(copied: Path) -> None:
