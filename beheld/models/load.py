@@ -88,14 +88,14 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     hf_logging.set_verbosity_error()
     if not config.show_progress:
         hf_logging.disable_progress_bar()
-    quantization = getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
-    if quantization is None:
-        weights = renamed_weights(info.model_type, path)
-    else:
-        compressed_tensors.check(quantization)
-        hf_config = compressed_tensors.without_quantization(hf_config)
-        weights = compressed_tensors.open_weights(path, config.device)
     try:
+        quantization = getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
+        if quantization is None:
+            weights = renamed_weights(info.model_type, path)
+        else:
+            compressed_tensors.check(quantization)
+            hf_config = compressed_tensors.without_quantization(hf_config)
+            weights = compressed_tensors.open_weights(path, config.device)
         model, report = model_class.from_pretrained(
             info.path if weights is None else None,
             state_dict=weights,

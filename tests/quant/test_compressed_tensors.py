@@ -217,3 +217,20 @@ def test_files_that_do_not_fit_are_refused(copied: Path, name: str) -> None:
     rewrite(copied, change)
     with pytest.raises(ModelError, match=reason):
         load(copied)
+
+
+DAMAGED: dict[str, Callable[[Path], Any]] = {
+    "cut short": lambda path: (path / "model.safetensors").write_bytes(b"\x10\0\0"),
+    "a file that is not there": lambda path: (path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {QUERY: "gone.safetensors"}}), encoding="utf-8"
+    ),
+    "an index cut short": lambda path: (path / "model.safetensors.index.json").write_text("{", encoding="utf-8"),
+    "groups in a list": lambda path: restate(path, lambda c: c["quantization_config"].update(config_groups=["Linear"])),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files_are_an_error_with_a_remedy(copied: Path, name: str) -> None:
+    DAMAGED[name](copied)
+    with pytest.raises(ModelError, match=r"could not be loaded.*Fetch the checkpoint again"):
+        load(copied)
