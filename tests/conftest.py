@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 # Sums in one order give the same last bits on every machine, and test processes side by side do not fight for cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What a test (or a command that it runs) says by our variables does not reach the next test's processes."""
+    before = {name: value for name, value in os.environ.items() if name.startswith(("BEHELD_", "VLLM_"))}
+    yield
+    for name in [name for name in os.environ if name.startswith(("BEHELD_", "VLLM_"))]:
+        if name not in before:
+            del os.environ[name]
+    os.environ.update(before)
