@@ -40,39 +40,49 @@ def keywords(model_type: str, visual: Any, options: dict[str, Any], upload: Uplo
     if kinds is None or visual is None or len(grids) != 1:
         return None
     grid_I3 = options[grids[0]]
-    made = _made(visual, kinds, tuple(map(tuple, grid_I3.tolist())))
+    # Numbers alone are remembered, never the tower: a cache would keep its weights after the engine is closed.
+    windows = (visual.window_size, visual.patch_size) if "windows" in kinds else None
+    learned = None
+    if "learned" in kinds:
+        learned = (visual.num_grid_per_side, visual.interpolation_mode, visual.interpolation_align_corners)
+    made = _made(visual.spatial_merge_size, windows, learned, tuple(map(tuple, grid_I3.tolist())))
     moved = {name: upload(value) if isinstance(value, Tensor) else value for name, value in made.items()}
     return {**moved, grids[0]: grid_I3}
 
 
 @functools.lru_cache(maxsize=64)
-def _made(visual: Any, kinds: tuple[str, ...], grids: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+def _made(
+    merge: int,
+    windows: tuple[int, int] | None,
+    learned: tuple[int, str, bool] | None,
+    grids: tuple[tuple[int, ...], ...],
+) -> dict[str, Any]:
     """The keywords for these grids, on the host; calls with the same sizes are common."""
     from transformers import vision_utils
 
     grid_I3 = torch.tensor(grids)
     bounds_W1 = vision_utils.get_vision_cu_seqlens(grid_I3)
     made = {
-        "position_ids": vision_utils.get_vision_position_ids(grid_I3, visual.spatial_merge_size),
+        "position_ids": vision_utils.get_vision_position_ids(grid_I3, merge),
         "cu_seqlens": bounds_W1,
         "max_seqlen": int((bounds_W1[1:] - bounds_W1[:-1]).max()),
     }
-    if "windows" in kinds:
+    if windows is not None:
         window_index, bounds_W1 = vision_utils.get_vision_window_index(
             grid_I3,
-            spatial_merge_size=visual.spatial_merge_size,
-            window_size=visual.window_size,
-            patch_size=visual.patch_size,
+            spatial_merge_size=merge,
+            window_size=windows[0],
+            patch_size=windows[1],
         )
         longest = int((bounds_W1[1:] - bounds_W1[:-1]).max())
         made |= {"window_index": window_index, "cu_window_seqlens": bounds_W1, "max_window_seqlen": longest}
-    if "learned" in kinds:
+    if learned is not None:
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             grid_I3,
-            num_grid_per_side=visual.num_grid_per_side,
-            mode=visual.interpolation_mode,
-            align_corners=visual.interpolation_align_corners,
-            spatial_merge_size=visual.config.spatial_merge_size,
+            num_grid_per_side=learned[0],
+            mode=learned[1],
+            align_corners=learned[2],
+            spatial_merge_size=merge,
         )
         made |= {"interp_indices": indices, "interp_weights": weights}
     return made
