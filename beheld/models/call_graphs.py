@@ -34,6 +34,7 @@ class CallGraphs:
         self._captured: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._pool: Any = None
+        self._stream: Any = None
 
     def __call__(
         self, sizes: Hashable, inputs: Mapping[str, Tensor], compute: Callable[[Mapping[str, Tensor]], Tensor]
@@ -69,8 +70,14 @@ class CallGraphs:
         kept = {name: tensor.clone() for name, tensor in inputs.items()}
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out_EH = compute(kept)
+        # `torch.cuda.graph` would give all cached memory back to the driver, while requests run.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                out_EH = compute(kept)
+            finally:
+                graph.capture_end()
         return _Captured(graph, kept, out_EH)

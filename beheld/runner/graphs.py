@@ -21,6 +21,7 @@ from beheld.attention.context import ForwardContext, forward_context
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import SeqSlice
 from beheld.models.adapter import ModelAdapter
+from beheld.runner.capture import capture
 from beheld.runner.rows import Rows
 from beheld.sample.sampler import greedy
 from beheld.utils.log import get_logger
@@ -65,32 +66,18 @@ class DecodeGraphs:
         self._tables_GRN = torch.from_numpy(rows.tables_GRN).to(device)
         # By whether rows may have LoRA adapters, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
-        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Tensor, tuple[Tensor, Tensor]]] = {}
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, tuple[Tensor, tuple[Tensor, Tensor]]]] = {}
         self._fill(self._host[0].numpy(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
         self._input_FB.copy_(self._host[0])
 
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory."""
-        wanted: Sequence[tuple[str, int]] = [(kind, size) for size in reversed(self._sizes) for kind in self._kinds]
-        if show_progress:
-            from tqdm import tqdm
+        wanted = [(kind, size) for size in reversed(self._sizes) for kind in self._kinds]
+        self._graphs = capture(wanted, self._step, show_progress=show_progress, name="CUDA graphs")
 
-            wanted = tqdm(wanted, desc="Capturing CUDA graphs")
-        pool = torch.cuda.graph_pool_handle()
-        with torch.inference_mode():
-            for kind, size in wanted:
-                self._step(kind, size)
-                graph = torch.cuda.CUDAGraph()
-                torch.cuda.synchronize()
-                with torch.cuda.graph(graph, pool=pool):
-                    logits_BV = self._step(kind, size)
-                    best = greedy(logits_BV)
-                # The first replay takes the graph to the device; it works on padding.
-                graph.replay()
-                self._graphs[kind, size] = (graph, logits_BV, best)
-
-    def _step(self, kind: str, size: int) -> Tensor:
-        """The decode step itself, on the tensors that stay in place."""
+    def _step(self, wanted: tuple[str, int]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The decode step itself, on the tensors that stay in place: logits (B, V), and what `greedy` makes of them."""
+        kind, size = wanted
         rows_B, lengths_B, position_B, slots_B = self._input_FB[:_FIELDS, :size]
         ids_B = self._rows.last_token_R.index_select(0, rows_B)
         groups = tuple(
@@ -116,7 +103,8 @@ class DecodeGraphs:
         lora = self._adapter.lora.slots(slots_B) if kind == "lora" and self._adapter.lora is not None else None
         with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
             embeds_BH = self._adapter.embed(ids_B)
-            return self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
+            logits_BV = self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
+        return logits_BV, greedy(logits_BV)
 
     def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None:
         """Of a step in which every slice decodes: logits (B, V), its rows, and what `greedy` makes of the logits.
@@ -136,9 +124,8 @@ class DecodeGraphs:
         self._fill(host.numpy(), rows, starts)
         self._input_FB.copy_(host, non_blocking=True)
         self.refresh_tables()
-        graph, logits_BV, (ids_B, nan_B) = self._graphs[
-            "lora" if self._rows.lora_slots_R[rows].any() else "plain", size
-        ]
+        kind = "lora" if self._rows.lora_slots_R[rows].any() else "plain"
+        graph, (logits_BV, (ids_B, nan_B)) = self._graphs[kind, size]
         graph.replay()
         return logits_BV[:count], self._input_FB[0, :count], (ids_B[:count], nan_B[:count])
 

@@ -9,8 +9,6 @@ Shapes: T tokens, B sequences (padded), S wanted logits, G KV groups, X position
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,6 +17,7 @@ from beheld.attention.context import ForwardContext, forward_context
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
 from beheld.runner.batch import Batch
+from beheld.runner.capture import capture
 
 SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512)
 _SEQUENCES = 32
@@ -56,22 +55,8 @@ class MixedGraphs:
 
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory."""
-        sizes: Sequence[int] = list(reversed(self._sizes))
-        if show_progress:
-            from tqdm import tqdm
-
-            sizes = tqdm(sizes, desc="Capturing CUDA graphs of small steps")
-        pool = torch.cuda.graph_pool_handle()
-        with torch.inference_mode():
-            for size in sizes:
-                self._step(size)
-                graph = torch.cuda.CUDAGraph()
-                torch.cuda.synchronize()
-                with torch.cuda.graph(graph, pool=pool):
-                    logits_SV = self._step(size)
-                # The first replay takes the graph to the device; it works on padding.
-                graph.replay()
-                self._graphs[size] = (graph, logits_SV)
+        sizes = self._sizes[::-1]
+        self._graphs = capture(sizes, self._step, show_progress=show_progress, name="CUDA graphs of small steps")
 
     def _step(self, size: int) -> Tensor:
         """The step itself, on the tensors that stay in place."""

@@ -1,0 +1,50 @@
+"""Captures a ladder of steps as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+Size = TypeVar("Size")
+Out = TypeVar("Out")
+
+
+def capture(
+    sizes: Sequence[Size], step: Callable[[Size], Out], *, show_progress: bool, name: str
+) -> dict[Size, tuple[torch.cuda.CUDAGraph, Out]]:
+    """One graph for each size, with what it computes, which stays valid until the next replay of any of them.
+
+    Args:
+        sizes: the largest first, so that the others fit into its memory.
+        step: launches the work of a size, on tensors that stay in place.
+        show_progress: show a bar.
+        name: what the bar says is captured.
+    """
+    if show_progress:
+        from tqdm import tqdm
+
+        sizes = tqdm(sizes, desc=f"Capturing {name}")
+    pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()
+    graphs = {}
+    # `torch.cuda.graph` would give all cached memory back to the driver and take it anew for each of them.
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for size in sizes:
+            # What is compiled or chosen in the first pass cannot be captured.
+            step(size)
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=pool)
+            try:
+                out = step(size)
+            finally:
+                graph.capture_end()
+            # The first replay takes the graph to the device; it works on padding.
+            graph.replay()
+            graphs[size] = (graph, out)
+        torch.cuda.synchronize()
+    # What the first passes took on this stream is of no use to any other.
+    torch.cuda.empty_cache()
+    return graphs
