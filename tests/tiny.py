@@ -678,7 +678,7 @@ SOUND_FAMILIES = (*tiny_sound.SOUND_FAMILIES, *tiny_masks.SOUND_FAMILIES)
 THINKERS = tiny_sound.THINKERS
 MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if family not in IMAGE_FAMILIES))
 """Families that take more than text, hence have a processor."""
-EVEN_SOUND_FAMILIES = ("qwen3_omni_moe",)
+EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n")
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
 EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "molmo2")

@@ -29,8 +29,6 @@ _THINKERS = {
     "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
-# Families whose sound has not been compared with transformers.
-_UNHEARD = frozenset(("gemma3n",))
 _ENCODER_DECODERS = ("florence2",)
 _BOTH_WAYS = {"gemma3": "media", "molmo2": "joint", "paligemma": "prompt"}
 # Families whose media see each other: the tokens that take part.
@@ -306,7 +304,7 @@ def _placeholders(config: Any) -> dict[str, int]:
             if isinstance(value, int):
                 found[modality] = value
                 break
-    if config.model_type in _UNHEARD or getattr(config, "audio_config", "there") is None:
+    if getattr(config, "audio_config", "there") is None:
         # Larger models of a family name the token, but have no tower for it.
         found.pop("audio", None)
     if config.model_type in _VIDEOS_AS_PICTURES and "image" in found:

@@ -13,6 +13,7 @@ from beheld.checkpoint import missing
 PICTURES = ("image",)
 BOTH = ("image", "video")
 SOUND = ("audio",)
+SEEN_AND_HEARD = ("image", "audio")
 ALL = ("image", "video", "audio")
 
 
@@ -100,8 +101,9 @@ TESTED = (
         "gemma3n",
         "Gemma3nForConditionalGeneration",
         "google/gemma-3n-E2B-it",
-        PICTURES,
-        "per-layer embeddings; layers that read another's cache; its tower needs the package timm; no sound yet",
+        SEEN_AND_HEARD,
+        "per-layer embeddings; layers that read another's cache; its tower needs the package timm; hears the "
+        "first 30 s of a sound, each as if it were the only one of its prompt",
     ),
     Known("gemma3_text", "Gemma3ForCausalLM", "google/gemma-3-1b-it", (), "sliding and full layers"),
     Known(

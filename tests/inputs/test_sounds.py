@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 
 from beheld import LLM, SamplingParams
-from beheld.core.errors import BeheldError, LimitError, MediaLossError, ParamsError, PromptError
+from beheld.checkpoint.info import read_info
+from beheld.core.config import EngineArgs
+from beheld.core.errors import BeheldError, LimitError, MediaLossError, ParamsError, ProcessError, PromptError
 from beheld.core.request import Request
 from beheld.inputs.pipeline import InputPipeline
 from tests import tiny
@@ -221,6 +225,24 @@ def test_a_sound_too_short_for_an_embedding_is_refused(family: str) -> None:
     with pytest.raises(BeheldError, match="too short to be heard") as caught:
         pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
     assert caught.value.item == "audio 1"
+
+
+def test_gemma3n_hears_thirty_seconds_and_cuts_nothing_unasked(tmp_path: Path) -> None:
+    folder = tmp_path / "gemma3n"
+    shutil.copytree(tiny.checkpoint("gemma3n"), folder)
+    # As the real one has it: more places than thirty seconds need.
+    known = json.loads((folder / "processor_config.json").read_text(encoding="utf-8"))
+    (folder / "processor_config.json").write_text(json.dumps(known | {"audio_seq_length": 188}), encoding="utf-8")
+    args = EngineArgs(model=str(folder))
+    info = read_info(folder, args)
+    pipe = InputPipeline(info, pipes.config(info), args)
+    prompt = {"prompt": "<audio_soft_token>What?", "multi_modal_data": {"audio": (tiny.sound(31.0), 16000)}}
+    request = pipe.prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    assert [span.item.num_embeds for span in request.spans] == [188]
+    assert request.receipts[0].lost == ("only the first 29.97 of 31 s are heard",)
+    whole = {"mm_processor_kwargs": {"audio_kwargs": {"truncation": False}}}
+    with pytest.raises(ProcessError, match="more than 188 embeddings can hold"):
+        pipe.prepare(prompt | whole, pipes.ONE_TOKEN, request_id="0")
 
 
 def test_markers_that_give_no_positions_fail_alone() -> None:

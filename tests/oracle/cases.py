@@ -116,7 +116,9 @@ ALL_KINDS = Ask("{i}{a}And {v} with {a}?", ((84, 56, 14),), (Clip(4, 4),), sound
 
 
 def fit(family: str, *asks: Ask) -> tuple[Ask, ...]:
-    """The requests as the family can take them: with frame rates, with a picture or at most one, if it must."""
+    """The requests as the family can take them: without videos, with frame rates, with a picture or at most one."""
+    if family not in tiny.VIDEO_FAMILIES:
+        asks = tuple(replace(a, content=a.content.replace("{v}", ""), videos=()) for a in asks)
     if family in tiny.TIMED_FAMILIES:
         asks = tuple(replace(a, videos=tuple(replace(c, fps=c.fps or 2.0) for c in a.videos)) for a in asks)
     if family in tiny.EVEN_SOUND_FAMILIES:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from beheld import LLM, SamplingParams
 from tests import tiny
+from tests.inputs import pipes
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask, Case
 
@@ -204,7 +205,10 @@ def test_a_prefix_is_shared_up_to_the_first_other_sound(family: str) -> None:
     block = 8
     token = reference.sound_token(family)
     ids = reference.answer(family, cases.HEARD).prompt_ids
-    start, stop = ids.index(token), len(ids) - ids[::-1].index(token)
+    stop = len(ids) - ids[::-1].index(token)
+    # Some families put a mark of their own before the first embedding, which belongs to the sound as well.
+    start = pipes.shared(family).prepare(request(family, cases.HEARD), pipes.ONE_TOKEN, request_id="0").spans[0].start
+    assert ids.index(token) - 1 <= start <= ids.index(token)
     with make(family, cases.ROOMY | {"block_size": block}) as llm:
 
         def hits(ask: Ask) -> int:

@@ -1,18 +1,37 @@
-"""Gemma 3n: `<image_soft_token>` in a prompt becomes a block of embeddings between blank lines."""
+"""Gemma 3n: a marker in a prompt becomes a block of embeddings between blank lines, as many for every sound."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.errors import ProcessError
 from beheld.inputs.families import Family
+
+# Two strides of two before the tower's layers, every fourth position behind them.
+_FRAMES_PER_EMBED = 16
 
 
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture; see families.Call. Older versions have no step of their own for that."""
-    return processor.image_processor([item], **options), processor.full_image_sequence
+    """Run the processor on one picture or sound; see families.Call. Older versions have no step of their own for that.
+
+    Raises:
+        ProcessError: the sound is shorter than a frame of features, or makes more embeddings than it has places.
+    """
+    if modality != "audio":
+        return processor.image_processor([item], **options), processor.full_image_sequence
+    outputs = processor.feature_extractor([item], **options)
+    frames = int(outputs["input_features"].shape[1])
+    if frames == 0:
+        raise ProcessError("The sound does not fill a frame of features.", "It is too short to be heard.")
+    if frames > _FRAMES_PER_EMBED * processor.audio_seq_length:
+        raise ProcessError(
+            f"The sound has {frames} frames of features, more than {processor.audio_seq_length} embeddings can hold.",
+            "Cut it first, or leave the option truncation out: the processor then does.",
+        )
+    return outputs, processor.full_audio_sequence
 
 
 FAMILY = Family(call=call)

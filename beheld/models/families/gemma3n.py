@@ -1,6 +1,7 @@
 """Gemma 3n: the last ids of the vocabulary, marks of pictures and sounds, have embeddings of their towers' own.
 
-Shapes: T tokens, M such ids, H hidden size.
+Shapes: T tokens, M such ids, N sounds, F frames, B mel bins, P embeddings of the tower, E places of a sound, H hidden
+size.
 """
 
 from __future__ import annotations
@@ -56,3 +57,24 @@ def adapt(model: Any) -> None:
     ]
     text = model.get_input_embeddings()
     model.set_input_embeddings(PartedEmbedding(text, torch.cat(parts).to(text.weight.dtype), vision.vocab_offset))
+
+
+def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
+    """Embeddings of all sounds, one after the other: (N * E, H).
+
+    Every sound has as many places as the longest that can be heard; those behind its end hold the embedding of the
+    vocabulary's last id.
+
+    Args:
+        model: Gemma3nForConditionalGeneration, adapted.
+        input_features: (N, F, B).
+        input_features_mask: (N, F), true for frames of the sound.
+    """
+    # The tower is told which frames are none.
+    made = model.model.get_audio_features(input_features, ~input_features_mask, return_dict=True)
+    heard_NPH, silent_NP = made.pooler_output, made.audio_mel_mask
+    count, positions, hidden = heard_NPH.shape
+    filled = model.get_input_embeddings().media_MH[-1].expand(count, model.config.audio_soft_tokens_per_image, hidden)
+    out_NEH = filled.to(heard_NPH.dtype, copy=True)
+    out_NEH[:, :positions] = torch.where(silent_NP.unsqueeze(-1), out_NEH[:, :positions], heard_NPH)
+    return out_NEH.flatten(0, 1)
