@@ -16,7 +16,6 @@ from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
-from beheld.utils.right_of_way import give_way
 
 # Some 400 pictures of 448 x 448 pixels in bfloat16.
 MAX_BYTES = 1 << 30
@@ -138,8 +137,6 @@ class Feed:
 
     def _prepare(self, job: Job, future: Future[list[Request]], times: list[float]) -> None:
         """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""
-        if self._pool is not None:
-            give_way()
         times.append(time.monotonic())
         try:
             requests = job.requests()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from beheld.executor.executor import Executor
 from beheld.scheduler.scheduler import Scheduler
 from beheld.structured.rows import GrammarRows
 from beheld.utils.log import get_logger
-from beheld.utils.right_of_way import driving
 
 logger = get_logger(__name__)
 
@@ -40,8 +38,6 @@ class EngineCore:
         self.executor = executor
         self.scheduler = Scheduler(executor.config, info, executor.capacity)
         self._overlap = executor.config.overlap
-        # A launch on a CPU is the computation itself: nobody should wait for that.
-        self._launching = nullcontext if executor.config.device == "cpu" else driving
         self._steps = 0
         self._retried = 0
         self._death: EngineDeadError | None = None
@@ -78,11 +74,10 @@ class EngineCore:
             raise self._death from error
 
     def _step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
-        with self._launching():
-            plan = self.scheduler.schedule()
-            if plan is not None and self.grammars is not None:
-                plan = self.grammars.masked(plan)
-            launched = None if plan is None else self._launch(plan)
+        plan = self.scheduler.schedule()
+        if plan is not None and self.grammars is not None:
+            plan = self.grammars.masked(plan)
+        launched = None if plan is None else self._launch(plan)
         if self._overlap:
             return launched, [] if in_flight is None else self._update(in_flight)
         assert in_flight is None

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 from beheld.ipc.codec import Buffer, Codec
-from beheld.utils.right_of_way import give_way
 
 MAX_FRAME_BYTES = 4 << 30
 # Below this, copying through the socket costs less than making a memory file.
@@ -68,9 +67,7 @@ class Link:
                 return self._codec.decode(self._exactly(size, deadline))
             if place != _SHARED or len(files) != 1:
                 raise ValueError("the frame's memory is missing")
-            content = _content(files[0], size)
-            give_way()
-            return self._codec.decode(content)
+            return self._codec.decode(_content(files[0], size))
         finally:
             for file in files:
                 os.close(file)

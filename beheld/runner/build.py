@@ -44,6 +44,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     if config.device == "cpu":
         _choose_threads(adapter)
     else:
+        _leave_cores_alone()
         reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
     if shrink:
         config = _shrunk(info, config, reserved)
@@ -92,6 +93,12 @@ def _choose_threads(adapter: ModelAdapter) -> None:
     if adapter.weights_bytes() < _ONE_THREAD_BYTES and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
         logger.debug("The model is small: computing on one thread.")
+
+
+def _leave_cores_alone() -> None:
+    """Beside a GPU the host only copies: shared by all cores, a copy waits for those that are preparing pictures."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def _shrunk(info: ModelInfo, config: EngineConfig, reserved: int) -> EngineConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,13 +12,19 @@ Out = TypeVar("Out")
 
 
 def capture(
-    sizes: Sequence[Size], step: Callable[[Size], Out], *, show_progress: bool, name: str
+    sizes: Sequence[Size],
+    step: Callable[[Size], Out],
+    *,
+    first: Collection[Size] = (),
+    show_progress: bool,
+    name: str,
 ) -> dict[Size, tuple[torch.cuda.CUDAGraph, Out]]:
     """One graph for each size, with what it computes, which stays valid until the next replay of any of them.
 
     Args:
         sizes: the largest first, so that the others fit into its memory.
         step: launches the work of a size, on tensors that stay in place.
+        first: sizes beside the first of all that take another way through the model than the others.
         show_progress: show a bar.
         name: what the bar says is captured.
     """
@@ -32,11 +38,13 @@ def capture(
     # `torch.cuda.graph` would give all cached memory back to the driver and take it anew for each of them.
     with torch.inference_mode(), torch.cuda.stream(stream):
         for size in sizes:
-            # What is compiled or chosen in the first pass cannot be captured.
-            step(size)
+            # What is compiled or chosen in the first pass, a choice between kernels by their times say, cannot be
+            # captured. Later sizes only load kernels that are compiled for them, which a relaxed capture allows.
+            if not graphs or size in first:
+                step(size)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            graph.capture_begin(pool=pool)
+            graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             try:
                 out = step(size)
             finally:

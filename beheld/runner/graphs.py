@@ -35,8 +35,8 @@ _RING = 3
 
 
 def ladder(most: int) -> list[int]:
-    """Batch sizes to capture: fine steps where a row more costs much, coarse ones where it does not."""
-    sizes = [1, 2, 4, 8, *range(16, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
+    """Batch sizes to capture: each takes time at the start, and products are computed in tiles of 64 rows or more."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, *range(256, 513, 64)]
     return [size for size in sizes if size < most] + [most]
 
 
@@ -73,7 +73,9 @@ class DecodeGraphs:
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory."""
         wanted = [(kind, size) for size in reversed(self._sizes) for kind in self._kinds]
-        self._graphs = capture(wanted, self._step, show_progress=show_progress, name="CUDA graphs")
+        # A single row is compiled apart, and so are adapters.
+        first = [*((kind, 1) for kind in self._kinds), *((kind, self._sizes[-1]) for kind in self._kinds)]
+        self._graphs = capture(wanted, self._step, first=first, show_progress=show_progress, name="CUDA graphs")
 
     def _step(self, wanted: tuple[str, int]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The decode step itself, on the tensors that stay in place: logits (B, V), and what `greedy` makes of them."""

@@ -19,7 +19,7 @@ from beheld.models.adapter import ModelAdapter
 from beheld.runner.batch import Batch
 from beheld.runner.capture import capture
 
-SIZES = (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512)
+SIZES = (32, 64, 128, 192, 256, 288, 320, 384, 448, 512)
 _SEQUENCES = 32
 # Attention does not split the keys of a decoding sequence here: with more of them than this, it had better.
 _MOST_KEYS = 4096
