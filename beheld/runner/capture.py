@@ -34,7 +34,7 @@ def capture(
         sizes = tqdm(sizes, desc=f"Capturing {name}")
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()
-    graphs = {}
+    graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Out]] = {}
     # `torch.cuda.graph` would give all cached memory back to the driver and take it anew for each of them.
     with torch.inference_mode(), torch.cuda.stream(stream):
         for size in sizes:
