@@ -674,11 +674,11 @@ for _further in (*_FURTHER, tiny_quantized):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
-SOUND_FAMILIES = (*tiny_sound.SOUND_FAMILIES, *tiny_masks.SOUND_FAMILIES)
+SOUND_FAMILIES = (*tiny_sound.SOUND_FAMILIES, *tiny_masks.SOUND_FAMILIES, *tiny_adapted.SOUND_FAMILIES)
 THINKERS = tiny_sound.THINKERS
 MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if family not in IMAGE_FAMILIES))
 """Families that take more than text, hence have a processor."""
-EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n")
+EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n", "phi4_mm")
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
 EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "molmo2")
@@ -686,7 +686,7 @@ EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "ernie4_5_vl_moe", "molmo2")
 """Families whose processor must be told when each frame was."""
 ADAPTED_FAMILIES = tiny_adapted.IMAGE_FAMILIES
-"""Families whose pictures are read with an adapter of the checkpoint's own; each takes hundreds of embeddings."""
+"""Families whose media are read with adapters of the checkpoint's own; each picture takes hundreds of embeddings."""
 WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 83}
 """Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests import tiny
 from tests import tiny_text as text
-from tests.tiny_media import FORMS, MARKERS
+from tests.tiny_media import FORMS, MARKERS, SOUND_MARKERS
 
 SEEDS = {"phi4_mm": 1}
 RANK = 4
@@ -27,7 +27,9 @@ PHI_CHAT = """{%- for message in messages -%}
 {{- '<|' + message.role + '|>' -}}
 {%- if message.content is string -%}{{- message.content -}}
 {%- else -%}{%- for part in message.content -%}
-{%- if part.type == 'text' -%}{{- part.text -}}{%- else -%}{{- '<|image|>' -}}{%- endif -%}
+{%- if part.type == 'text' -%}{{- part.text -}}
+{%- elif part.type == 'audio' -%}{{- '<|audio|>' -}}
+{%- else -%}{{- '<|image|>' -}}{%- endif -%}
 {%- endfor -%}{%- endif -%}
 {{- '<|end|>' -}}
 {%- endfor -%}
@@ -284,5 +286,7 @@ def main_name(name: str) -> str:
 TINY: dict[str, Callable[[Path], None]] = {"phi4_mm": make_phi4_mm}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES: tuple[str, ...] = ()
+SOUND_FAMILIES = tuple(TINY)
 FORMS["phi4_mm"] = "<|user|>{}<|end|><|assistant|>"
 MARKERS["phi4_mm"] = ("<|image|>", "")
+SOUND_MARKERS["phi4_mm"] = "<|audio|>"

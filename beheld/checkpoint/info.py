@@ -295,8 +295,8 @@ def _rope_switch(text: Any) -> int | None:
 
 def _placeholders(config: Any) -> dict[str, int]:
     if config.model_type == "phi4_multimodal":
-        # Its sound is not compared with transformers yet.
-        return {"image": config.vision_config.image_token_id}
+        # The markers' ids stand in the towers' configurations.
+        return {"image": config.vision_config.image_token_id, "audio": config.audio_config.audio_token_id}
     found: dict[str, int] = {}
     for modality, names in _TOKEN_FIELDS.items():
         for name in names:

@@ -196,9 +196,10 @@ TESTED = (
         "phi4_mm",
         "Phi4MultimodalForCausalLM",
         "microsoft/Phi-4-multimodal-instruct",
-        PICTURES,
-        "pictures are read with the checkpoint's own adapter; a sequence keeps the rotary scale of its prompt; "
-        "the main revision's layout and transformers'; no sound yet",
+        SEEN_AND_HEARD,
+        "pictures and sounds are read with the checkpoint's own adapters, both with that of pictures; each sound is "
+        "heard as if it were the only one of its prompt; a sequence keeps the rotary scale of its prompt; the main "
+        "revision's layout and transformers'",
     ),
     Known(
         "pixtral_hf",

@@ -398,7 +398,7 @@ class InputPipeline:
                     ref,
                     f"{ref.modality} {seen[ref.modality]}",
                     merged(self._args.mm_processor_kwargs, options, ref.options),
-                    self._family.setting(ref.modality, seen[ref.modality], totals[ref.modality]),
+                    self._family.setting(ref.modality, seen[ref.modality], totals),
                 )
             )
         return self._workers.map(self._maker.make, tasks)

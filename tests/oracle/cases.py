@@ -241,7 +241,7 @@ def tight(family: str) -> dict[str, Any]:
             "max_num_seqs": 8,
             "max_num_batched_tokens": 1024,
             "block_size": 8,
-            "num_gpu_blocks_override": 300,
+            "num_gpu_blocks_override": 220,
         }
     return {
         "max_model_len": 192,
@@ -254,6 +254,9 @@ def tight(family: str) -> dict[str, Any]:
 
 def crowd(family: str) -> tuple[Ask, ...]:
     """Eight requests whose answers outgrow the blocks of `tight` when they run together."""
+    if family in tiny.ADAPTED_FAMILIES:
+        seen = tuple(Ask(f"{{i}}{n}?", ((56, 56, 40 + n),), max_tokens=36) for n in range(4))
+        return (*seen, *(Ask(f"{{a}}{n}?", sounds=((0.4, 40 + n),), max_tokens=36) for n in range(4, 8)))
     if family in tiny.SOUND_FAMILIES:
         return tuple(Ask(f"{{a}}{n}?", sounds=((0.4, 40 + n),), max_tokens=36) for n in range(8))
     if family not in tiny.IMAGE_FAMILIES:

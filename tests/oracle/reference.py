@@ -144,7 +144,8 @@ def _voxtral_inputs(ask: Ask) -> dict[str, Any]:
 
 def sound_token(family: str) -> int:
     """The id that stands for one embedding of a sound."""
-    return int(model(family).config.audio_token_id)
+    config = model(family).config
+    return int(getattr(config, "audio_token_id", None) or config.audio_config.audio_token_id)
 
 
 def answer(family: str, ask: Ask) -> Answer:
@@ -158,16 +159,16 @@ def _answer(family: str, ask: Ask) -> Answer:
     # BLIP-2's own generate wants a picture; without one, its language model answers alone.
     speaker = model(family).language_model if family == "blip2" and not ask.images else model(family)
     if family in tiny.ADAPTED_FAMILIES:
-        speaker = adapted(family) if ask.images else speaker
+        speaker = adapted(family, "vision" if ask.images else "speech") if ask.images or ask.sounds else speaker
     return answered(speaker, inputs(family, ask), ask.max_tokens)
 
 
 @cache
-def adapted(family: str) -> Any:
-    """Another copy of the model, with the adapter that the checkpoint brings for pictures."""
+def adapted(family: str, kind: str) -> Any:
+    """Another copy of the model, with the adapter that the checkpoint brings for this kind of media."""
     made = copy.deepcopy(model(family))
-    made.load_adapter(str(tiny.checkpoint(family) / "vision-lora"), adapter_name="vision")
-    made.set_adapter("vision")
+    made.load_adapter(str(tiny.checkpoint(family) / f"{kind}-lora"), adapter_name=kind)
+    made.set_adapter(kind)
     return made.eval()
 
 

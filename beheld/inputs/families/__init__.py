@@ -14,6 +14,7 @@ from beheld.core.config import ModelInfo
 # Settings of an item that change its features in families that look at its neighbours.
 ALONE = "alone"
 AMONG_OTHERS = "among others"
+BESIDE = "beside another kind"
 
 PLAIN_LAYOUT = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "image_sizes"))
 PLAIN_HOST_ONLY = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
@@ -49,6 +50,7 @@ class Family:
         places: modality -> the token that an item replaces in a prompt, where its embeddings take another one.
         embedded_as: modality -> the modality whose placeholder its embeddings take, where it has none of its own.
         numbered: modalities whose items look different by their number in the prompt.
+        beside: modality -> the other modality next to whose items, anywhere in a prompt, its own look different.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
         begins: what the processor lets every text begin with: "as written", or "with bos or eos" (the tokenizer's token
@@ -68,6 +70,7 @@ class Family:
     places: Mapping[str, str] = field(default_factory=dict)
     embedded_as: Mapping[str, str] = field(default_factory=dict)
     numbered: frozenset[str] = frozenset()
+    beside: Mapping[str, str] = field(default_factory=dict)
     rewrite: Rewrite | None = None
     rewritten_ends: str = "added"
     begins: str = "as written"
@@ -83,13 +86,15 @@ class Family:
         token = tokenizer.bos_token or tokenizer.eos_token
         return text if text.startswith(token) else token + text
 
-    def setting(self, modality: str, index: int, count: int) -> str:
-        """The setting of item `index` of the `count` items of its modality in a prompt; "" where it does not matter."""
+    def setting(self, modality: str, index: int, counts: Mapping[str, int]) -> str:
+        """The setting of item `index` of its modality in a prompt with so many of each; "" where it does not matter."""
         if modality in self.numbered:
             return str(index)
+        if modality in self.beside:
+            return BESIDE if counts.get(self.beside[modality]) else ""
         if modality not in self.counts:
             return ""
-        return ALONE if count == 1 else AMONG_OTHERS
+        return ALONE if counts[modality] == 1 else AMONG_OTHERS
 
 
 _FILES = {

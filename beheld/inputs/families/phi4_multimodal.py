@@ -1,4 +1,4 @@
-"""Phi-4-multimodal: pictures are numbered in a prompt, `<|image_1|>`, by those who know the published code."""
+"""Phi-4-multimodal: pictures and sounds are numbered in a prompt, `<|image_1|>`, by who knows the published code."""
 
 from __future__ import annotations
 
@@ -9,35 +9,65 @@ from typing import Any
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.resolve import CONFIG, read_json
-from beheld.core.errors import PromptError
-from beheld.inputs.families import Family, Place
+from beheld.core.errors import ProcessError, PromptError
+from beheld.inputs.families import BESIDE, Family, Place
 
-_NUMBERED = re.compile(r"<\|image_(\d+)\|>")
+_NUMBERED = re.compile(r"<\|(image|audio)_(\d+)\|>")
+_NOUNS = {"image": "pictures", "audio": "sounds"}
 
 
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture; older versions do not say how its marker is replaced. See families.Call."""
+    """Run the processor on one picture or sound; older versions do not say how its marker is replaced.
+
+    See families.Call. Sounds have another projection beside pictures, which their features say.
+
+    Raises:
+        ProcessError: the sound is shorter than a frame of features.
+    """
+    if modality == "audio":
+        return _heard(processor, item, options, setting)
     outputs = processor.image_processor([item], **options)
     return outputs, processor.image_token * int(outputs["num_img_tokens"][0])
 
 
+def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) -> tuple[Mapping[str, Any], str]:
+    import torch
+
+    extractor = processor.audio_processor
+    if len(item) < extractor.win_length:
+        raise ProcessError("The sound does not fill a frame of features.", "It is too short to be heard.")
+    outputs = extractor([item], **{"sampling_rate": extractor.sampling_rate, **options})
+    features = {
+        "audio_input_features": outputs["audio_input_features"],
+        "beside_pictures": torch.tensor([setting == BESIDE]),
+    }
+    return features, processor.audio_token * int(outputs["audio_embed_sizes"][0])
+
+
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ...]:
-    """The pieces of a text with numbered pictures; any other text as it is.
+    """The pieces of a text with numbered pictures or sounds; any other text as it is.
 
     Raises:
         PromptError: the numbers are not 1, 2, ... in this order.
     """
-    found = _NUMBERED.findall(text)
+    found = list(_NUMBERED.finditer(text))
     if not found:
         return text
-    if found != [str(number) for number in range(1, 1 + len(found))]:
-        raise PromptError("The pictures' numbers are not 1, 2, ... in order.", "Write <|image_1|>, then <|image_2|>.")
+    for modality, noun in _NOUNS.items():
+        numbers = [match[2] for match in found if match[1] == modality]
+        if numbers != [str(number) for number in range(1, 1 + len(numbers))]:
+            raise PromptError(
+                f"The {noun}' numbers are not 1, 2, ... in order.",
+                f"Write <|{modality}_1|>, then <|{modality}_2|>.",
+            )
     pieces: list[str | Place] = []
-    for index, part in enumerate(_NUMBERED.split(text)):
-        pieces.append(Place("image") if index % 2 else part)
-    return tuple(piece for piece in pieces if piece)
+    stop = 0
+    for match in found:
+        pieces += [text[stop : match.start()], Place(match[1])]
+        stop = match.end()
+    return tuple(piece for piece in (*pieces, text[stop:]) if piece)
 
 
 def load(path: Path) -> Any:
@@ -71,4 +101,10 @@ def load(path: Path) -> Any:
     )
 
 
-FAMILY = Family(call=call, load=load, rewrite=rewrite, host_only=frozenset(("num_img_tokens",)))
+FAMILY = Family(
+    call=call,
+    load=load,
+    rewrite=rewrite,
+    host_only=frozenset(("num_img_tokens",)),
+    beside={"audio": "image"},
+)

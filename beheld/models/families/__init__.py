@@ -23,12 +23,18 @@ _COMBINE = {
     "llava_onevision": "anyres",
     "llava_next_video": "anyres",
     "molmo2": "molmo2",
+    "phi4_multimodal": "phi4_multimodal",
     "qwen2_5_omni_thinker": "qwen_omni",
 }
 
 
 # Families whose sound no method of the model's own gives, or not alone: file with `audio_features(model, **features)`.
-_EARS = {"gemma3n": "gemma3n", "gemma4": "gemma4", "qwen2_audio": "qwen2_audio"}
+_EARS = {
+    "gemma3n": "gemma3n",
+    "gemma4": "gemma4",
+    "phi4_multimodal": "phi4_multimodal",
+    "qwen2_audio": "qwen2_audio",
+}
 # Families whose pictures no method of the model's own gives: file with `image_features(model, **features)`.
 _EYES = {"phi4_multimodal": "phi4_multimodal"}
 # Families whose head has no logits_to_keep, and is one matrix over the last hidden states.

@@ -1,17 +1,20 @@
-"""Phi-4-multimodal: pictures become embeddings inside the module that also puts them into the text.
+"""Phi-4-multimodal: media become embeddings inside the modules that also put them into the text.
 
-Its tower looks both ways, as it was trained. transformers' fused attention takes it for causal where no picture of a
+Its tower for pictures looks both ways, as it was trained. transformers' fused attention takes it for causal where no picture of a
 call is padded (its eager attention does not), so that a picture would change with its company.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from beheld.core.plan import EncodeItem
+from beheld.models.families import TowerCall, plain
 
 # Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
 _RENAMED = tuple(
@@ -50,6 +53,44 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             new = pattern.sub(replacement, new)
         made[new] = weight
     return made
+
+
+def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
+    """The plain rule; sounds that stand beside pictures apart from those that do not."""
+    calls: list[TowerCall] = []
+    for projection in ("", "speech", "vision_speech"):
+        mine = [index for index, item in enumerate(items) if _projection(item) == projection]
+        for modality, indices, options in plain.combine([items[index] for index in mine]):
+            if projection:
+                options = {"audio_input_features": options["audio_input_features"], "projection": projection}
+            calls.append((modality, [mine[index] for index in indices], options))
+    return calls
+
+
+def _projection(item: EncodeItem) -> str:
+    """Which of the projections of sounds an item takes; "" for what is no sound."""
+    beside = item.features.get("beside_pictures")
+    if beside is None:
+        return ""
+    return "vision_speech" if bool(beside) else "speech"
+
+
+def audio_features(model: Any, audio_input_features: Tensor, projection: str) -> Tensor:
+    """Embeddings (sum of E, H) of sounds of one length: its tower without a mask, as transformers hears a lone sound.
+
+    The mask that its processor makes for several sounds of different lengths is added to the scores of attention as 1
+    and 0, so that what lies behind a shorter one's end would be heard as well.
+
+    Args:
+        model: Phi4MultimodalForCausalLM.
+        audio_input_features: (sounds, frames, mel bins).
+        projection: "speech", or "vision_speech" beside pictures.
+    """
+    embed = model.model.embed_tokens_extend.audio_embed
+    up, down = (getattr(embed, f"{way}_proj_for_{projection}") for way in ("up", "down"))
+    heard = embed.encoder(audio_input_features, None)
+    made: Tensor = down(torch.nn.functional.gelu(up(heard)))
+    return made.flatten(0, 1)
 
 
 def adapt(model: Any) -> None:
