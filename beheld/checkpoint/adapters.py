@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,8 @@ class BuiltIn:
     rank: int
 
 
-def built_in(info: ModelInfo) -> dict[str, BuiltIn]:
-    """Modality -> adapter, of those that are there and that this model can use, most important first.
+def built_in(info: ModelInfo, modalities: Collection[str]) -> dict[str, BuiltIn]:
+    """Modality -> adapter, of those of `modalities` that are there, most important first.
 
     Raises:
         ModelError: a configuration cannot be read, or the checkpoint's own names an adapter that is not there.
@@ -32,15 +33,17 @@ def built_in(info: ModelInfo) -> dict[str, BuiltIn]:
     said = read_json(Path(info.path) / CONFIG) if has_weights(Path(info.path)) else {}
     found: dict[str, BuiltIn] = {}
     for number, (modality, folder) in enumerate(_FOLDERS.get(info.model_type, ()), 1):
+        if modality not in modalities:
+            continue
         path = Path(info.path) / folder
         rank = read_json(path / "adapter_config.json").get("r")
-        if rank is None and modality in info.modalities and said.get(folder.replace("-", "_")):
+        if rank is None and said.get(folder.replace("-", "_")):
             raise ModelError(
                 f"config.json speaks of {folder}, with which the model reads media of the kind {modality}, but the "
                 "checkpoint has no such folder.",
                 f"Fetch {folder}/adapter_config.json and {folder}/adapter_model.safetensors as well.",
             )
-        if modality in info.modalities and isinstance(rank, int) and rank > 0:
+        if isinstance(rank, int) and rank > 0:
             # As scripts of vLLM name them: "vision" is number 1.
             found[modality] = BuiltIn(LoRARequest(folder.removesuffix("-lora"), number, str(path)), rank)
     return found

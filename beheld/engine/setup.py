@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     chunked = args.enable_chunked_prefill is not False and not whole_prompts
     if not chunked:
         budget = max(budget, max_model_len)
+    limits = _limits(args, info)
     cache_gb = args.mm_processor_cache_gb if args.mm_processor_cache_gb is not None else (1.0 if cpu else 4.0)
     logger.info("Using max model len %d", max_model_len)
     if chunked:
@@ -190,7 +191,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         block_size=args.block_size or 16,
         max_encoder_tokens=encoder_tokens,
         processor_cache_bytes=0 if args.disable_mm_preprocessor_cache else int(cache_gb * 2**30),
-        limit_per_prompt=_limits(args, info),
+        limit_per_prompt=limits,
         prefix_caching=args.enable_prefix_caching is not False and not whole_prompts,
         chunked_prefill=chunked,
         policy=args.scheduling_policy,
@@ -206,7 +207,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         **_workers(args, device),
-        **_loras(args, info),
+        **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
     )
 
 
@@ -227,14 +228,14 @@ def _workers(args: EngineArgs, device: str) -> dict[str, Any]:
     return {"media_workers": count, "media_work": work, "prepare_threads": threads}
 
 
-def _loras(args: EngineArgs, info: ModelInfo) -> dict[str, Any]:
-    """The part of EngineConfig that concerns LoRA adapters.
+def _loras(args: EngineArgs, info: ModelInfo, modalities: Sequence[str]) -> dict[str, Any]:
+    """The part of EngineConfig that concerns LoRA adapters; `modalities` are those that are not switched off.
 
     Raises:
         ConfigError: options contradict each other, or the model cannot carry adapters.
     """
     given = {field.name: field.default for field in fields(EngineArgs) if field.name in _LORA_OPTIONS}
-    own = built_in(info)
+    own = built_in(info, modalities)
     if not args.enable_lora and own:
         logger.info("The checkpoint brings adapters for %s; they are used where such media are given.", ", ".join(own))
         ranks = max(lora.rank for lora in own.values())

@@ -1,7 +1,8 @@
-"""Phi-4-multimodal: the checkpoint's own adapter for pictures, its numbered markers, its two rotary scales."""
+"""Phi-4-multimodal: the checkpoint's own adapters for media, its numbered markers, its two rotary scales."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from beheld import LLM, LoRARequest, SamplingParams
-from beheld.core.errors import ConfigError, LoRAError, PromptError
+from beheld import LLM, EngineArgs, LoRARequest, SamplingParams
+from beheld.checkpoint.info import read_info
+from beheld.core.errors import ConfigError, LimitError, LoRAError, PromptError
+from beheld.engine.setup import decide
 from beheld.models.longrope import FAR, TwoScales
 from tests import tiny
 from tests.oracle import cases, reference
@@ -46,6 +49,27 @@ def test_the_adapter_follows_the_media(llm: LLM) -> None:
     assert list(plain.token_ids) != list(picture.outputs[0].token_ids), "an adapter that changes nothing"
 
 
+def test_the_adapter_of_pictures_goes_before_that_of_sounds(llm: LLM) -> None:
+    sound = ((0.6, 21),)
+    heard = Ask("{a}What?", sounds=sound)
+    both = Ask("{a}{i}What?", ((84, 56, 22),), sounds=sound)
+    outputs = llm.generate([request(FAMILY, ask) for ask in (heard, both)], GREEDY, use_tqdm=False)
+    names = [output.lora_request.lora_name if output.lora_request else None for output in outputs]
+    assert names == ["speech", "vision"]
+    # The same sound, once with each adapter and projection, in one batch.
+    check(llm, FAMILY, [heard, both, cases.SHORT, both, heard])
+    plain = reference.answered(reference.model(FAMILY), reference.inputs(FAMILY, heard), 8)
+    assert list(plain.token_ids) != list(outputs[0].outputs[0].token_ids), "an adapter that changes nothing"
+
+
+def test_a_sound_longer_than_a_window_of_its_tower(llm: LLM) -> None:
+    """Forty seconds are 500 positions; what is longer is heard in windows, the last of them filled up."""
+    ask = Ask("{a}What?", sounds=((41.3, 23),), max_tokens=6)
+    check(llm, FAMILY, [ask, Ask("{a}What?", sounds=((40.0, 24),), max_tokens=6)])
+    (output,) = llm.generate(request(FAMILY, ask), GREEDY, use_tqdm=False)
+    assert (output.media[0].tokens, output.media[0].used["seconds"], output.media[0].lost) == (516, 41.3, ())
+
+
 def test_a_picture_of_many_tiles_and_one_of_extreme_shape(llm: LLM) -> None:
     check(
         llm, FAMILY, [Ask("{i}What?", ((900, 420, 3),)), Ask("{i}And?", ((460, 60, 4),)), Ask("{i}!", ((60, 500, 5),))]
@@ -68,9 +92,38 @@ def test_as_the_scripts_have_it() -> None:
         assert ids(llm, prompt | media, lora_request=LoRARequest("vision", 1, folder + "/.")) == list(
             expected.token_ids
         )
+        # Sounds have numbers of their own. Scripts about sound call the adapter for them number 1.
+        heard = Ask("{a}{i}{a}Alike?", ((84, 56, 1),), sounds=((0.4, 25), (0.4, 26)), max_tokens=8)
+        data = request(FAMILY, heard)["multi_modal_data"]
+        prompt["prompt"] = "<|user|><|audio_1|><|image_1|><|audio_2|>Alike?<|end|><|assistant|>"
+        assert ids(llm, prompt | {"multi_modal_data": data}) == list(reference.answer(FAMILY, heard).token_ids)
+        for wrong in ("<|audio_2|><|image_1|><|audio_1|>", "<|audio_1|><|image_2|><|audio_2|>"):
+            with pytest.raises(PromptError, match="in order"):
+                llm.generate({"prompt": wrong, "multi_modal_data": data}, GREEDY, use_tqdm=False)
         for wrong in ("<|image_2|><|image_1|>", "<|image_1|><|image_3|>", "<|image_1|><|image_1|>"):
             with pytest.raises(PromptError, match="in order"):
                 llm.generate({"prompt": wrong} | media, GREEDY, use_tqdm=False)
+
+
+def test_as_scripts_about_sound_have_it() -> None:
+    """The adapter named with the request, as number 1; a marker with a number."""
+    limits = {"image": 0, "audio": 1}
+    with make(enable_lora=True, max_lora_rank=320, max_num_seqs=2, limit_mm_per_prompt=limits) as llm:
+        ask = Ask("{a}What is recited?", sounds=((0.9, 27),), max_tokens=8)
+        prompt = request(FAMILY, ask) | {"prompt": "<|user|><|audio_1|>What is recited?<|end|><|assistant|>"}
+        folder = str(tiny.checkpoint(FAMILY) / "speech-lora")
+        expected = list(reference.answer(FAMILY, ask).token_ids)
+        assert ids(llm, prompt, lora_request=LoRARequest("speech", 1, folder)) == expected
+        assert ids(llm, prompt) == expected
+        with pytest.raises(LimitError, match="switched off"):
+            ids(llm, request(FAMILY, cases.ONE))
+
+
+def test_an_adapter_for_what_is_switched_off_takes_no_room() -> None:
+    args = EngineArgs(**OPTIONS, model=str(tiny.checkpoint(FAMILY)), limit_mm_per_prompt={"audio": 0})
+    config = decide(args, read_info(tiny.checkpoint(FAMILY), args))
+    assert [modality for modality, _ in config.media_loras] == ["image"]
+    assert config.max_loras == 1
 
 
 def test_chat_is_the_prompt_of_the_template(llm: LLM) -> None:
@@ -79,6 +132,13 @@ def test_chat_is_the_prompt_of_the_template(llm: LLM) -> None:
     (said,) = llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
     assert tuple(said.prompt_token_ids) == reference.answer(FAMILY, cases.ONE).prompt_ids
     assert list(said.outputs[0].token_ids) == list(reference.answer(FAMILY, cases.ONE).token_ids)[:8]
+    wave = cases.HEARD.waves()[0]
+    sound = {"data": base64.b64encode(tiny.wav(wave)).decode(), "format": "wav"}
+    content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": "What do you hear?"}]
+    (said,) = llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
+    assert tuple(said.prompt_token_ids) == reference.answer(FAMILY, cases.HEARD).prompt_ids
+    # Samples in a file are whole numbers, which is below what changes these answers.
+    assert list(said.outputs[0].token_ids) == list(reference.answer(FAMILY, cases.HEARD).token_ids)[:8]
 
 
 def test_another_adapter_may_be_named_and_must_fit(llm: LLM, tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ import pytest
 
 from beheld import LLM, EngineArgs, LoRARequest, SamplingParams
 from beheld.checkpoint.convert import converted
+from beheld.checkpoint.info import read_info
 from beheld.core.errors import ModelError
+from beheld.engine.setup import decide
 from beheld.models.families.phi4_multimodal import renamed
 from tests import tiny, tiny_adapted
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
+from tests.oracle.test_oracle import request
 
 FAMILY = "phi4_mm"
 ASKS = (
@@ -24,6 +28,8 @@ ASKS = (
     Ask("{i}{i}Alike?", cases.BETWEEN.images, max_tokens=8),
     Ask("{i}What?", ((900, 420, 3),), max_tokens=8),
     Ask("What is a picture?", max_tokens=8),
+    Ask("{a}What do you hear?", sounds=((0.7, 31),), max_tokens=8),
+    Ask("{a}{i}{a}Alike?", cases.ONE.images, sounds=((0.5, 32), (0.5, 33)), max_tokens=8),
 )
 
 
@@ -58,8 +64,9 @@ def numbered(ask: Ask) -> dict[str, Any]:
     content = ask.content
     for number in range(1, 1 + len(ask.images)):
         content = content.replace("{i}", f"<|image_{number}|>", 1)
-    data = {"multi_modal_data": {"image": ask.pictures()}} if ask.images else {}
-    return {"prompt": f"<|user|>{content}<|end|><|assistant|>"} | data
+    for number in range(1, 1 + len(ask.sounds)):
+        content = content.replace("{a}", f"<|audio_{number}|>", 1)
+    return request(FAMILY, ask) | {"prompt": f"<|user|>{content}<|end|><|assistant|>"}
 
 
 def test_answers_are_those_of_transformers_layout(llm: LLM) -> None:
@@ -71,7 +78,8 @@ def test_answers_are_those_of_transformers_layout(llm: LLM) -> None:
         assert tuple(got.token_ids) == expected.token_ids, ask
         said = [step[token].logprob for step, token in zip(got.logprobs, got.token_ids, strict=True)]
         assert said == pytest.approx(expected.logprobs, abs=1e-4), ask
-        assert (output.lora_request is None) is (not ask.images)
+        adapter = "vision" if ask.images else "speech" if ask.sounds else None
+        assert (output.lora_request and output.lora_request.lora_name) == adapter
 
 
 def test_chat_with_its_template_of_strings(llm: LLM) -> None:
@@ -84,6 +92,23 @@ def test_chat_with_its_template_of_strings(llm: LLM) -> None:
     assert text.count("<|endoftext10|>") == reference.answer(FAMILY, ask).prompt_ids.count(
         llm.llm_engine.get_tokenizer().convert_tokens_to_ids("<|endoftext10|>")
     )
+
+
+def test_chat_about_a_sound_and_a_picture(llm: LLM) -> None:
+    ask = Ask("{i}{a}What?", cases.ONE.images, sounds=((0.5, 34),), max_tokens=8)
+    sound = {"data": base64.b64encode(tiny.wav(ask.waves()[0])).decode(), "format": "wav"}
+    parts = [{"type": "image", "image": ask.pictures()[0]}, {"type": "input_audio", "input_audio": sound}]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    (said,) = llm.chat(messages, params, use_tqdm=False)
+    text = llm.llm_engine.get_tokenizer().decode(said.prompt_token_ids, skip_special_tokens=False)
+    bare = text.replace("<|endoftext10|>", "").replace("<|endoftext11|>", "")
+    assert bare == "<|user|>\n\nWhat?<|end|><|assistant|>"
+    assert [(item.modality, item.tokens) for item in said.media] == [
+        (modality, reference.answer(FAMILY, ask).prompt_ids.count(token))
+        for modality, token in (("image", reference.image_token(FAMILY)), ("audio", reference.sound_token(FAMILY)))
+    ]
+    assert said.lora_request.lora_name == "vision"
 
 
 def test_the_names_are_those_of_transformers(folder: Path) -> None:
@@ -141,11 +166,15 @@ def test_what_would_be_computed_otherwise_is_refused(folder: Path) -> None:
             converted({"model_type": "phi4mm"} | change)
 
 
-def test_an_adapter_that_was_not_fetched_is_missed(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "modality"), [("vision", "image"), ("speech", "audio")])
+def test_an_adapter_that_was_not_fetched_is_missed(folder: Path, tmp_path: Path, kind: str, modality: str) -> None:
     partial = tmp_path / "partial"
-    shutil.copytree(folder, partial, ignore=shutil.ignore_patterns("vision-lora"))
-    with pytest.raises(ModelError, match="vision-lora"):
+    shutil.copytree(folder, partial, ignore=shutil.ignore_patterns(f"{kind}-lora"))
+    with pytest.raises(ModelError, match=f"{kind}-lora"):
         LLM(model=str(partial), dtype="float32")
+    args = EngineArgs(model=str(partial), limit_mm_per_prompt={modality: 0})
+    config = decide(args, read_info(partial, args))
+    assert len(config.media_loras) == 1, "what is switched off misses nothing"
     (partial / "model.safetensors").unlink()
     with LLM(model=str(partial), dtype="float32", load_format="dummy", max_model_len=1200) as random:
         assert random.generate("What?", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids

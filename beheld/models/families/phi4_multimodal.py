@@ -1,7 +1,7 @@
 """Phi-4-multimodal: media become embeddings inside the modules that also put them into the text.
 
-Its tower for pictures looks both ways, as it was trained. transformers' fused attention takes it for causal where no picture of a
-call is padded (its eager attention does not), so that a picture would change with its company.
+Its tower for pictures looks both ways, as it was trained. transformers' fused attention takes it for causal where no
+picture of a call is padded (its eager attention does not), so that a picture would change with its company.
 """
 
 from __future__ import annotations
