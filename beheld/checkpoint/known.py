@@ -120,7 +120,7 @@ TESTED = (
         "Glm4vMoeForConditionalGeneration",
         "zai-org/GLM-4.5V-FP8",
         BOTH,
-        "as GLM-4.5V; FP8 weights of compressed-tensors are dequantized at load, products in FP8 are not built",
+        "as GLM-4.5V; FP8 weights (compressed-tensors) stay FP8 where a GPU multiplies them, else dequantized",
     ),
     Known("glm46v", "Glm46VForConditionalGeneration", "zai-org/GLM-4.6V-Flash", BOTH, "three-axis positions"),
     Known(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from beheld.models.cross import CrossAttention
 from beheld.models.one_row import OneRowLinear, early_start
+from beheld.quant.float8 import Float8Linear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -107,21 +108,11 @@ class FirstOfFused(nn.Module):
         names, sizes: what they are called in their parent, and their outputs.
     """
 
-    def __init__(self, names: tuple[str, ...], linears: list[nn.Linear]) -> None:
+    def __init__(self, names: tuple[str, ...], linears: list[nn.Linear] | list[Float8Linear]) -> None:
         super().__init__()
         self.names = names
         self.sizes = [linear.out_features for linear in linears]
-        product = nn.Linear(linears[0].in_features, sum(self.sizes), bias=False, device="meta")
-        weight = torch.cat([linear.weight.data for linear in linears])
-        product.weight = nn.Parameter(weight, requires_grad=False)
-        biases: list[Tensor | None] = [linear.bias for linear in linears]
-        if any(bias is not None for bias in biases):
-            filled: list[Tensor] = [
-                linear.weight.new_zeros(linear.out_features) if bias is None else bias
-                for linear, bias in zip(linears, biases, strict=True)
-            ]
-            product.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
-        self.product: nn.Module = product
+        self.product: nn.Module = _joined(linears)
         self.rest: tuple[Tensor, ...] = ()
         self.input: Tensor | None = None
 
@@ -145,7 +136,28 @@ class FirstOfFused(nn.Module):
         """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
         start = sum(self.sizes[:index])
         part = slice(start, start + self.sizes[index])
+        # With room for adapters, the product stands inside another layer.
+        product = getattr(self.product, "base", self.product)
+        if isinstance(product, Float8Linear):
+            return product.part(x, part)
         return nn.functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
+
+
+def _joined(linears: list[nn.Linear] | list[Float8Linear]) -> nn.Module:
+    """Linear layers of one input as one, the outputs one after the other."""
+    if isinstance(linears[0], Float8Linear):
+        return Float8Linear.joined(linears)
+    product = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), False, "meta")
+    weight = torch.cat([linear.weight.data for linear in linears])
+    product.weight = nn.Parameter(weight, requires_grad=False)
+    biases: list[Tensor | None] = [linear.bias for linear in linears]
+    if any(bias is not None for bias in biases):
+        filled: list[Tensor] = [
+            linear.weight.new_zeros(linear.out_features) if bias is None else bias
+            for linear, bias in zip(linears, biases, strict=True)
+        ]
+        product.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
+    return product
 
 
 class RestOfFused(nn.Module):
@@ -247,9 +259,9 @@ def fuse_linears(model: nn.Module) -> int:
         if isinstance(module, CrossAttention):
             continue
         for names in _FUSABLE:
-            found = [getattr(module, name, None) for name in names]
-            linears = [linear for linear in found if isinstance(linear, nn.Linear) and type(linear) is nn.Linear]
-            if len(linears) < len(names) or len({linear.in_features for linear in linears}) != 1:
+            found: list[Any] = [getattr(module, name, None) for name in names]
+            linears = [linear for linear in found if type(linear) in (nn.Linear, Float8Linear)]
+            if len(linears) < len(names) or len({(type(linear), linear.in_features) for linear in linears}) != 1:
                 continue
             first = FirstOfFused(names, linears)
             setattr(module, names[0], first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.families import renamed_weights
-from beheld.quant import compressed_tensors
+from beheld.quant import compressed_tensors, keep
+from beheld.quant.choose import FLOAT8, choose
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -89,22 +91,19 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     if not config.show_progress:
         hf_logging.disable_progress_bar()
     try:
+        options = {
+            "dtype": dtype,
+            "device_map": None if config.device == "cpu" else config.device,
+            "output_loading_info": True,
+            "trust_remote_code": config.trust_remote_code,
+        }
         quantization = getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
         if quantization is None:
             weights = renamed_weights(info.model_type, path)
+            source = info.path if weights is None else None
+            model, report = model_class.from_pretrained(source, state_dict=weights, config=hf_config, **options)
         else:
-            compressed_tensors.check(quantization)
-            hf_config = compressed_tensors.without_quantization(hf_config)
-            weights = compressed_tensors.open_weights(path, config.device)
-        model, report = model_class.from_pretrained(
-            info.path if weights is None else None,
-            state_dict=weights,
-            config=hf_config,
-            dtype=dtype,
-            device_map=None if config.device == "cpu" else config.device,
-            output_loading_info=True,
-            trust_remote_code=config.trust_remote_code,
-        )
+            model, report = _quantized(model_class, hf_config, quantization, path, options)
     except ModelError:
         raise
     except Exception as error:
@@ -121,3 +120,25 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     if unused:
         logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
     return model
+
+
+def _quantized(
+    model_class: Any, hf_config: Any, quantization: Mapping[str, Any], path: Path, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The model of a checkpoint with FP8 weights, and the loader's report."""
+    compressed_tensors.check(quantization)
+    device = options["device_map"] or "cpu"
+    options = options | {"config": compressed_tensors.without_quantization(hf_config)}
+    weights = compressed_tensors.open_weights(path, device)
+    if choose(quantization, device, options["dtype"]) != FLOAT8:
+        model, report = model_class.from_pretrained(None, state_dict=weights, **options)
+        return model, report
+    loading = keep.keeping(model_class, weights)
+    model, report = loading.from_pretrained(None, state_dict=weights, **options)
+    kept = keep.settle(model, model_class, options["dtype"])
+    logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
+    if kept.left:
+        logger.warning(
+            "%d FP8 weights are dequantized for their form or size, for example %r.", len(kept.left), kept.left[0]
+        )
+    return model, report

@@ -1,7 +1,8 @@
-"""FP8 checkpoints in the form of compressed-tensors: dequantized tensor by tensor while they are loaded.
+"""FP8 checkpoints in the form of compressed-tensors: what they say, and their weights, read one by one.
 
-Beside each quantized weight lies its scale, one number for each output channel or one for the whole. Their product is
-made when transformers' loader asks for the weight, hence before it merges or renames anything: scales need not follow.
+Beside each quantized weight lies its scale, one number for each output channel or one for the whole. Unless weights are
+kept as they are (keep.py), the product is made when transformers' loader asks for the weight, hence before it merges or
+renames anything: scales need not follow.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from typing import Any
 from torch import Tensor
 
 from beheld.core.errors import ModelError
-from beheld.utils.log import get_logger
-
-logger = get_logger(__name__)
 
 METHOD = "compressed-tensors"
 FORMAT = "float-quantized"
@@ -41,9 +39,14 @@ class Dequantized:
         float32, because the loader rounds to each parameter's own type, once.
         """
         # One byte for each number goes to the device, and becomes four there.
-        weight, scale = (part[...].to(self._device).float() for part in (self._weight, self._scale))
+        weight, scale = (part.to(self._device).float() for part in self.stored())
         whole: Tensor = weight.mul_(scale)
         return whole[index]
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """FP8 numbers (N, K) and their scales in float32, (N, 1) or (1, 1), on the CPU."""
+        scale: Tensor = self._scale[...]
+        return self._weight[...], scale.float().reshape(-1, 1)
 
 
 def check(stated: Mapping[str, Any]) -> None:
@@ -73,6 +76,13 @@ def check(stated: Mapping[str, Any]) -> None:
             words = ("type", "num_bits", "strategy", "symmetric")
             said = ", ".join(f"{word} {value!r}" for word, value in zip(words, kind, strict=True))
             raise ModelError(f"Weights of {METHOD} with {said} are not built.", _REMEDY)
+
+
+def rounds_activations(stated: Mapping[str, Any]) -> bool:
+    """True if every group of the checkpoint says that activations are FP8 too, as products of FP8 numbers want them."""
+    found = [group.get("input_activations") or {} for group in stated["config_groups"].values()]
+    kinds = {(own.get("type"), own.get("num_bits"), own.get("symmetric", True)) for own in found}
+    return kinds == {("float", 8, True)}
 
 
 def without_quantization(hf_config: Any) -> Any:
@@ -113,11 +123,6 @@ def open_weights(path: Path, device: str) -> dict[str, Any]:
             found[name] = part
     if not scales:
         raise ModelError("config.json says that weights are FP8, but none is.", "Fetch the checkpoint again.")
-    logger.warning(
-        "%d weights are stored in FP8 and dequantized as they are loaded: the model takes the memory of an unquantized "
-        "one, and activations are not rounded. Products in FP8 are not built yet.",
-        len(scales),
-    )
     return found
 
 

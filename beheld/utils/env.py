@@ -78,3 +78,9 @@ ALLOW_PRIVATE_FETCH = _variable(
 )
 FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 leaves q/k/v and gate/up as separate matrices on a GPU")
 COMPILE = _variable(("BEHELD_COMPILE",), _switch, True, "0 leaves the decoder layers uncompiled on a GPU")
+FP8 = _variable(
+    ("BEHELD_FP8",),
+    _switch,
+    True,
+    "0 dequantizes FP8 weights at load, also where the GPU can multiply them",
+)

@@ -1,0 +1,197 @@
+"""Products of FP8 numbers: activations rounded row by row, each row by a scale of its own, times rounded weights.
+
+What a product is: x = q_x s_x and W = q_W s_W with q in FP8 (float8_e4m3fn), one s for each row of x and each output
+of W. Then x W^T = (q_x q_W^T) s_x s_W, in which the sums are taken of products of FP8 numbers.
+
+Elsewhere than on a GPU the same numbers are multiplied in float32, which is what tests compare with.
+
+Shapes: T rows of x, S slots (see float8_kernel.py), G groups, K inputs, N outputs, C choices of a token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+FP8 = torch.float8_e4m3fn
+MOST = 448.0
+
+
+def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """FP8 (T, K) and float32 (T,) whose product is x to rounding: the largest of each row becomes 448.
+
+    As compressed-tensors has it for dynamic scales by token; a row of zeros stays one.
+    """
+    if x_TK.is_cuda:
+        from beheld.quant import float8_kernel
+
+        x_TK = x_TK if x_TK.stride(-1) == 1 else x_TK.contiguous()
+        out_TK = torch.empty(x_TK.shape, dtype=FP8, device=x_TK.device)
+        scale_T = torch.empty(x_TK.shape[0], dtype=torch.float32, device=x_TK.device)
+        float8_kernel.rounded_rows(x_TK, out_TK, scale_T)
+        return out_TK, scale_T
+    exact_TK = x_TK.float()
+    largest_T = exact_TK.abs().amax(-1)
+    scale_T = torch.where(largest_T > 0, largest_T / MOST, torch.ones_like(largest_T))
+    return (exact_TK / scale_T.unsqueeze(-1)).clamp(-MOST, MOST).to(FP8), scale_T
+
+
+def _linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    x_TK, x_scale_T = rounded_rows(x.reshape(-1, x.shape[-1]))
+    if x.is_cuda:
+        y_TN = torch._scaled_mm(
+            x_TK,
+            weight_NK.t(),
+            scale_a=x_scale_T.unsqueeze(1),
+            scale_b=scale_N.unsqueeze(0),
+            bias=bias_N,
+            out_dtype=x.dtype,
+        )
+    else:
+        exact_TN = (x_TK.float() @ weight_NK.float().t()) * x_scale_T.unsqueeze(1) * scale_N
+        y_TN = (exact_TN if bias_N is None else exact_TN + bias_N).to(x.dtype)
+    return y_TN.view(*x.shape[:-1], weight_NK.shape[0])
+
+
+def _linear_shape(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    """What a compiler needs to know of the result."""
+    return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
+
+
+def _division(groups_TC: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Slots in the order of their groups (S,), and where each group starts there, and the last one ends (G + 1,).
+
+    Slots of a group that does not exist come last and belong to none.
+    """
+    sorted_S, order_S = groups_TC.flatten().sort(stable=True)
+    bounds_G1 = torch.arange(num_groups + 1, device=groups_TC.device, dtype=sorted_S.dtype)
+    return order_S, torch.searchsorted(sorted_S, bounds_G1, out_int32=True)
+
+
+def _division_shape(groups_TC: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """What a compiler needs to know of the result."""
+    order_S = groups_TC.new_empty(groups_TC.numel(), dtype=torch.int64)
+    return order_S, groups_TC.new_empty(num_groups + 1, dtype=torch.int32)
+
+
+def _grouped(
+    x_TK: Tensor, weight_GNK: Tensor, scale_GN: Tensor, order_S: Tensor, starts_G1: Tensor, share: int
+) -> Tensor:
+    """(S, N): slot s is row s // share of x times its group's matrix; slots of no group stay as memory was."""
+    rounded_TK, x_scale_T = rounded_rows(x_TK)
+    y_SN = x_TK.new_empty((order_S.shape[0], weight_GNK.shape[1]))
+    if x_TK.is_cuda:
+        from beheld.quant import float8_kernel
+
+        float8_kernel.grouped_product(rounded_TK, x_scale_T, weight_GNK, scale_GN, order_S, starts_G1, y_SN, share)
+        return y_SN
+    starts = starts_G1.tolist()
+    for group, (start, stop) in enumerate(itertools.pairwise(starts)):
+        slots = order_S[start:stop]
+        rows = slots // share
+        y_MN = rounded_TK[rows].float() @ weight_GNK[group].float().t()
+        y_SN[slots] = (y_MN * x_scale_T[rows].unsqueeze(1) * scale_GN[group]).to(x_TK.dtype)
+    return y_SN
+
+
+def _grouped_shape(
+    x_TK: Tensor, weight_GNK: Tensor, scale_GN: Tensor, order_S: Tensor, starts_G1: Tensor, share: int
+) -> Tensor:
+    """What a compiler needs to know of the result."""
+    return x_TK.new_empty((order_S.shape[0], weight_GNK.shape[1]))
+
+
+# Operators, so that a compiler sees calls and does not look into them.
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define("float8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
+_library.impl("float8_linear", _linear, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::float8_linear", _linear_shape, lib=_library)
+_library.define("float8_division(Tensor groups, int num_groups) -> (Tensor, Tensor)")
+_library.impl("float8_division", _division, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::float8_division", _division_shape, lib=_library)
+_library.define(
+    "float8_grouped(Tensor x, Tensor weight, Tensor scale, Tensor order, Tensor starts, int share) -> Tensor"
+)
+_library.impl("float8_grouped", _grouped, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::float8_grouped", _grouped_shape, lib=_library)
+
+
+class Float8Linear(nn.Module):
+    """A linear layer that keeps its weights in FP8 and multiplies in it.
+
+    Attributes:
+        rows_NK, scale_N: FP8 numbers and, in float32, what each output's are to be multiplied with.
+        weight: empty; it only tells type and device to models that ask for them.
+    """
+
+    def __init__(self, rows_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.out_features, self.in_features = rows_NK.shape
+        self.rows_NK = nn.Parameter(rows_NK, requires_grad=False)
+        self.scale_N = nn.Parameter(scale_N, requires_grad=False)
+        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
+        self.weight = torch.empty(0, dtype=dtype, device=rows_NK.device)
+
+    @classmethod
+    def joined(cls, layers: Sequence[Float8Linear]) -> Float8Linear:
+        """Several layers of one input as one; exact, since each row keeps its scale."""
+        first = layers[0]
+        # Rows of bytes: not every version of PyTorch joins FP8.
+        rows = torch.cat([layer.rows_NK.view(torch.uint8) for layer in layers]).view(FP8)
+        bias = None
+        if any(layer.bias is not None for layer in layers):
+            empty = [first.weight.new_zeros(layer.out_features) for layer in layers]
+            bias = torch.cat([e if x.bias is None else x.bias for e, x in zip(empty, layers, strict=True)])
+        return cls(rows, torch.cat([layer.scale_N for layer in layers]), bias, first.weight.dtype)
+
+    def part(self, x: Tensor, outputs: slice) -> Tensor:
+        """x (..., K) -> those of the outputs."""
+        bias = None if self.bias is None else self.bias[outputs]
+        y: Tensor = torch.ops.beheld.float8_linear(x, self.rows_NK[outputs], self.scale_N[outputs], bias)
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., K) -> (..., N)."""
+        y: Tensor = torch.ops.beheld.float8_linear(x, self.rows_NK, self.scale_N, self.bias)
+        return y
+
+
+class Float8Experts(nn.Module):
+    """Stands where transformers' experts stood: each token goes through those it chose, gate and up in one matrix.
+
+    What lies between the two products is done by the experts' own method.
+
+    Args:
+        experts: the module in whose place this one stands; its own weights are gone.
+        gate_up, down: rows (G, N, K) in FP8 and scales (G, N) of each.
+    """
+
+    # Set where choices may name an expert that does not exist; the name is transformers'.
+    _is_expert_parallel = False
+
+    def __init__(self, experts: nn.Module, gate_up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]) -> None:
+        super().__init__()
+        self.experts = experts
+        for name, (rows_GNK, scale_GN) in {"gate_up": gate_up, "down": down}.items():
+            self.register_parameter(f"{name}_rows", nn.Parameter(rows_GNK, requires_grad=False))
+            self.register_parameter(f"{name}_scale", nn.Parameter(scale_GN, requires_grad=False))
+        self.num_experts: int = gate_up[0].shape[0]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""
+        choices = top_k_index.shape[-1]
+        order_S, starts_G1 = torch.ops.beheld.float8_division(top_k_index, self.num_experts)
+        inner_SN = torch.ops.beheld.float8_grouped(
+            hidden_states, self.gate_up_rows, self.gate_up_scale, order_S, starts_G1, choices
+        )
+        gated_SK = self.experts._apply_gate(inner_SN)  # type: ignore[operator]
+        out_SK = torch.ops.beheld.float8_grouped(gated_SK, self.down_rows, self.down_scale, order_S, starts_G1, 1)
+        out_TCK = out_SK.view(*top_k_index.shape, -1)
+        if self._is_expert_parallel:
+            out_TCK = out_TCK.masked_fill((top_k_index >= self.num_experts).unsqueeze(-1), 0.0)
+        # Sums are taken in the type of the weights, which routers give in float32.
+        out_TK: Tensor = (out_TCK * top_k_weights.unsqueeze(-1)).sum(1)
+        return out_TK.to(hidden_states.dtype)

@@ -1,0 +1,155 @@
+"""The Triton kernels of FP8 layers: rows of activations rounded by scales of their own, and products of groups of rows.
+
+Shapes: T rows as given, S slots (each a row that is multiplied with one group's matrix), G groups, N outputs, K inputs.
+
+Slots are taken in the order of their groups, tile by tile; a tile never holds slots of two groups, so the last one of a
+group is filled in part. How many tiles there are is known on the device alone, so as many programs start as could
+possibly be needed, and those beyond the last tile end at once: a CUDA graph holds for any division into groups.
+
+    order     4 0 7 | 1 | 2 3 5 6 9 |         slots by group; starts 0 3 4 9
+    tiles     |===|=| |=| |===|===|=|         of two slots
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# The largest number that FP8 (float8_e4m3fn) holds.
+MOST: tl.constexpr = tl.constexpr(448.0)
+
+
+@triton.jit
+def _rounded_rows(x_ptr, out_ptr, scale_ptr, x_stride, num_inputs, K: tl.constexpr):
+    """One program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    k_K = tl.arange(0, K)
+    inside_K = k_K < num_inputs
+    x_K = tl.load(x_ptr + row * x_stride + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x_K), 0)
+    # A row of zeros stays one.
+    scale = tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
+    rounded_K = tl.math.div_rn(x_K, tl.zeros([K], tl.float32) + scale)
+    # Dividing rounds too, and what lies beyond the largest number would become NaN.
+    rounded_K = tl.where(rounded_K > MOST, MOST, tl.where(rounded_K < -MOST, -MOST, rounded_K))
+    tl.store(out_ptr + row * num_inputs + k_K, rounded_K.to(out_ptr.dtype.element_ty), mask=inside_K)
+    tl.store(scale_ptr + row, scale)
+
+
+def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor) -> None:
+    """Fill `out_TK` (FP8) and `scale_T` (float32), whose product is x to rounding; x's rows may lie apart."""
+    rows, inputs = x_TK.shape
+    if rows:
+        block = triton.next_power_of_2(inputs)
+        warps = min(16, max(1, block // 512))
+        _rounded_rows[(rows,)](x_TK, out_TK, scale_T, x_TK.stride(0), inputs, block, num_warps=warps)
+
+
+@triton.jit(do_not_specialize=["num_slots", "share"])
+def _grouped_product(
+    x_ptr,
+    x_scale_ptr,
+    weight_ptr,
+    weight_scale_ptr,
+    order_ptr,
+    starts_ptr,
+    y_ptr,
+    num_slots,
+    share,
+    num_groups,
+    num_outputs,
+    num_inputs,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+):
+    """One program: one tile of M slots of one group, N of its outputs. A row of x serves `share` successive slots."""
+    tile = tl.program_id(0)
+    g_G = tl.arange(0, G)
+    starts_G = tl.load(starts_ptr + g_G, mask=g_G < num_groups, other=0).to(tl.int32)
+    stops_G = tl.load(starts_ptr + g_G + 1, mask=g_G < num_groups, other=0).to(tl.int32)
+    last_tiles_G = tl.cumsum((stops_G - starts_G + M - 1) // M, 0)
+    group = tl.sum((last_tiles_G <= tile).to(tl.int32), 0)
+    if group >= num_groups:
+        return
+    before = tl.max(tl.where(g_G < group, last_tiles_G, 0), 0)
+    start = tl.load(starts_ptr + group).to(tl.int32) + (tile - before) * M
+    stop = tl.load(starts_ptr + group + 1).to(tl.int32)
+    place_M = start + tl.arange(0, M)
+    there_M = place_M < stop
+    slot_M = tl.load(order_ptr + place_M, mask=there_M, other=0).to(tl.int64)
+    row_M = slot_M // share
+    n_N = tl.program_id(1) * N + tl.arange(0, N)
+    inside_N = n_N < num_outputs
+    line_N = group.to(tl.int64) * num_outputs + n_N
+    k_K = tl.arange(0, K)
+    x_MK_ptr = x_ptr + row_M[:, None] * num_inputs + k_K[None, :]
+    w_NK_ptr = weight_ptr + line_N[:, None] * num_inputs + k_K[None, :]
+    acc_MN = tl.zeros([M, N], tl.float32)
+    for first in range(0, num_inputs, K):
+        left_K = first + k_K < num_inputs
+        x_MK = tl.load(x_MK_ptr + first, mask=there_M[:, None] & left_K[None, :], other=0.0)
+        w_NK = tl.load(w_NK_ptr + first, mask=inside_N[:, None] & left_K[None, :], other=0.0)
+        # Hopper's own sums of FP8 products keep fourteen bits; after K of them they go into float32.
+        acc_MN = tl.dot(x_MK, tl.trans(w_NK), acc_MN, max_num_imprecise_acc=K)
+    x_scale_M = tl.load(x_scale_ptr + row_M, mask=there_M, other=0.0)
+    w_scale_N = tl.load(weight_scale_ptr + line_N, mask=inside_N, other=0.0)
+    y_MN = acc_MN * x_scale_M[:, None] * w_scale_N[None, :]
+    y_MN_ptr = y_ptr + slot_M[:, None] * num_outputs + n_N[None, :]
+    tl.store(y_MN_ptr, y_MN.to(y_ptr.dtype.element_ty), mask=there_M[:, None] & inside_N[None, :])
+
+
+def grouped_product(
+    x_TK: Tensor,
+    x_scale_T: Tensor,
+    weight_GNK: Tensor,
+    weight_scale_GN: Tensor,
+    order_S: Tensor,
+    starts_G1: Tensor,
+    y_SN: Tensor,
+    share: int,
+) -> None:
+    """Fill `y_SN`: slot s is row s // share of x, times the matrix of the group that it lies in.
+
+    `order_S` and `starts_G1` as drawn above. Slots behind the last group's are not written.
+    """
+    groups, outputs, inputs = weight_GNK.shape
+    slots = y_SN.shape[0]
+    if not slots:
+        return
+    rows, columns, depth, warps, stages = _tiles(slots, groups)
+    # A group with slots fills at most one tile in part.
+    tiles = min(slots, triton.cdiv(slots, rows) + groups)
+    _grouped_product[(tiles, triton.cdiv(outputs, columns))](
+        x_TK,
+        x_scale_T,
+        weight_GNK,
+        weight_scale_GN,
+        order_S,
+        starts_G1,
+        y_SN,
+        slots,
+        share,
+        groups,
+        outputs,
+        inputs,
+        rows,
+        columns,
+        depth,
+        triton.next_power_of_2(groups),
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _tiles(slots: int, groups: int) -> tuple[int, int, int, int, int]:
+    """Slots, outputs and inputs of a tile, warps and stages, by how many slots a group has on average.
+
+    Where they are few, reading weights is all there is to do: then as much as possible is under way at once.
+    """
+    if slots <= 16 * groups:
+        return 16, 64, 256, 4, 4
+    return (64, 128, 128, 4, 3) if slots <= 64 * groups else (128, 128, 128, 8, 3)
