@@ -168,6 +168,8 @@ class Feed:
         taken = _Count.of([] if future.exception() is not None else future.result())
         with self._counting:
             self._ready = self._ready.plus(taken, -1)
+            # Until `waiting` says better.
+            self._waiting += 1
 
     def _prepare(self, job: Job, future: Future[list[Request]], times: list[float]) -> None:
         """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""
