@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from beheld.api.seeds import answers, mix
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import EngineDeadError, ParamsError
+from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
@@ -31,6 +31,7 @@ from beheld.engine.messages import (
     Stop,
     Submit,
     Tokenizer,
+    Unread,
 )
 from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.setup import start
@@ -401,6 +402,8 @@ class AsyncLLM:
                 waiting.set_exception(reply.error)
             else:
                 waiting.set_result(None)
+        elif isinstance(reply, Unread):
+            self._fail(reply.request_ids, reply.number)
         elif isinstance(reply, Died):
             self._reason = f"The engine has died ({reply.reason})."
             self._fail_all()
@@ -419,6 +422,15 @@ class AsyncLLM:
             del self._live[event.request_id]
         if live.pieces is not Pieces.FINAL or live.collector.finished:
             live.changed.set()
+
+    def _fail(self, request_ids: Sequence[str], number: int | None) -> None:
+        """What these were told, or told the engine, is lost."""
+        error = StepError("A message between the server and its engine could not be read.", "Try again.")
+        for name in request_ids:
+            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+        waiting = None if number is None else self._asked.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(error)
 
     def _fail_all(self) -> None:
         error = EngineDeadError(self._reason, "Start it anew.")

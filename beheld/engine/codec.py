@@ -15,7 +15,15 @@ CODEC = Codec(
         *(params.Sampling, params.Grammar),
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
-        *(messages.Tokenizer, messages.Events, messages.Pong, messages.Died, messages.Ready, messages.Failed),
+        *(
+            messages.Tokenizer,
+            messages.Events,
+            messages.Pong,
+            messages.Died,
+            messages.Unread,
+            messages.Ready,
+            messages.Failed,
+        ),
         *(messages.AddLoRA, messages.LoRAAdded),
         *(stats.EngineStats, SchedulerStats),
     )

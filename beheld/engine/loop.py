@@ -26,6 +26,7 @@ from beheld.engine.messages import (
     Stop,
     Submit,
     Tokenizer,
+    Unread,
 )
 from beheld.structured.compile import Compiler
 from beheld.structured.rows import GrammarRows
@@ -129,6 +130,11 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
         tell(LoRAAdded(message.number, _read(core, message.lora)))
     elif isinstance(message, Tokenizer):
         core.grammars = GrammarRows(Compiler(lambda: message.text, message.vocab_size, message.eos_ids))
+    elif isinstance(message, Unread):
+        for name in message.request_ids:
+            if waiting.pop(name) is None:
+                core.abort(name)
+        tell(message)
     elif isinstance(message, ClearCache):
         core.scheduler.clear_prefix_cache()
 

@@ -72,6 +72,18 @@ class Compiled:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A message between the processes could not be read; these are the requests, and the number of the question, that
+    it was about, as far as its label said.
+
+    It is told to whichever side it concerns: the engine drops what it knows of the requests and passes it on.
+    """
+
+    request_ids: tuple[str, ...]
+    number: int | None = None
+
+
+@dataclass(frozen=True)
 class Close:
     """End."""
 
@@ -121,8 +133,8 @@ class Failed:
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Compiled | Close
-Reply = Events | Pong | LoRAAdded | Died
+Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Compiled | Unread | Close
+Reply = Events | Pong | LoRAAdded | Unread | Died
 
 
 class Engine(Protocol):

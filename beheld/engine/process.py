@@ -17,8 +17,22 @@ from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.codec import CODEC
-from beheld.engine.messages import Close, Died, Events, Failed, Message, Ready, Reply, Submit, Tokenizer
-from beheld.ipc.link import Link
+from beheld.engine.label import label_of, unread_of
+from beheld.engine.messages import (
+    Abort,
+    Close,
+    Died,
+    Events,
+    Failed,
+    Message,
+    Pong,
+    Ready,
+    Reply,
+    Submit,
+    Tokenizer,
+    Unread,
+)
+from beheld.ipc.link import FrameError, Link, pair
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -37,7 +51,7 @@ class Spawned:
 
 def spawn() -> Spawned:
     """Begin a process; called before this one loads the same libraries, both load at the same time."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = pair()
     with theirs:
         command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
         # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
@@ -72,7 +86,7 @@ class EngineProcess:
             self._link.send(args)
             _load()
             answer = self._link.receive()
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, FrameError) as error:
             self._end()
             raise EngineDeadError("The engine's process ended before it was ready.", "Its log says why.") from error
         except BaseException:
@@ -138,22 +152,30 @@ class EngineProcess:
         assert self._receive is not None
         while True:
             try:
-                reply = self._link.receive()
-            except (EOFError, ValueError):
+                reply: Reply | None = self._link.receive()
+            except FrameError as error:
+                reply = _unread(error)
+            except EOFError:
                 if self._alive:
                     self._alive = False
                     self._receive(Died("its process has ended"))
                 return
             if isinstance(reply, Died):
                 self._alive = False
-            self._receive(reply)
+            elif isinstance(reply, Pong):
+                reply = _counted(reply, self._link)
+            elif isinstance(reply, Unread) and reply.request_ids:
+                # What they have lost cannot be made good, and what else they would compute is of no use.
+                self.send(Abort(reply.request_ids))
+            if reply is not None:
+                self._receive(reply)
 
     def _speak(self) -> None:
         assert self._receive is not None
         while (message := self._outbox.get()) is not None:
             try:
                 self._introduce(message)
-                self._link.send(_bare(message))
+                self._link.send(_bare(message), label=label_of(message))
             except BeheldError as error:
                 assert isinstance(message, Submit)
                 ends = [TokenEvent(r.id, None, FinishReason.ERROR, error=error) for r in message.requests]
@@ -182,6 +204,25 @@ def _bare(message: Message) -> Message:
     return Submit(tuple(replace(request, receipts=(), prompt=None) for request in message.requests))
 
 
+def _unread(error: FrameError) -> Unread | None:
+    """Whom a frame concerned that could not be read; None if it does not say, and then the log is all there is."""
+    try:
+        concerned = unread_of(error.label)
+    except ValueError:
+        concerned = None
+    cause = type(error.__cause__ or error).__name__
+    if concerned is None:
+        logger.error("A frame between the processes cannot be read and is dropped (%s).", cause)
+    else:
+        logger.error("A frame about %d requests cannot be read (%s).", len(concerned.request_ids), cause)
+    return concerned
+
+
+def _counted(pong: Pong, link: Link) -> Pong:
+    """The same with the frames that this side could not read."""
+    return replace(pong, stats=replace(pong.stats, num_unread=pong.stats.num_unread + link.num_unread))
+
+
 class _LinkInbox:
     """Messages that a thread reads from the link."""
 
@@ -193,7 +234,11 @@ class _LinkInbox:
         while True:
             try:
                 self._queue.put(link.receive())
-            except (EOFError, ValueError):
+            except FrameError as error:
+                concerned = _unread(error)
+                if concerned is not None:
+                    self._queue.put(concerned)
+            except EOFError:
                 # Nobody is left to answer to, whatever is being computed.
                 os._exit(0)
 
@@ -225,8 +270,12 @@ def main(descriptor: int) -> None:
         link.send(Failed(error))
         return
     link.send(Ready(setup.info, setup.config))
+
+    def tell(reply: Reply) -> None:
+        link.send(_counted(reply, link) if isinstance(reply, Pong) else reply, label=label_of(reply))
+
     try:
-        serve(setup.core, _LinkInbox(link), link.send)
+        serve(setup.core, _LinkInbox(link), tell)
     except OSError:
         logger.info("The other side has ended.")
 

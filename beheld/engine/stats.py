@@ -16,9 +16,11 @@ class EngineStats:
         steps: how many were launched.
         retried: how many of them failed and were retried sequence by sequence.
         encode_s: seconds that towers have run.
+        num_unread: messages between the processes, either way, that could not be read.
     """
 
     scheduler: SchedulerStats
     steps: int
     retried: int
     encode_s: float = 0.0
+    num_unread: int = 0

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from beheld.core.errors import BeheldError, EngineError
-from beheld.ipc.link import Link
+from beheld.ipc.link import FrameError, Link, pair
 
 FORK, END = b"f", b"e"
 NUMBER = struct.Struct("<i")
@@ -59,18 +59,18 @@ def main(descriptor: int, module: str, memory_bytes: int) -> None:
     gc.collect()
     gc.freeze()
     control.settimeout(None)
-    while command := control.recv(1):
+    while command := control.recv(len(END) + NUMBER.size):
         if command == FORK:
             _fork(control, tasks, work, memory_bytes, libc)
-        elif command == END:
-            (number,) = NUMBER.unpack(control.recv(NUMBER.size, socket.MSG_WAITALL))
+        elif command.startswith(END):
+            (number,) = NUMBER.unpack(command.removeprefix(END))
             os.kill(number, signal.SIGKILL)
             _, status = os.waitpid(number, 0)
             control.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
 
 def _fork(control: socket.socket, tasks: Any, work: Work, memory_bytes: int, libc: Any) -> None:
-    ours, theirs = socket.socketpair()
+    ours, theirs = pair()
     parent = os.getpid()
     with warnings.catch_warnings():
         # Threads of a library that was loaded, not of Python: none of them holds what a worker will ask for.
@@ -114,6 +114,8 @@ def _serve(link: Link, work: Work) -> None:
             return
         except MemoryError:
             answer = (NO_MEMORY, None)
+        except FrameError as error:
+            answer = (NO_MEMORY, None) if isinstance(error.__cause__, MemoryError) else (FAILED, _told(error))
         except Exception as error:
             answer = (FAILED, _told(error))
         try:

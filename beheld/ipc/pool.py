@@ -18,7 +18,7 @@ from typing import Any
 from beheld.core.errors import BeheldError, UserError, WorkerError
 from beheld.ipc.codec import Codec
 from beheld.ipc.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
-from beheld.ipc.link import Link
+from beheld.ipc.link import Link, pair
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -101,7 +101,7 @@ class _Server:
     def __init__(self, settings: PoolSettings) -> None:
         self._codec = settings.codec
         self.alive = True
-        self._control, theirs = socket.socketpair()
+        self._control, theirs = pair()
         with theirs:
             name = str(theirs.fileno())
             command = [sys.executable, "-m", "beheld.ipc.forkserver", name, settings.module, str(settings.memory_bytes)]
@@ -152,7 +152,7 @@ class _Server:
         """
         self._control.settimeout(_CONTROL_S)
         self._control.sendall(END + NUMBER.pack(worker.number))
-        said = self._control.recv(NUMBER.size, socket.MSG_WAITALL)
+        said = self._control.recv(NUMBER.size)
         if len(said) != NUMBER.size:
             raise ConnectionError("the fork server has ended")
         (code,) = NUMBER.unpack(said)

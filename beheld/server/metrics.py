@@ -96,4 +96,5 @@ class Metrics:
             self._encode.set(stats.encode_s)
             self._engine.labels("steps").set(stats.steps)
             self._engine.labels("retried_steps").set(stats.retried)
+            self._engine.labels("unread_messages").set(stats.num_unread)
         return generate_latest(self._registry)

@@ -9,19 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptError, PromptTooLongError
+from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptError, PromptTooLongError, StepError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import StructuredOutputs
+from beheld.engine.codec import CODEC
+from beheld.engine.messages import Events, Ping, Pong, Submit
 from tests import tiny
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
+PAIR = SamplingParams(n=2, temperature=1.0, max_tokens=24, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
@@ -214,6 +218,79 @@ def test_wrong_options_are_told_from_the_other_process() -> None:
         AsyncLLM("/nonexistent/model", engine="process")
     with pytest.raises(ConfigError):
         AsyncLLM(str(tiny.checkpoint("llama")), engine="process", hf_overrides=lambda config: config)
+
+
+def unreadable(engine: Any, where: str, concerned: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
+    """Let the bodies of messages for which `concerned` is true arrive broken on one of the link's ends."""
+    link = engine._link
+    if where == "to the engine":
+        whole = link._codec.encode
+
+        def encode(message: Any) -> Any:
+            pieces = whole(message)
+            return (
+                [pieces[0], bytes(pieces[1]).replace(b"value", b"velua"), *pieces[2:]] if concerned(message) else pieces
+            )
+
+        return mock.patch.object(link, "_codec", mock.Mock(encode=encode, decode=link._codec.decode))
+
+    def decode(body: Any) -> Any:
+        message = CODEC.decode(body)
+        if concerned(message):
+            raise MemoryError
+        return message
+
+    return mock.patch.object(link, "_codec", mock.Mock(encode=link._codec.encode, decode=decode))
+
+
+@pytest.mark.parametrize("llm", ["process"], indirect=True)
+@pytest.mark.parametrize("where", ["to the engine", "from the engine"])
+def test_20_a_message_that_cannot_be_read_costs_its_request_alone(llm: AsyncLLM, where: str) -> None:
+    """Of the requests "good" and "bad" the second's messages arrive broken; so does a ping's."""
+
+    def of_bad(message: Any) -> bool:
+        if isinstance(message, Events):
+            return any(event.request_id.startswith("bad") for event in message.events)
+        return isinstance(message, Submit) and any(request.id.startswith("bad") for request in message.requests)
+
+    async def ask() -> None:
+        calm = (await last(llm.generate("good", GREEDY))).outputs[0].token_ids
+        before = (await llm.ping()).num_unread
+        with unreadable(llm._engine, where, of_bad):
+            # One after the other: what the engine tells of a step concerns all who share it.
+            with pytest.raises(StepError, match="could not be read"):
+                await asyncio.wait_for(last(llm.generate("bad", PAIR, "bad")), 20)
+            assert (await last(llm.generate("good", GREEDY, "good"))).outputs[0].token_ids == calm
+        broken = unreadable(llm._engine, where, lambda message: isinstance(message, Ping | Pong))
+        with broken, pytest.raises(StepError, match="could not be read"):
+            await asyncio.wait_for(llm.ping(), 20)
+        assert (await llm.ping()).num_unread >= before + 2
+        await idle(llm)
+
+    run(ask())
+
+
+@pytest.mark.parametrize("llm", ["process"], indirect=True)
+def test_20_beside_a_running_stream(llm: AsyncLLM) -> None:
+    """Noise, broken requests and a bad end of their headers, into the engine's socket while it computes."""
+
+    async def ask() -> None:
+        long = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+        calm = (await last(llm.generate("beside", long))).outputs[0].token_ids
+        before = (await llm.ping()).num_unread
+        beside = asyncio.create_task(last(llm.generate("beside", long)))
+        end = llm._engine._link._end  # type: ignore[attr-defined]
+        for number in range(20):
+            end.send(os.urandom(100 + number))
+            await asyncio.sleep(0.005)
+            broken = unreadable(llm._engine, "to the engine", lambda message: isinstance(message, Submit))
+            with broken, pytest.raises(StepError):
+                await last(llm.generate("x", GREEDY))
+        assert (await beside).outputs[0].token_ids == calm
+        assert (await llm.ping()).num_unread == before + 40
+        await idle(llm)
+
+    run(ask())
 
 
 def test_66_a_killed_process_is_told_of_and_leaves_nothing() -> None:

@@ -6,14 +6,11 @@ import re
 
 from tests.server.cases import CASES, ROOT, runs
 
-# Cases whose tests are still to come.
-WAITED_FOR: frozenset[int] = frozenset({20})
-
 
 def test_every_case_has_a_test() -> None:
     found = runs()
     assert set(found) <= set(CASES), "a test has the number of a case that is not in the table"
-    missing = set(CASES) - set(found) - WAITED_FOR
+    missing = set(CASES) - set(found)
     assert not missing, f"no test runs {sorted(missing)}"
 
 
@@ -25,4 +22,4 @@ def test_the_page_names_tests_that_there_are() -> None:
     for number, names in rows:
         told = set(re.findall(r"`([^`]+)`", names))
         assert told <= there.get(int(number), set()), f"docs/reliability.md names tests of case {number} that are gone"
-        assert told or int(number) in WAITED_FOR
+        assert told
