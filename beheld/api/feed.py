@@ -2,14 +2,10 @@
 
 The threads mostly wait for processes that decode and process media (inputs/workers.py). The order of the jobs is kept,
 and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their features.
-
-Threads that prepare share the interpreter with the one that drives the device, whose every call into the library gives
-the interpreter away and wants it back. So they hurry only until there is enough for the next steps; then one goes on.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -62,30 +58,19 @@ class Feed:
         window: how many jobs may be prepared and not yet taken.
         max_bytes: of features that may be ready and not yet taken. What jobs in work will bring is taken to be the mean
             of those before them.
-        enough_tokens: of prompts that are ready; see `waiting`.
     """
 
-    def __init__(
-        self,
-        jobs: Iterator[Job],
-        threads: int,
-        window: int,
-        max_bytes: int = MAX_BYTES,
-        enough_tokens: float = math.inf,
-    ) -> None:
+    def __init__(self, jobs: Iterator[Job], threads: int, window: int, max_bytes: int = MAX_BYTES) -> None:
         self._source = enumerate(jobs)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beheld-prepare") if threads else None
         self._window = window if threads else 1
         self._ahead: deque[tuple[int, Job, Future[list[Request]], list[float]]] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
-        self._counting = threading.Condition()
-        # Ready and not yet taken, and prepared so far.
-        self._ready = _Count()
-        self._prepared = _Count()
-        self._waiting = 0
-        self._at_work = 0
-        self._enough_tokens = enough_tokens
+        self._counting = threading.Lock()
+        # Ready and not yet taken: jobs, and bytes. Prepared so far: the same.
+        self._ready = (0, 0)
+        self._prepared = (0, 0)
         self._dry = False
 
     @property
@@ -108,17 +93,10 @@ class Feed:
         self._count_taken(future)
         return Fed(index, job, future, times[0], times[1])
 
-    def waiting(self, num_requests: int) -> None:
-        """Tell how many requests that were taken have not begun: together with the ready ones they may be enough."""
-        with self._counting:
-            self._waiting = num_requests
-            self._counting.notify_all()
-
     def close(self) -> None:
         """Drop what was not taken; jobs being prepared end in their own time."""
         self._dry = True
         self._ahead.clear()
-        self.waiting(0)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -139,41 +117,26 @@ class Feed:
         if len(self._ahead) >= self._window:
             return False
         with self._counting:
-            ready, prepared = self._ready, self._prepared
-        in_work = len(self._ahead) - ready.jobs
-        if not prepared.jobs:
+            ready, num_bytes = self._ready
+            prepared, total = self._prepared
+        in_work = len(self._ahead) - ready
+        if not prepared:
             return in_work < 2 * self._threads
-        return ready.num_bytes + in_work * prepared.num_bytes / prepared.jobs < self._max_bytes
-
-    def _is_enough(self) -> bool:
-        if not self._prepared.jobs:
-            return False
-        waiting_tokens = self._waiting * self._prepared.tokens / self._prepared.jobs
-        return self._ready.tokens + waiting_tokens >= self._enough_tokens
-
-    def _begin(self) -> None:
-        """Wait for one's turn."""
-        with self._counting:
-            self._counting.wait_for(lambda: self._dry or not self._at_work or not self._is_enough())
-            self._at_work += 1
+        return num_bytes + in_work * total / prepared < self._max_bytes
 
     def _count_prepared(self, requests: list[Request]) -> None:
-        made = _Count.of(requests)
+        num_bytes = _feature_bytes(requests)
         with self._counting:
-            self._ready, self._prepared = self._ready.plus(made), self._prepared.plus(made)
-            self._at_work -= 1
-            self._counting.notify_all()
+            self._ready = (self._ready[0] + 1, self._ready[1] + num_bytes)
+            self._prepared = (self._prepared[0] + 1, self._prepared[1] + num_bytes)
 
     def _count_taken(self, future: Future[list[Request]]) -> None:
-        taken = _Count.of([] if future.exception() is not None else future.result())
+        num_bytes = 0 if future.exception() is not None else _feature_bytes(future.result())
         with self._counting:
-            self._ready = self._ready.plus(taken, -1)
-            # Until `waiting` says better.
-            self._waiting += 1
+            self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
 
     def _prepare(self, job: Job, future: Future[list[Request]], times: list[float]) -> None:
         """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""
-        self._begin()
         times.append(time.monotonic())
         try:
             requests = job.requests()
@@ -187,23 +150,7 @@ class Feed:
             future.set_result(requests)
 
 
-@dataclass(frozen=True)
-class _Count:
-    """Jobs, bytes of their features, tokens of their prompts."""
-
-    jobs: int = 0
-    num_bytes: int = 0
-    tokens: int = 0
-
-    @classmethod
-    def of(cls, requests: list[Request]) -> _Count:
-        """Of one job: each item is counted once, since several answers to one prompt share theirs."""
-        items = {id(span.item): span.item for request in requests for span in request.spans}
-        num_bytes = sum(item.feature_bytes for item in items.values())
-        return cls(1, num_bytes, sum(len(request.token_ids) for request in requests))
-
-    def plus(self, other: _Count, times: int = 1) -> _Count:
-        """Both, the other so many times."""
-        return _Count(
-            self.jobs + times * other.jobs, self.num_bytes + times * other.num_bytes, self.tokens + times * other.tokens
-        )
+def _feature_bytes(requests: list[Request]) -> int:
+    """Bytes of the features of all items, each counted once; several answers to one prompt share theirs."""
+    items = {id(span.item): span.item for request in requests for span in request.spans}
+    return sum(item.feature_bytes for item in items.values())

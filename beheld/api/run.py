@@ -15,9 +15,6 @@ from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
 
-# Threads that prepare hurry until there are tokens for so many steps.
-_STEPS_AHEAD = 2
-
 
 @dataclass(eq=False)
 class _Live:
@@ -125,13 +122,11 @@ class OfflineRun:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
         self._busy = True
         in_flight: InFlight | None = None
-        window, enough = 2 * self.config.max_num_seqs, _STEPS_AHEAD * self.config.max_num_batched_tokens
-        feed = Feed(jobs, self.config.prepare_threads, window, enough_tokens=enough)
+        feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         try:
             while feed.more or in_flight is not None or self.core.has_work:
                 for index, failed in self._fill(feed, bars, on_error, idle=in_flight is None):
                     yield index, failed, None
-                feed.waiting(self.core.num_waiting)
                 in_flight, events = self._step(in_flight, on_error)
                 for event in events:
                     live = self._live.get(event.request_id)

@@ -15,6 +15,7 @@ from beheld.engine.stats import EngineStats
 from beheld.executor.executor import Executor
 from beheld.scheduler.scheduler import Scheduler
 from beheld.structured.rows import GrammarRows
+from beheld.utils.interpreter import quick_turns
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -64,7 +65,8 @@ class EngineCore:
         """
         self._check_alive()
         try:
-            return self._step(in_flight)
+            with quick_turns():
+                return self._step(in_flight)
         except EngineDeadError as error:
             self._death = error
             raise

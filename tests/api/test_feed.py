@@ -117,33 +117,3 @@ def test_a_failure_comes_in_its_turn(threads: int) -> None:
         except PromptError:
             results.append("failed")
     assert results == [0, "failed", 2]
-
-
-def test_with_enough_ready_only_one_thread_goes_on() -> None:
-    """Three jobs of one token are enough; every job that begins after them finds nobody else at work."""
-    threads = 4
-    at_work, most = [0], [0]
-    lock, hold = threading.Lock(), threading.Event()
-
-    def act(number: int) -> None:
-        with lock:
-            at_work[0] += 1
-            if number >= 3 + threads:
-                most[0] = max(most[0], at_work[0])
-        if number < threads:
-            hold.wait(10)
-        time.sleep(0.002)
-        with lock:
-            at_work[0] -= 1
-
-    feed = Feed(jobs(40, [], act), threads, 50, enough_tokens=3)
-    hold.set()
-    taken = []
-    while feed.more:
-        fed = feed.take(wait=True)
-        assert fed is not None
-        taken.append(fed.index)
-        # All that was taken still waits for the engine.
-        feed.waiting(len(taken))
-    assert taken == list(range(40))
-    assert most[0] == 1
