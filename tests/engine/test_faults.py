@@ -31,6 +31,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     """Engines that plan in different ways."""
     options = {"max_model_len": 128, "max_num_seqs": 6, "num_gpu_blocks_override": 200, **ENGINES[request.param]}
+    # What is replaced in a test is called in every step: a graph would not.
+    options |= {"enforce_eager": torch.cuda.is_available()}
     with LLM(str(tiny.checkpoint("qwen2_vl")), dtype="float32", seed=0, media_workers=0, **options) as made:
         yield made
 

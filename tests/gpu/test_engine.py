@@ -1,0 +1,150 @@
+"""The engine on a GPU beside what it does on any device: its own process, grammars, faults within graphs, aborts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from beheld import LLM, AsyncLLM, SamplingParams
+from beheld.core.errors import StepError
+from beheld.core.params import StructuredOutputs
+from tests import tiny
+
+LONG = bool(os.environ.get("BEHELD_LONG"))
+FAMILY = "qwen2_5_vl"
+OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_model_len": 256, "max_num_seqs": 8}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Any:
+    with LLM(str(tiny.checkpoint(FAMILY)), **OPTIONS) as made:
+        yield made
+
+
+def runner_of(llm: LLM) -> Any:
+    assert llm._run is not None
+    return llm._run.core.executor.runner  # type: ignore[attr-defined]
+
+
+def picture(seed: int) -> dict[str, Any]:
+    return {"prompt": tiny.prompt(FAMILY, 1, 0, "Hi?"), "multi_modal_data": {"image": tiny.picture(56, 56, seed)}}
+
+
+def text(*tokens: int) -> dict[str, Any]:
+    return {"prompt_token_ids": list(tokens)}
+
+
+def tokens_of(llm: LLM, prompts: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(o.outputs[0].token_ids) for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+PROMPTS = [picture(1), text(5, 6, 7), picture(2), text(*range(20, 90))]
+
+
+def test_a_process_of_its_own_says_the_same(llm: LLM) -> None:
+    async def run() -> list[tuple[int, ...]]:
+        async with AsyncLLM(str(tiny.checkpoint(FAMILY)), engine="process", **OPTIONS) as other:
+
+            async def one(prompt: Any) -> tuple[int, ...]:
+                async for output in other.generate(prompt, GREEDY):
+                    last = output
+                return tuple(last.outputs[0].token_ids)
+
+            return list(await asyncio.gather(*(one(prompt) for prompt in PROMPTS)))
+
+    assert asyncio.run(run()) == tokens_of(llm, PROMPTS)
+
+
+def test_a_grammar_beside_others_in_one_batch(llm: LLM) -> None:
+    regex = SamplingParams(temperature=0.0, max_tokens=16, structured_outputs=StructuredOutputs(regex="[ab]{5}"))
+    free = tokens_of(llm, PROMPTS[1:2])[0]
+    bound, mate = llm.generate([text(5, 6, 7, 8), text(5, 6, 7)], [regex, GREEDY], use_tqdm=False)
+    assert re.fullmatch("[ab]{5}", bound.outputs[0].text)
+    assert tuple(mate.outputs[0].token_ids) == free
+
+
+def test_nan_within_a_graph_fails_one_row(llm: LLM) -> None:
+    """The weights themselves are poisoned for one token, so replays meet it as well as what is launched anew."""
+    poison = 41
+    weight = runner_of(llm)._adapter.model.get_input_embeddings().weight
+    mates = [text(*range(10 + n, 40)) for n in range(3)]
+    llm.reset_prefix_cache()
+    clean = tokens_of(llm, mates)
+    kept = weight[poison].clone()
+    llm.reset_prefix_cache()
+    try:
+        weight[poison] = float("nan")
+        bad, *others = llm.generate([text(50, poison, 51), *mates], GREEDY, use_tqdm=False, on_error="return")
+    finally:
+        weight[poison] = kept
+    assert isinstance(bad.error, StepError)
+    assert [tuple(o.outputs[0].token_ids) for o in others] == clean
+    assert llm.generate([text(50, poison, 51)], GREEDY, use_tqdm=False)[0].error is None
+
+
+def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real lack of memory: the tower asks for more than the device has."""
+    adapter = runner_of(llm)._adapter
+    encode = adapter.encode
+    digest = llm._inputs.prepare(picture(32), GREEDY, request_id="x").spans[0].item.digest
+
+    def greedy(items: Any) -> Any:
+        if any(item.digest == digest for item in items):
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        return encode(items)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "encode", greedy)
+        prompts = [picture(31), picture(32), text(5, 6, 7)]
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+    assert "out of memory" in str(outputs[1].error)
+    assert outputs[0].error is None
+    assert outputs[2].error is None
+    assert tokens_of(llm, [picture(31)])[0] == tuple(outputs[0].outputs[0].token_ids)
+
+
+def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:
+    """10,000 requests in the long form, 300 in the short, a third of them with one of forty pictures."""
+    many, chance = 10_000 if LONG else 300, random.Random(5)
+    assert llm._run is not None
+    core = llm._run.core
+    pool = [picture(n) for n in range(40)]
+
+    def rush(count: int) -> None:
+        live: set[str] = set()
+        in_flight = None
+        number = 0
+        while number < count or core.has_work or in_flight is not None:
+            while number < count and len(live) < 16:
+                prompt = chance.choice(pool) if chance.random() < 0.3 else text(*chance.choices(range(5, 90), k=30))
+                params = SamplingParams(temperature=0.0, max_tokens=chance.randrange(1, 9), ignore_eos=True)
+                request = llm._inputs.prepare(prompt, params, request_id=f"r{number}")
+                core.add(request)
+                live.add(request.id)
+                number += 1
+            for name in [n for n in sorted(live) if chance.random() < 0.05]:
+                core.abort(name)
+                live.discard(name)
+            in_flight, events = core.step(in_flight)
+            live -= {event.request_id for event in events if event.finish is not None}
+
+    rush(200)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    rush(many)
+    core.scheduler.check()
+    stats = core.scheduler.stats()
+    assert stats.num_free_blocks == stats.num_blocks
+    torch.cuda.synchronize()
+    # What is kept of pictures may differ in number.
+    assert torch.cuda.memory_allocated() - before < 4 << 20
