@@ -58,6 +58,7 @@ REPOSITORIES: dict[str, Laid] = {
         config={"vision_config": {"image_size": 364, "patch_size": 91}},
         preprocessor={"max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}},
     ),
+    "Qwen/Qwen2-Audio-7B-Instruct": Laid("qwen2_audio"),
     "Qwen/Qwen2-VL-2B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2-VL-7B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2.5-VL-3B-Instruct": Laid("qwen2_5_vl"),
@@ -201,10 +202,13 @@ def pictures(copies: Path, urls: list[str]) -> None:
 
 
 def assets(folder: Path) -> None:
-    """The picture and the video that scripts ask for by name."""
+    """The picture, the video and the sounds that scripts ask for by name."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cherry_blossom.jpg").write_bytes(_jpeg(99))
     pipes.write_video(folder / "sample_demo_1.mp4", tiny.frames(24))
+    # Readers go by what a file holds.
+    for seed, name in enumerate(("mary_had_lamb", "winning_call")):
+        (folder / f"{name}.ogg").write_bytes(tiny.wav(tiny.sound(0.8 + seed, seed)))
 
 
 def _jpeg(seed: int) -> bytes:

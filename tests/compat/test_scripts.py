@@ -141,6 +141,25 @@ def test_further_models_and_a_video_with_its_times(stage: Stage, capsys: pytest.
     assert stage.outputs[0][0].media[0].given["frames"] == 6
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("gemma3n", "google/gemma-3n-E2B-it"),
+        ("phi4_mm", "microsoft/Phi-4-multimodal-instruct"),
+        ("qwen2_audio", "Qwen/Qwen2-Audio-7B-Instruct"),
+    ],
+)
+def test_sounds(stage: Stage, capsys: pytest.CaptureFixture[str], key: str, name: str, count: int) -> None:
+    laid.lay_or_skip(stage.hub, name)
+    assert stage.run(script("sounds"), "-m", key, "--num-audios", str(count), "--num-prompts", "2") == 0
+    check(stage.outputs[0], capsys.readouterr().out, count=2, media=count)
+    heard = [[receipt.used["seconds"] for receipt in output.media] for output in stage.outputs[0]]
+    assert heard == [[0.8, 1.8][:count]] * 2
+    adapters = {output.lora_request.lora_name for output in stage.outputs[0] if output.lora_request}
+    assert adapters == ({"speech"} if key == "phi4_mm" else set())
+
+
 def test_one_pixel_makes_another_picture(stage: Stage) -> None:
     laid.repository(stage.hub, "llava-hf/llava-1.5-7b-hf")
     for words in (["--image-repeat-prob", "1"], ["--image-repeat-prob=0"], ["--disable_mm_preprocessor_cache"]):
