@@ -46,6 +46,31 @@ def test_logits_are_those_of_the_model_as_it_came(family: str, surgery: Any) -> 
     )
 
 
+@torch.inference_mode()
+def test_a_packed_layer_meets_few_sizes_and_computes_all() -> None:
+    linear = torch.nn.Linear(24, 40)
+    layer = fuse.PackedLinear(linear)
+    met: set[int] = set()
+    product = layer._product
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        met.add(x.numel() // 24)
+        return product(x)
+
+    layer._product = noted  # type: ignore[method-assign]
+    for rows in (*range(300), 1023, 1024, 1025, 2047):
+        x = torch.randn(rows, 24)
+        found = layer(x)
+        assert found.shape == (rows, 40)
+        torch.testing.assert_close(found, linear(x))
+    assert len(met) < 70
+    for rows in (*range(1, 5000), 1 << 20):
+        assert rows <= fuse.padded_rows(rows) <= rows + rows // 8
+        assert fuse.padded_rows(fuse.padded_rows(rows)) == fuse.padded_rows(rows)
+    x = torch.randn(2, 19, 24)
+    torch.testing.assert_close(layer(x), linear(x))
+
+
 def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
