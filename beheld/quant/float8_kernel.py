@@ -47,7 +47,7 @@ def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor) -> None:
         _rounded_rows[(rows,)](x_TK, out_TK, scale_T, x_TK.stride(0), inputs, block, num_warps=warps)
 
 
-@triton.jit(do_not_specialize=["num_slots", "share"])
+@triton.jit(do_not_specialize=["share"])
 def _grouped_product(
     x_ptr,
     x_scale_ptr,
@@ -56,7 +56,6 @@ def _grouped_product(
     order_ptr,
     starts_ptr,
     y_ptr,
-    num_slots,
     share,
     num_groups,
     num_outputs,
@@ -131,7 +130,6 @@ def grouped_product(
         order_S,
         starts_G1,
         y_SN,
-        slots,
         share,
         groups,
         outputs,
