@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"inputs", "text", "engine", "structured"},
     "server": {"api", "text"},
     "compat": {"api", "inputs"},
-    "verify": {"checkpoint", "inputs", "engine"},
+    "verify": {"checkpoint", "inputs", "engine", "models"},
     "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}

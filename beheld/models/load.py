@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from beheld.checkpoint.convert import converted
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import EngineConfig, ModelInfo
@@ -120,6 +121,26 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     if unused:
         logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
     return model
+
+
+def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, Any] | None, str]:
+    """What transformers' own loader takes on a CPU where it could not read the checkpoint by itself.
+
+    Returns:
+        The configuration, name -> weight or None if it reads the files itself, and in words what was converted.
+    """
+    path = Path(info.path)
+    raw = read_json(path / CONFIG)
+    quantization = stated(raw)
+    if quantization is not None:
+        compressed_tensors.check(quantization)
+        dequantized = compressed_tensors.open_weights(path, "cpu")
+        return compressed_tensors.without_quantization(hf_config), dequantized, "its FP8 weights dequantized"
+    weights = renamed_weights(info.model_type, path)
+    if weights is not None:
+        return hf_config, weights, f"configuration and weights of the layout {raw.get('model_type')!r} converted"
+    words = "" if converted(raw) is None else f"the configuration of the layout {raw['model_type']!r} converted"
+    return hf_config, None, words
 
 
 def _quantized(

@@ -36,6 +36,7 @@ class Stage:
 def compare(theirs: Trace, ours: Trace) -> list[Stage]:
     """All stages in the order of a request; the first that differs is where to look."""
     return [
+        *_layout(theirs),
         _text("rendered prompt", theirs.rendered, ours.rendered),
         _ids("token ids", list(theirs.prompt_ids), list(ours.prompt_ids)),
         *_features(theirs.features, ours.features),
@@ -50,6 +51,14 @@ def compare(theirs: Trace, ours: Trace) -> list[Stage]:
 def first_difference(stages: list[Stage]) -> Stage | None:
     """The first stage that differs."""
     return next((stage for stage in stages if stage.verdict == DIFFERENT), None)
+
+
+def _layout(theirs: Trace) -> list[Stage]:
+    """That both sides read the checkpoint through the same hands, where transformers could not read it alone."""
+    if not theirs.converted:
+        return []
+    detail = f"transformers' own classes were given {theirs.converted} by beheld: what is wrong there is wrong in both"
+    return [Stage("layout", NOT_COMPARED, detail)]
 
 
 def _text(name: str, theirs: str | None, ours: str | None) -> Stage:
@@ -128,6 +137,8 @@ def _positions(theirs: list[Tensor], ours: list[Tensor]) -> Stage:
         detail = f"here {shift} less throughout, which relative positions do not see"
         return Stage("positions", SAME, detail)
     for step, (want, got) in enumerate(zip(theirs, ours, strict=False)):
+        if want.shape[-1] != got.shape[-1]:
+            return Stage("positions", DIFFERENT, f"{want.shape[-1]} there, {got.shape[-1]} here")
         same_axes = got.expand(want.shape) if got.shape[0] == 1 else got
         wide_want = want.expand(same_axes.shape) if want.shape[0] == 1 else want
         if not torch.equal(wide_want, same_axes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.verify import ours, reference
 from beheld.verify.compare import Stage, compare, first_difference
@@ -18,10 +17,10 @@ def verify(args: EngineArgs, question: Question) -> tuple[list[Stage], Stage | N
     Raises:
         BeheldError: a side cannot answer at all.
     """
-    path = str(resolve(args))
     dtype = "float32" if args.dtype == "auto" else args.dtype
-    theirs = reference.trace(path, question, dtype=dtype, trust_remote_code=args.trust_remote_code)
-    mine = ours.trace(dataclasses.replace(args, dtype=dtype, device="cpu"), question)
+    args = dataclasses.replace(args, dtype=dtype, device="cpu")
+    theirs = reference.trace(args, question)
+    mine = ours.trace(args, question)
     stages = compare(theirs, mine)
     return stages, first_difference(stages)
 

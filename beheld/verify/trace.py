@@ -42,6 +42,7 @@ class Trace:
         positions: (X, T) of the prompt, then of each token answered.
         logits: (V) that chose each answered token.
         token_ids: the answer.
+        converted: in words, what was converted for a side that could not read the checkpoint by itself; else empty.
     """
 
     rendered: str | None = None
@@ -52,3 +53,4 @@ class Trace:
     positions: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    converted: str = ""
