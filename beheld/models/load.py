@@ -15,6 +15,7 @@ from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.families import renamed_weights
+from beheld.models.shards import shard_bar
 from beheld.quant import compressed_tensors, keep
 from beheld.quant.choose import FLOAT8, choose
 from beheld.utils.log import get_logger
@@ -89,8 +90,6 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     from transformers.utils import logging as hf_logging
 
     hf_logging.set_verbosity_error()
-    if not config.show_progress:
-        hf_logging.disable_progress_bar()
     try:
         options = {
             "dtype": dtype,
@@ -99,12 +98,13 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             "trust_remote_code": config.trust_remote_code,
         }
         quantization = getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
-        if quantization is None:
-            weights = renamed_weights(info.model_type, path)
-            source = info.path if weights is None else None
-            model, report = model_class.from_pretrained(source, state_dict=weights, config=hf_config, **options)
-        else:
-            model, report = _quantized(model_class, hf_config, quantization, path, options)
+        with shard_bar(path, shown=config.show_progress):
+            if quantization is None:
+                weights = renamed_weights(info.model_type, path)
+                source = info.path if weights is None else None
+                model, report = model_class.from_pretrained(source, state_dict=weights, config=hf_config, **options)
+            else:
+                model, report = _quantized(model_class, hf_config, quantization, path, options)
     except ModelError:
         raise
     except Exception as error:
