@@ -84,14 +84,19 @@ class LLM:
         prompts: Iterable[PromptType],
         sampling_params: SamplingParams | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         on_error: str = "return",
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Answer prompts from any iterable, which is read only as fast as they are needed.
 
+        Args:
+            lora_request: one for all.
+            on_error: as for `generate`.
+
         Yields:
             (index of the prompt, its output) as each one finishes.
         """
-        jobs = self._jobs(prompts, self._inputs.prepare, sampling_params, None, None)
+        jobs = self._jobs(prompts, self._inputs.prepare, sampling_params, _lone(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
@@ -129,7 +134,11 @@ class LLM:
         return self._all(jobs, len(many), use_tqdm, on_error)
 
     def chat_stream(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        **options: Any,
     ) -> Iterator[RequestOutput]:
         """Answer one conversation piece by piece: each output holds only what is new since the one before.
 
@@ -140,7 +149,7 @@ class LLM:
         def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
             return self._inputs.prepare_chat(conversation, child, **options, **own)
 
-        (job,) = self._jobs([messages], prepare, sampling_params, None, None)
+        (job,) = self._jobs([messages], prepare, sampling_params, _lone(lora_request), None)
         return self._live().stream(job)
 
     # ------------------------------------------------------------------ asking about the engine
@@ -279,6 +288,17 @@ def _listed(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Iterable) or isinstance(prompts, str | bytes | Mapping):
         raise PromptError(f"A {type(prompts).__name__} is not a list of prompts or messages.", "Give a list.")
     return list(prompts)
+
+
+def _lone(lora: LoRARequest | None) -> LoRARequest | None:
+    """The adapter of all prompts, where nobody knows how many there are that a list could be for."""
+    if isinstance(lora, list | tuple):
+        raise ParamsError(
+            f"lora_request is one LoRARequest here, not a {type(lora).__name__}.",
+            "`generate` and `chat` take a list of them, one for each prompt.",
+            param="lora_request",
+        )
+    return lora
 
 
 def _at(values: Any, index: int) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 from beheld import LLM, LoRARequest, SamplingParams
 from beheld.attention.context import ForwardContext, forward_context
-from beheld.core.errors import LoRAError, StepError
+from beheld.core.errors import LoRAError, ParamsError, StepError
 from beheld.lora.layers import LoRALinear, Switch
 from beheld.lora.slots import LoRASlots
 from beheld.lora.step import LoRAStep, Slots, runs_of
@@ -130,6 +130,25 @@ def slots_of(llm: LLM) -> LoRASlots:
 def tokens(llm: LLM, text: str, *loras: LoRARequest | None) -> list[list[int]]:
     made = llm.generate([text] * len(loras), PARAMS, use_tqdm=False, lora_request=list(loras))
     return [list(output.outputs[0].token_ids) for output in made]
+
+
+def test_iterators_and_streams_take_an_adapter(saved: list[str]) -> None:
+    lora = LoRARequest("a", 1, saved[0])
+    messages = [{"role": "user", "content": "Hello"}]
+    with make() as llm:
+        want = tokens(llm, "Hello", None, lora)
+        assert want[0] != want[1]
+        got = dict(llm.generate_iter(iter(["Hello"] * 3), PARAMS, lora_request=lora))
+        assert [list(got[index].outputs[0].token_ids) for index in range(3)] == [want[1]] * 3
+        assert got[0].lora_request == lora
+        base, adapted = (llm.chat(messages, PARAMS, use_tqdm=False, lora_request=each)[0] for each in (None, lora))
+        pieces = list(llm.chat_stream(messages, PARAMS, lora_request=lora))
+        told = [token for piece in pieces for token in piece.outputs[0].token_ids]
+        assert told == list(adapted.outputs[0].token_ids) != list(base.outputs[0].token_ids)
+        assert pieces[-1].lora_request == lora
+        for ask in (llm.generate_iter, llm.chat_stream):
+            with pytest.raises(ParamsError, match="one LoRARequest here, not a list"):
+                next(ask(messages, PARAMS, lora_request=[lora]))  # type: ignore[operator]
 
 
 def test_55_500_cycles_of_loading_and_unloading_leave_nothing(saved: list[str]) -> None:
