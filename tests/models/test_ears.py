@@ -73,3 +73,37 @@ def test_phi4_projects_sounds_otherwise_beside_pictures() -> None:
         ours = HFAdapter(model, info).encode(items)
     for made, expected in zip(ours, (*theirs, theirs[0]), strict=True):
         torch.testing.assert_close(made, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_phi4_hears_several_sounds_that_are_longer_than_its_window() -> None:
+    """transformers' tower takes one of them at a time."""
+    family = "phi4_mm"
+    alone = [Ask("{a}", sounds=((40.5, seed),)) for seed in (92, 93)]
+    model = type(reference.model(family)).from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
+    info = pipes.info(family)
+    families.adapt(info.model_type, model)
+    items = [items_of(family, ask)[0] for ask in alone]
+    with torch.inference_mode():
+        ours = HFAdapter(model, info).encode(items)
+    for made, ask in zip(ours, alone, strict=True):
+        torch.testing.assert_close(made, merged(family, ask), atol=2e-5, rtol=1e-4)
+
+
+def test_phi4_does_not_write_down_all_pairs_of_a_long_sound() -> None:
+    model = type(reference.model("phi4_mm")).from_pretrained(tiny.checkpoint("phi4_mm"), dtype=torch.float32).eval()
+    tower = model.model.embed_tokens_extend.audio_embed.encoder
+    sizes = (7, 2, tower.config.chunk_size, tower.config.left_chunk)
+    theirs = tower._streaming_mask(*sizes)
+    frames = torch.randn(1, 4100, 80, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        heard = tower(frames, None)
+        families.adapt("phi4_multimodal", model)
+        assert torch.equal(tower(frames, None), heard)
+    assert torch.equal(tower._streaming_mask(*sizes), theirs)
+    assert tower._streaming_mask(45000, 1, *sizes[2:]).untyped_storage().nbytes() == 1
+    # What has chunks keeps them.
+    chunked = type(reference.model("phi4_mm")).from_pretrained(tiny.checkpoint("phi4_mm"), dtype=torch.float32)
+    tower = chunked.model.embed_tokens_extend.audio_embed.encoder
+    tower.config.chunk_size = 3
+    families.adapt("phi4_multimodal", chunked)
+    assert not tower._streaming_mask(20, 1, 3, 1).all()

@@ -35,6 +35,8 @@ _RENAMED = tuple(
         (r"(\.encoders\.\d+\.self_attn\.)linear_out\.", r"\1o_proj."),
     )
 )
+# Positions that the tower for sounds hears at once: forty seconds.
+_WINDOW = 500
 _ADAPTER = re.compile(r"\.lora_[AB]\.(vision|speech)\.weight$")
 
 
@@ -78,6 +80,8 @@ def _projection(item: EncodeItem) -> str:
 def audio_features(model: Any, audio_input_features: Tensor, projection: str) -> Tensor:
     """Embeddings (sum of E, H) of sounds of one length: its tower without a mask, as transformers hears a lone sound.
 
+    It cuts what is longer than a window into several, but cannot do that with more than one sound at once.
+
     The mask that its processor makes for several sounds of different lengths is added to the scores of attention as 1
     and 0, so that what lies behind a shorter one's end would be heard as well.
 
@@ -88,15 +92,35 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
     """
     embed = model.model.embed_tokens_extend.audio_embed
     up, down = (getattr(embed, f"{way}_proj_for_{projection}") for way in ("up", "down"))
-    heard = embed.encoder(audio_input_features, None)
+    tower = embed.encoder
+    long = audio_input_features.shape[1] > _WINDOW * tower.config.time_reduction
+    parts = audio_input_features.split(1 if long else len(audio_input_features))
+    heard = torch.cat([tower(part, None) for part in parts])
     made: Tensor = down(torch.nn.functional.gelu(up(heard)))
     return made.flatten(0, 1)
 
 
 def adapt(model: Any) -> None:
-    """Say of the tower's attention that it looks both ways."""
-    for layer in model.model.embed_tokens_extend.image_embed.img_processor.encoder.layers:
+    """Say of the attention to pictures that it looks both ways, and of that to sounds what it sees, in few words."""
+    extend = model.model.embed_tokens_extend
+    for layer in extend.image_embed.img_processor.encoder.layers:
         layer.self_attn.is_causal = False
+    _see_all(extend.audio_embed.encoder)
+
+
+def _see_all(tower: Any) -> None:
+    """Where a tower for sound has no chunks, every position sees all: one truth instead of one for each pair.
+
+    transformers writes down all pairs of a whole sound before it cuts it into windows: 8 GiB for an hour.
+    """
+    if tower.config.chunk_size > 0:
+        return
+
+    def seen(seq_len: int, batch_size: int, chunk_size: int, left_chunk: int) -> Tensor:
+        true = torch.ones((1, 1, 1), dtype=torch.bool, device=next(tower.parameters()).device)
+        return true.expand(batch_size, seq_len, seq_len)
+
+    tower._streaming_mask = seen
 
 
 def image_features(model: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor) -> Tensor:
