@@ -255,7 +255,13 @@ TESTED = (
         ALL,
         "as Qwen2.5-Omni; experts; each sound is heard as if it were the only one of its prompt",
     ),
-    Known("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "Qwen/Qwen3-VL-30B-A3B-Instruct", BOTH, "experts"),
+    Known(
+        "qwen3_vl_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        BOTH,
+        "as Qwen3-VL; experts",
+    ),
     Known(
         "smolvlm",
         "SmolVLMForConditionalGeneration",
@@ -297,7 +303,7 @@ def markdown() -> str:
         "For each of these, a small random checkpoint in the layout of the real one is part of the tests. Its greedy",
         "answers and their log-probabilities equal those of transformers' `generate`, token by token: alone and in a",
         "batch of sixteen, with prompts cut into steps, after a shared prefix, after preemption, with several",
-        "pictures, with videos.",
+        "pictures, with videos and with sounds, as far as a family takes them.",
         "",
         "| family | architecture | for example | takes | remarks |",
         "|---|---|---|---|---|",
