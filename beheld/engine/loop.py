@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, UserError
 from beheld.core.outputs import TokenEvent
@@ -30,6 +31,7 @@ from beheld.engine.messages import (
 )
 from beheld.structured.compile import Compiler
 from beheld.structured.rows import GrammarRows
+from beheld.utils.allocator import held_bytes
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -125,7 +127,7 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
     elif isinstance(message, Stop):
         core.stop(message.request_id)
     elif isinstance(message, Ping):
-        tell(Pong(message.number, core.stats()))
+        tell(Pong(message.number, replace(core.stats(), held_bytes=held_bytes())))
     elif isinstance(message, AddLoRA):
         tell(LoRAAdded(message.number, _read(core, message.lora)))
     elif isinstance(message, Tokenizer):

@@ -17,6 +17,7 @@ class EngineStats:
         retried: how many of them failed and were retried sequence by sequence.
         encode_s: seconds that towers have run.
         num_unread: messages between the processes, either way, that could not be read.
+        held_bytes: memory that the engine's process holds (allocator.held_bytes); None if that cannot be known.
     """
 
     scheduler: SchedulerStats
@@ -24,3 +25,4 @@ class EngineStats:
     retried: int
     encode_s: float = 0.0
     num_unread: int = 0
+    held_bytes: int | None = None

@@ -7,6 +7,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from beheld.api.async_llm import EngineStats
 from beheld.core.outputs import RequestOutput
+from beheld.utils.allocator import held_bytes
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGES = ("prepare", "queue", "prefill", "decode")
@@ -57,6 +58,12 @@ class Metrics:
         self._lag = Histogram(
             "beheld_event_loop_lag_seconds", "How late the event loop was.", buckets=_SECONDS, registry=registry
         )
+        self._held = Gauge(
+            "beheld_held_bytes",
+            "Memory that is taken and not given back; an engine in a thread is the server's process.",
+            ("process",),
+            registry=registry,
+        )
         self._busy = Gauge("beheld_answers_in_work", "Answers that the server has in work.", registry=registry)
 
     def lagged(self, seconds: float) -> None:
@@ -84,6 +91,7 @@ class Metrics:
     def text(self, stats: EngineStats | None, busy: int) -> bytes:
         """The exposition, with the engine's state of this moment if it tells."""
         self._busy.set(busy)
+        self._hold("server", held_bytes())
         if stats is not None:
             counts = stats.scheduler
             self._running.labels("running").set(counts.num_running)
@@ -97,4 +105,9 @@ class Metrics:
             self._engine.labels("steps").set(stats.steps)
             self._engine.labels("retried_steps").set(stats.retried)
             self._engine.labels("unread_messages").set(stats.num_unread)
+            self._hold("engine", stats.held_bytes)
         return generate_latest(self._registry)
+
+    def _hold(self, process: str, held: int | None) -> None:
+        if held is not None:
+            self._held.labels(process).set(held)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +14,12 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from beheld.server.openapi import document
+from tests.long import sized
 from tests.server import test_refusals, test_wire
 from tests.server.running import Running, received, request_bytes, talk
 
-LONG = os.environ.get("BEHELD_LONG", "") == "1"
-EXAMPLES = 400 if LONG else 25
-MESSAGES = 100_000 if LONG else 600
+EXAMPLES = sized(25, 400)
+MESSAGES = sized(600, 100_000)
 
 
 @pytest.fixture(autouse=True)
@@ -184,39 +181,3 @@ def test_85_in_any_order_the_verdicts_are_the_same(running: Running) -> None:
                     found = b""
             if not (found == b"" and name.startswith("framing")):
                 assert found[9:12] in statuses.split(), (name, found[:300])
-
-
-# ---------------------------------------------------------------------- time
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not LONG, reason="long form")
-def test_80_long_traffic_leaves_no_memory_behind(running: Running) -> None:
-    """Half an hour of answers, aborts and attacks; memory must not grow once everything has been seen."""
-    table = list(verdicts())
-    rng = random.Random(80)
-    seconds = float(os.environ.get("BEHELD_SOAK_S", "1800"))
-    begin, count, marks = time.monotonic(), 0, []
-    while time.monotonic() - begin < seconds:
-        for _ in range(200):
-            count += 1
-            if rng.random() < 0.05:
-                running.raw(rng.choice(table)[1], 0.5)
-            elif rng.random() < 0.2:
-                with running.connect() as link:
-                    body = {"messages": talk(f"{rng.random()}"), "max_tokens": 500, "stream": True}
-                    link.sendall(request_bytes("/v1/chat/completions", body))
-                    link.recv(10)
-            else:
-                body = {"messages": talk(f"{rng.random()}"), "max_tokens": 8}
-                assert running.post("/v1/chat/completions", body).status_code == 200
-        running.idle()
-        marks.append((count, _resident_mib()))
-    warm = marks[len(marks) // 2 :]
-    growth = 1000 * (warm[-1][1] - warm[0][1]) / max(1, warm[-1][0] - warm[0][0])
-    assert growth < 1.0, json.dumps(marks)
-
-
-def _resident_mib() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20

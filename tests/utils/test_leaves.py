@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beheld.utils import env
-from beheld.utils.allocator import keep_freed_memory
+from beheld.utils.allocator import held_bytes, keep_freed_memory
 from beheld.utils.collector import paused_collector
 from beheld.utils.log import once
 from beheld.utils.lru import LRU
@@ -69,6 +69,18 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_allocator_takes_the_settings() -> None:
     assert keep_freed_memory()
+
+
+def test_held_memory_is_what_was_taken_and_not_given_back() -> None:
+    before = held_bytes()
+    assert before is not None
+    for size, count in ((5_000, 1000), (1_000_000, 10), (50, 100_000)):
+        taken = [bytes(bytearray(size)) for _ in range(count)]
+        more = (held_bytes() or 0) - before
+        assert 0.7 * size * count < more < 1.5 * size * count + count * 100, (size, more)
+        del taken
+        gc.collect()
+        assert abs((held_bytes() or 0) - before) < 500_000
 
 
 def test_once(caplog: pytest.LogCaptureFixture) -> None:
