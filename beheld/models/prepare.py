@@ -98,6 +98,9 @@ def text_model(model: Any) -> Any:
     while not hasattr(decoder, "layers") and hasattr(decoder, "get_decoder") and decoder is not outer:
         decoder, outer = decoder.get_decoder(), decoder
     if not hasattr(decoder, "layers"):
+        # Llama 4's language model is its own decoder, around the one with the layers.
+        decoder = getattr(decoder, "model", decoder)
+    if not hasattr(decoder, "layers"):
         # Some name encoder and decoder together so.
         decoder = getattr(decoder, "decoder", decoder)
     layers = getattr(decoder, "layers", None)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
 
 Size = TypeVar("Size")
 Out = TypeVar("Out")
+
+
+class NotCapturedError(RuntimeError):
+    """A step does something that no graph can hold; the message is the device's."""
 
 
 def capture(
@@ -27,6 +32,9 @@ def capture(
         first: sizes beside the first of all that take another way through the model than the others.
         show_progress: show a bar.
         name: what the bar says is captured.
+
+    Raises:
+        NotCapturedError: brings numbers from the host, say.
     """
     if show_progress:
         from tqdm import tqdm
@@ -47,8 +55,11 @@ def capture(
             graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             try:
                 out = step(size)
-            finally:
                 graph.capture_end()
+            except RuntimeError as error:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise NotCapturedError(str(error).splitlines()[0]) from error
             # The first replay takes the graph to the device; it works on padding.
             graph.replay()
             graphs[size] = (graph, out)

@@ -79,6 +79,11 @@ class MixedGraphs:
         with forward_context(ForwardContext(self._backend, metadata, self._kv)):
             return self._adapter.forward(self._embeds_TH[:size], self._positions_XT[:, :size], self._wanted_S)
 
+    @staticmethod
+    def worth(config: EngineConfig) -> bool:
+        """True if steps can be as large as the smallest size."""
+        return config.max_num_batched_tokens >= SIZES[0]
+
     def takes(self, batch: Batch) -> bool:
         """True if a graph can carry out this step; those with LoRA adapters go without."""
         metadata = batch.metadata

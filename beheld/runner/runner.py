@@ -18,11 +18,15 @@ from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter
 from beheld.runner import beside, kv
 from beheld.runner.batch import Batch, build
+from beheld.runner.capture import NotCapturedError
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
 from beheld.sample.sampler import SampleOutput, Sampler
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 
 @dataclass(eq=False)
@@ -72,9 +76,14 @@ class ModelRunner:
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
         graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._info, self.config, self.rows)
-        graphs.capture(show_progress=self.config.show_progress)
+        try:
+            graphs.capture(show_progress=self.config.show_progress)
+        except NotCapturedError as error:
+            # Some models bring numbers from the host in every pass.
+            logger.warning("%s runs without CUDA graphs, which is slower: %s", self._info.architecture, error)
+            return
         self._graphs = graphs
-        if self._backend.captures_prefill and self._cross_backend is None:
+        if self._backend.captures_prefill and self._cross_backend is None and MixedGraphs.worth(self.config):
             width = self.rows.tables_GRN.shape[2]
             mixed = MixedGraphs(self._adapter, self._backend, self.kv, self._info, self.config, width)
             mixed.capture(show_progress=self.config.show_progress)

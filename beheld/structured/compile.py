@@ -116,7 +116,7 @@ class Compiler:
                 self._tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids))
             except Exception as error:
                 raise ParamsError(
-                    "Grammars are not available for this tokenizer.", param="structured_outputs"
+                    f"Grammars are not available for this tokenizer ({error}).", param="structured_outputs"
                 ) from error
         return self._tokenizer
 

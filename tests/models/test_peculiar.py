@@ -121,3 +121,14 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         read_config(tiny.checkpoint("gemma3n"), EngineArgs())
     assert caught.value.remedy == "Install it: pip install timm"
     assert read_config(tiny.checkpoint("gemma3"), EngineArgs()).model_type == "gemma3"
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_the_layers_are_found(family: str) -> None:
+    """What is compiled on a GPU is looked for here, where there is none."""
+    args = EngineArgs.from_keywords({"model": str(tiny.checkpoint(family))})
+    config = read_config(tiny.checkpoint(family), args)
+    info = read_info(tiny.checkpoint(family), args, config)
+    with torch.device("meta"):
+        model = model_class_of(info, config)._from_config(config)
+    assert len(text_model(model).layers) == info.num_layers
