@@ -252,6 +252,7 @@ class LLM:
         """A job whose n children are numbered, and whose unseeded children all differ."""
         number = self._num_requests
         self._num_requests += 1
+        executor = self._live().core.executor
 
         def requests() -> list[Request]:
             params.verify()
@@ -265,6 +266,9 @@ class LLM:
                 arrival=time.monotonic(),
                 seed=base,
             )
+            if first.lora is not None:
+                # Here, beside the engine's steps: its own reading would hold them up.
+                executor.read_lora(first.lora)
             return answers(first, params.n, base)
 
         return Job(str(number), params, requests, self._inputs.tokenizer)

@@ -47,7 +47,7 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request; raises a UserError or CapacityError if it can never run, EngineDeadError if nothing can.
 
-        Its adapter is read first if it is not in memory; nothing else is computed meanwhile.
+        Its adapter is read first if it is not in memory and was not read ahead; nothing else is computed meanwhile.
         """
         self._check_alive()
         if request.lora is not None:

@@ -26,8 +26,15 @@ class Executor(Protocol):
     def collect(self, handle: Any) -> StepResult:
         """Wait for a launched step; raises as `launch`."""
 
+    def read_lora(self, request: LoRARequest) -> None:
+        """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.
+
+        Raises:
+            LoRAError: it cannot be used.
+        """
+
     def add_lora(self, request: LoRARequest) -> LoRARequest:
-        """Read an adapter, unless it is here; gives the request with its digest.
+        """Take an adapter into memory, unless it is here; gives the request with its digest.
 
         Raises:
             LoRAError: it cannot be used.

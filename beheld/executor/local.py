@@ -43,8 +43,12 @@ class LocalExecutor:
         if loss is not None:
             raise loss from error
 
+    def read_lora(self, request: LoRARequest) -> None:
+        """Read an adapter ahead."""
+        self.runner.read_lora(request)
+
     def add_lora(self, request: LoRARequest) -> LoRARequest:
-        """Read an adapter, unless it is here."""
+        """Take an adapter into memory, unless it is here."""
         return self.runner.add_lora(request)
 
     def remove_lora(self, lora_int_id: int) -> bool:

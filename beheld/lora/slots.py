@@ -14,8 +14,9 @@ from torch import Tensor
 
 from beheld.core.errors import LoRAError
 from beheld.core.request import LoRARequest
+from beheld.lora.ahead import ReadAhead
 from beheld.lora.layers import LoRALinear, Switch
-from beheld.lora.load import Form, LoRAWeights, load
+from beheld.lora.load import Form, LoRAWeights
 from beheld.lora.step import Runs, Slots, runs_of
 from beheld.utils.log import get_logger
 
@@ -51,7 +52,7 @@ class LoRASlots:
         assert 1 <= max_loras <= max_host
         self.switch = switch
         self._layers = layers
-        self._form = form
+        self._ahead = ReadAhead(form, max_host)
         self._max_host = max_host
         self._host: OrderedDict[int, tuple[LoRARequest, LoRAWeights]] = OrderedDict()
         self._pinned: set[int] = set()
@@ -61,17 +62,22 @@ class LoRASlots:
 
     # ------------------------------------------------------------------ the host's memory
 
+    def read(self, request: LoRARequest) -> None:
+        """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.
+
+        Raises:
+            LoRAError: it cannot be used.
+        """
+        if request.lora_int_id not in self._host:
+            self._ahead.read(_named(request))
+
     def add(self, request: LoRARequest) -> LoRARequest:
-        """Read an adapter, unless it is here; gives the request with its digest.
+        """Take an adapter into the host's memory, unless it is here; gives the request with its digest.
 
         Raises:
             LoRAError: it cannot be used, or its number stands for another one.
         """
-        folder = request.lora_path
-        if folder and "://" not in folder and "\0" not in folder:
-            # One folder has many names.
-            folder = str(Path(folder).expanduser().resolve())
-        asked = dataclasses.replace(request, lora_path=folder, digest=b"")
+        asked = _named(request)
         known = self._host.get(request.lora_int_id)
         if known is not None:
             held = known[0]
@@ -84,7 +90,7 @@ class LoRASlots:
                 )
             self._host.move_to_end(request.lora_int_id)
             return held
-        weights = load(asked.lora_name, asked.lora_path, self._form)
+        weights = self._ahead.take(asked)
         held = dataclasses.replace(asked, digest=weights.digest)
         self._make_room()
         self._host[request.lora_int_id] = held, weights
@@ -103,6 +109,7 @@ class LoRASlots:
     def remove(self, lora_int_id: int) -> bool:
         """Forget an adapter; sequences that run with it finish. False if it is not known."""
         known = self._host.pop(lora_int_id, None)
+        self._ahead.forget(lora_int_id)
         self._pinned.discard(lora_int_id)
         for number, slot in self._slots.items():
             if slot.lora is not None and slot.lora.lora_int_id == lora_int_id:
@@ -196,3 +203,11 @@ class LoRASlots:
             assert slot.rows == {row for row, own in self._slot_by_row.items() if own == number}
             assert slot.lora is not None or not slot.rows, "a row uses an empty slot"
         assert len(self._host) <= self._max_host, "too many adapters in memory"
+
+
+def _named(request: LoRARequest) -> LoRARequest:
+    """The request as the user makes it, its folder by the one name of the many that it has."""
+    folder = request.lora_path
+    if folder and "://" not in folder and "\0" not in folder:
+        folder = str(Path(folder).expanduser().resolve())
+    return dataclasses.replace(request, lora_path=folder, digest=b"")

@@ -219,8 +219,16 @@ class ModelRunner:
         logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
         return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
 
+    def read_lora(self, request: LoRARequest) -> None:
+        """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.
+
+        Raises:
+            LoRAError: it cannot be used.
+        """
+        self._slots().read(request)
+
     def add_lora(self, request: LoRARequest) -> LoRARequest:
-        """Read an adapter, unless it is here; gives the request with its digest.
+        """Take an adapter into memory, unless it is here; gives the request with its digest.
 
         Raises:
             LoRAError: it cannot be used.

@@ -1,0 +1,69 @@
+"""Adapters that are read from the disk by whoever prepares a request, while the engine goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+
+from beheld.core.request import LoRARequest
+from beheld.lora.load import Form, LoRAWeights, load
+
+
+class ReadAhead:
+    """What was read and not yet taken. Safe to use from several threads.
+
+    Args:
+        form: what an adapter must fit.
+        most: adapters kept; of more, those read first go.
+    """
+
+    def __init__(self, form: Form, most: int) -> None:
+        self._form = form
+        self._most = most
+        self._lock = threading.Lock()
+        self._found: OrderedDict[LoRARequest, Future[LoRAWeights]] = OrderedDict()
+
+    def read(self, lora: LoRARequest) -> None:
+        """Read it, or wait for the thread that is about to have read it.
+
+        Raises:
+            LoRAError: it cannot be used. That is not remembered: a folder may be put in order.
+        """
+        with self._lock:
+            found = self._found.get(lora)
+            mine: Future[LoRAWeights] = Future()
+            if found is None:
+                self._found[lora] = mine
+                while len(self._found) > self._most:
+                    self._found.popitem(last=False)
+        if found is not None:
+            found.result()
+            return
+        try:
+            mine.set_result(load(lora.lora_name, lora.lora_path, self._form))
+        except BaseException as error:
+            self._drop(lora, mine)
+            mine.set_exception(error)
+            raise
+
+    def take(self, lora: LoRARequest) -> LoRAWeights:
+        """The adapter; read now if nobody has begun to.
+
+        Raises:
+            LoRAError: it cannot be used.
+        """
+        with self._lock:
+            found = self._found.pop(lora, None)
+        return load(lora.lora_name, lora.lora_path, self._form) if found is None else found.result()
+
+    def forget(self, lora_int_id: int) -> None:
+        """Drop what was read for this number."""
+        with self._lock:
+            for lora in [lora for lora in self._found if lora.lora_int_id == lora_int_id]:
+                del self._found[lora]
+
+    def _drop(self, lora: LoRARequest, mine: Future[LoRAWeights]) -> None:
+        with self._lock:
+            if self._found.get(lora) is mine:
+                del self._found[lora]
