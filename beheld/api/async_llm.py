@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from beheld.api.seeds import answers, mix
@@ -38,6 +39,7 @@ from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs import told
+from beheld.inputs.draft import Draft
 from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.structured.rows import GrammarRows
 from beheld.text.collect import Collector
@@ -137,7 +139,8 @@ class AsyncLLM:
         self._engine = engine
         self._inputs = inputs
         self._defaults = self._inputs.default_params()
-        # Prompts with media wait for servers and decoders; they must not keep plain text waiting.
+        # Prompts with media wait for decoders; they must not keep plain text waiting. What waits for other machines
+        # waits in the event loop, so that neither waits for those.
         self._text_pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
         self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
@@ -174,12 +177,11 @@ class AsyncLLM:
         """
         media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
-        def prepare(params: SamplingParams, **own: Any) -> Request:
-            return self._inputs.prepare(prompt, params, lora=lora_request, priority=priority, **own)
+        def draft(params: SamplingParams, **own: Any) -> Draft:
+            return self._inputs.draft(prompt, params, lora=lora_request, priority=priority, **own)
 
-        return self._answer(
-            self._pool(sampling_params, media=media), prepare, sampling_params, request_id, Pieces(pieces)
-        )
+        pool = self._pool(sampling_params, media=media)
+        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces))
 
     def chat(
         self,
@@ -198,11 +200,11 @@ class AsyncLLM:
             options: as the keywords of InputPipeline.prepare_chat that concern the template and the processor.
         """
 
-        def prepare(params: SamplingParams, **own: Any) -> Request:
-            return self._inputs.prepare_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
+        def draft(params: SamplingParams, **own: Any) -> Draft:
+            return self._inputs.draft_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
 
         pool = self._pool(sampling_params, media=any(map(_holds_media, messages)))
-        return self._answer(pool, prepare, sampling_params, request_id, Pieces(pieces))
+        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces))
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives a last output with the finish reason "abort"."""
@@ -253,10 +255,11 @@ class AsyncLLM:
         """The ids of a conversation, with those that stand for its media."""
         params = SamplingParams(max_tokens=1)
 
-        def prepare() -> Request:
-            return self._inputs.prepare_chat(messages, params, request_id="tokens", **options)
+        def draft() -> Draft:
+            return self._inputs.draft_chat(messages, params, request_id="tokens", **options)
 
-        return list((await self._in(self._pool(None, media=any(map(_holds_media, messages))), prepare)).token_ids)
+        pool = self._pool(None, media=any(map(_holds_media, messages)))
+        return list((await self._prepared(pool, draft, params)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """What these ids spell, special tokens included.
@@ -325,12 +328,12 @@ class AsyncLLM:
     async def _answer(
         self,
         pool: ThreadPoolExecutor,
-        prepare: Callable[..., Request],
+        draft: Callable[..., Draft],
         params: SamplingParams | None,
         request_id: str | None,
         pieces: Pieces,
     ) -> AsyncGenerator[RequestOutput, None]:
-        live = await self._submit(pool, prepare, params, request_id, pieces)
+        live = await self._submit(pool, draft, params, request_id, pieces)
         try:
             while True:
                 await live.changed.wait()
@@ -349,7 +352,7 @@ class AsyncLLM:
     async def _submit(
         self,
         pool: ThreadPoolExecutor,
-        prepare: Callable[..., Request],
+        draft: Callable[..., Draft],
         params: SamplingParams | None,
         request_id: str | None,
         pieces: Pieces,
@@ -364,7 +367,8 @@ class AsyncLLM:
         if name in self._live or f"{name}#0" in self._live:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
         base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
-        first = await self._in(pool, lambda: prepare(chosen, request_id=name, arrival=started, seed=base))
+        begin = partial(draft, chosen, request_id=name, arrival=started, seed=base)
+        first = await self._prepared(pool, begin, chosen)
         requests = answers(first, chosen.n, base)
         collector = Collector(name, chosen, requests, self._inputs.tokenizer)
         ids = tuple(request.id for request in requests)
@@ -373,6 +377,18 @@ class AsyncLLM:
         self._live.update(dict.fromkeys(ids, live))
         self._engine.send(Submit(tuple(requests)))
         return live
+
+    async def _prepared(self, pool: ThreadPoolExecutor, draft: Callable[[], Draft], params: SamplingParams) -> Request:
+        """A request, made in the pool but for what waits: other machines, and processes that compile grammars."""
+        inputs = self._inputs
+        if pool is not self._media_pool:
+            return await self._in(pool, lambda: inputs.sealed(inputs.made(draft())))
+        begun = await self._in(pool, draft)
+        async with inputs.fetched(begun) as fetched:
+            if params.structured_outputs is None:
+                return await self._in(pool, lambda: inputs.sealed(inputs.made(fetched)))
+            made = await self._in(pool, lambda: inputs.made(fetched))
+        return await self._in(self._grammar_pool, lambda: inputs.sealed(made))
 
     def _forget(self, live: _Live) -> None:
         """The generator has ended, for whatever reason: what of it still runs is of no use."""
@@ -454,10 +470,10 @@ class AsyncLLM:
         return loop
 
     def _pool(self, params: SamplingParams | None, *, media: bool) -> ThreadPoolExecutor:
-        """Where a request is prepared: waiting for a compiler, a server or a decoder keeps no plain text waiting."""
-        if params is not None and params.structured_outputs is not None:
-            return self._grammar_pool
-        return self._media_pool if media else self._text_pool
+        """Where a request is prepared: waiting for a compiler or a decoder keeps no plain text waiting."""
+        if media:
+            return self._media_pool
+        return self._grammar_pool if params is not None and params.structured_outputs is not None else self._text_pool
 
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         try:

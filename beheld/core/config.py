@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from beheld.core.errors import ConfigError
@@ -73,6 +74,7 @@ class EngineArgs:
     mm_encoder_budget: int | None = None
     media_workers: int | None = None
     media_work: str = "auto"
+    media_limits: dict[str, Any] | None = None
     strict_media: bool = False
     allowed_local_media_path: str = ""
     allowed_media_domains: list[str] | None = None
@@ -291,16 +293,53 @@ class MediaLimits:
 
     Attributes:
         max_item_bytes: compressed size of one item.
+        max_fetched_bytes: of items that were fetched from other machines, of all requests in preparation.
         max_pixels: of one decoded picture or of one frame.
+        max_pixels_per_byte: of a picture's file, where it has more than 16 million pixels. A photograph has some 10, a
+            drawing some 100; far more of them is emptiness that only costs its reader.
         max_frames: decoded from one video.
+        max_decoded_bytes: of one item's pixels or samples, and of those of all requests that are opened at a time.
         max_audio_s: seconds of sound.
+        max_audio_samples: samples of sound as they are decoded, of all channels.
         work_timeout_s: modality -> seconds for decoding and processing one item in a worker.
         max_work_bytes: memory that a worker may take for one item.
     """
 
     max_item_bytes: int = 256 << 20
-    max_pixels: int = 178_956_970
+    max_fetched_bytes: int = 1 << 30
+    max_pixels: int = 128_000_000
+    max_pixels_per_byte: int = 256
     max_frames: int = 2048
+    max_decoded_bytes: int = 2 << 30
     max_audio_s: float = 3600.0
+    max_audio_samples: int = 400_000_000
     work_timeout_s: Mapping[str, float] = field(default_factory=lambda: {"image": 20.0, "video": 120.0, "audio": 60.0})
     max_work_bytes: int = 4 << 30
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any] | None) -> MediaLimits:
+        """The defaults with what was said of them.
+
+        Raises:
+            ConfigError: a name is unknown, or a value is not a number above 0.
+        """
+        plain, given = cls(), dict(told or {})
+        known_keywords(cls, given, ConfigError, "limit of media_limits")
+        timeouts = given.get("work_timeout_s", {})
+        if not isinstance(timeouts, Mapping):
+            raise ConfigError("media_limits: work_timeout_s must be a mapping.", param="media_limits")
+        for modality in timeouts:
+            if modality not in plain.work_timeout_s:
+                raise ConfigError(f"media_limits: there is no modality {modality!r}.", param="media_limits")
+        for name, value in (*given.items(), *timeouts.items()):
+            if name == "work_timeout_s":
+                continue
+            seconds = name in timeouts or name == "max_audio_s"
+            if isinstance(value, bool) or not isinstance(value, int | float if seconds else int) or not 0 < value < inf:
+                kind = "number" if seconds else "whole number"
+                raise ConfigError(
+                    f"media_limits: {name} must be a {kind} above 0, got {value!r}.", param="media_limits"
+                )
+        if "work_timeout_s" in given:
+            given["work_timeout_s"] = {**plain.work_timeout_s, **timeouts}
+        return cls(**given)

@@ -1,18 +1,22 @@
 """One HTTP exchange with a checked address: resolved once, checked, and that very address dialled.
 
 It stands on httpcore, the transport under httpx, because its network seam lets us choose the address of a connection
-while the certificate is still checked against the name, and lets one deadline bound every wait: a server that sends a
-byte a second cannot hold a fetch longer than its time. No proxy, cookie, credential or compression is ever used.
+while the certificate is still checked against the name. Everything waits in an event loop, so that a deadline, or a
+client that goes away, ends whatever is being waited for, and a silent server holds no thread. No proxy, cookie,
+credential or compression is ever used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import ssl
-import time
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,11 +25,18 @@ import httpcore
 from beheld.core.errors import FetchError, LimitError
 from beheld.utils import env
 
-# Ranges that carry or lead to other addresses, or that Python counts as global though they are not for us.
-_REFUSED = tuple(
-    ipaddress.ip_network(text)
-    for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "fec0::/10", "::/96", "100.64.0.0/10")
-)
+# Ranges that carry or lead to other addresses, or that Python counts as global though they are not for us: IANA's
+# registries of special-purpose addresses, whatever this Python knows of them.
+_SPECIAL = """
+100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24 192.175.48.0/24
+198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4
+::/96 64:ff9b::/96 64:ff9b:1::/48 100::/64 100:0:0:1::/64 2001::/23 2001:db8::/32 2002::/16 2620:4f:8000::/48
+3fff::/20 5f00::/16 fc00::/7 fec0::/10
+"""
+_REFUSED = tuple(map(ipaddress.ip_network, _SPECIAL.split()))
+# Names asked for at a time. Each holds a thread, since the system's resolver cannot be interrupted.
+_MAX_RESOLVING = 64
+_resolving = threading.BoundedSemaphore(_MAX_RESOLVING)
 _UNSAFE = frozenset("\\ \t\r\n\0")
 
 
@@ -67,14 +78,14 @@ def parse(url: str) -> Place:
     return Place(parts.scheme.lower(), host, port or (443 if parts.scheme.lower() == "https" else 80), target)
 
 
-def address_of(host: str, port: int) -> str:
+async def address_of(host: str, port: int) -> str:
     """Resolve once and check every address.
 
     Raises:
         FetchError: the host is unknown, or one of its addresses is private, loopback, link-local or otherwise special.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await _resolved(host, port)
     except (OSError, UnicodeError) as error:
         raise FetchError(f"The host {host!r} cannot be resolved.", "Check the URL and the network.") from error
     addresses = [str(entry[4][0]) for entry in found]
@@ -90,6 +101,25 @@ def address_of(host: str, port: int) -> str:
     return addresses[0]
 
 
+async def _resolved(host: str, port: int) -> list[Any]:
+    """The system's answer; who stops waiting leaves the resolver's thread behind, until it gives up."""
+    if not _resolving.acquire(blocking=False):
+        raise FetchError("Too many names are being resolved at the moment.", "Try again.")
+    answer: Future[list[Any]] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def ask() -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:
+            answer.set_exception(error)
+        finally:
+            _resolving.release()
+
+    threading.Thread(target=ask, name="beheld-resolve", daemon=True).start()
+    return await asyncio.wrap_future(answer)
+
+
 def is_public(address: str) -> bool:
     """True for an ordinary address of the public internet."""
     try:
@@ -103,22 +133,25 @@ def is_public(address: str) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_link_local)
 
 
-def get(place: Place, deadline: float, max_bytes: int, stop_at: Collection[int]) -> tuple[int, str | None, bytes]:
-    """One GET.
+async def get(
+    place: Place, max_bytes: int, stop_at: Collection[int], reserve: Callable[[int], Awaitable[None]]
+) -> tuple[int, str | None, bytes]:
+    """One GET. How long it may take is the caller's to bound.
 
     Args:
         place: where.
-        deadline: on the monotonic clock.
         max_bytes: of the body.
         stop_at: statuses whose body is not read.
+        reserve: waits until there is room for a body of so many bytes.
 
     Returns:
         Status, the Location header, the body.
 
     Raises:
-        FetchError, LimitError: it failed, took too long, or was too large.
+        FetchError, LimitError: it failed, or was too large.
+        TimeoutError: the system gave up waiting.
     """
-    address = address_of(place.host, place.port)
+    address = await address_of(place.host, place.port)
     literal = f"[{place.host}]" if ":" in place.host else place.host
     default = {"https": 443, "http": 80}[place.scheme]
     host = literal if place.port == default else f"{literal}:{place.port}"
@@ -126,32 +159,41 @@ def get(place: Place, deadline: float, max_bytes: int, stop_at: Collection[int])
         scheme=place.scheme.encode(), host=place.host.encode(), port=place.port, target=place.target.encode()
     )
     headers = [("Host", host), ("User-Agent", "beheld"), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
-    context = ssl.create_default_context() if place.scheme == "https" else None
-    backend = _CheckedBackend(address, deadline)
+    context = _certificates() if place.scheme == "https" else None
+    backend = _CheckedBackend(address)
     try:
-        with (
-            httpcore.ConnectionPool(ssl_context=context, network_backend=backend, retries=0) as pool,
+        async with (
+            httpcore.AsyncConnectionPool(ssl_context=context, network_backend=backend, retries=0) as pool,
             pool.stream("GET", url, headers=headers) as response,
         ):
             fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
             if response.status in stop_at:
                 return response.status, fields.get("location"), b""
-            return response.status, None, _body(response, fields, max_bytes)
+            return response.status, None, await _body(response, fields, max_bytes, reserve)
     except (httpcore.TimeoutException, TimeoutError) as error:
-        raise FetchError("The server took too long.", "Raise BEHELD_IMAGE_FETCH_TIMEOUT or its siblings.") from error
+        raise TimeoutError from error
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
         raise FetchError(f"The server could not be read ({type(error).__name__}).", "Check the URL.") from error
 
 
-def _body(response: Any, fields: dict[str, str], max_bytes: int) -> bytes:
+@cache
+def _certificates() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+async def _body(
+    response: Any, fields: dict[str, str], max_bytes: int, reserve: Callable[[int], Awaitable[None]]
+) -> bytes:
     if fields.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise FetchError("The server sent compressed content that was not asked for.")
     length = fields.get("content-length", "")
-    if length.isdigit() and int(length) > max_bytes:
-        raise LimitError(f"The server would send {length} bytes; the limit is {max_bytes}.")
+    known = int(length) if length.isascii() and length.isdigit() else None
+    if known is not None and known > max_bytes:
+        raise LimitError(f"The server would send {known} bytes; the limit is {max_bytes}.")
+    await reserve(max_bytes if known is None else known)
     parts: list[bytes] = []
     total = 0
-    for chunk in response.iter_stream():
+    async for chunk in response.aiter_stream():
         total += len(chunk)
         if total > max_bytes:
             raise LimitError(f"The server sends more than {max_bytes} bytes.")
@@ -159,64 +201,20 @@ def _body(response: Any, fields: dict[str, str], max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-class _CheckedBackend(httpcore.NetworkBackend):
-    """Connects to one address, whatever the name, until one deadline."""
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to one address, whatever the name."""
 
-    def __init__(self, address: str, deadline: float) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
-        self._deadline = deadline
 
-    def connect_tcp(
+    async def connect_tcp(
         self,
         host: str,
         port: int,
         timeout: float | None = None,
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.NetworkStream:
+    ) -> httpcore.AsyncNetworkStream:
         """Dial the checked address."""
-        del host, timeout
-        inner = httpcore.SyncBackend().connect_tcp(
-            self._address, port, _left(self._deadline), local_address, socket_options
-        )
-        return _BoundStream(inner, self._deadline)
-
-
-class _BoundStream(httpcore.NetworkStream):
-    """A connection all of whose waits end at one deadline."""
-
-    def __init__(self, inner: httpcore.NetworkStream, deadline: float) -> None:
-        self._inner = inner
-        self._deadline = deadline
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Read what has come."""
-        del timeout
-        return self._inner.read(max_bytes, _left(self._deadline))
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Write all."""
-        del timeout
-        self._inner.write(buffer, _left(self._deadline))
-
-    def close(self) -> None:
-        """Hang up."""
-        self._inner.close()
-
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.NetworkStream:
-        """Encrypt; the certificate must be that of the name."""
-        del timeout
-        return _BoundStream(self._inner.start_tls(ssl_context, server_hostname, _left(self._deadline)), self._deadline)
-
-    def get_extra_info(self, info: str) -> Any:
-        """Details of the connection."""
-        return self._inner.get_extra_info(info)
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise httpcore.ReadTimeout("the deadline has passed")
-    return left
+        del host
+        return await httpcore.AnyIOBackend().connect_tcp(self._address, port, timeout, local_address, socket_options)

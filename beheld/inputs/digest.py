@@ -64,6 +64,11 @@ class Digest:
         return self._hash.digest()
 
 
+def salted(digest: bytes, salt: bytes) -> bytes:
+    """The digest under which a caller's own things are kept; without a salt, the one that all share."""
+    return Digest("salted").add(salt).add(digest).done() if salt else digest
+
+
 def of_bytes(data: bytes, what: str) -> bytes:
     """Digest of undecoded bytes; `what` says how they would be decoded."""
     return Digest("bytes").add(what).add(data).done()

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from beheld.core.config import ModelInfo
 from beheld.core.errors import PromptError, PromptTooLongError
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.inputs.digest import Digest
+from beheld.inputs.digest import Digest, salted
 
 
 def fold(
-    token_ids: Sequence[int], spans: Sequence[MediaSpan], info: ModelInfo
+    token_ids: Sequence[int], spans: Sequence[MediaSpan], info: ModelInfo, salt: bytes
 ) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
     """The decoder's prompt, which is the token that starts every answer, and the encoder's as an item in its place.
 
@@ -20,6 +20,7 @@ def fold(
         token_ids: the whole prompt, every placeholder replaced.
         spans: its media, in order.
         info: the model.
+        salt: callers with different ones share no states; may be empty.
 
     Raises:
         PromptError, PromptTooLongError: it is empty, or longer than the encoder reads.
@@ -32,7 +33,7 @@ def fold(
     if count > most:
         raise PromptTooLongError(f"The prompt has {count} tokens; the encoder reads at most {most}.", "Shorten it.")
     places = [(span.start, span.item.digest) for span in spans]
-    digest = Digest("encoder prompt").add(array("q", token_ids).tobytes()).add(places).done()
+    digest = salted(Digest("encoder prompt").add(array("q", token_ids).tobytes()).add(places).done(), salt)
     item = MediaItem(
         modality="prompt",
         digest=digest,

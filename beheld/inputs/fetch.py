@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import os
 import re
 import stat
-import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -25,10 +26,11 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Fetched:
-    """Bytes, and in one word where they came from: "url", "data URL" or "path"."""
+    """Bytes, in one word where they came from ("url", "data URL" or "path"), and the milliseconds that it took."""
 
     data: bytes
     source: str
+    milliseconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,51 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
     """
     if isinstance(source, Path):
         return Fetched(_read_file(source.expanduser(), None, rules.limits), "path")
-    lowered = source[:8].lower()
-    if lowered.startswith("data:"):
+    if source[:5].lower() == "data:":
         return Fetched(_read_data(source, rules.limits), "data URL")
-    if lowered.startswith(("http://", "https://")):
-        return Fetched(_read_http(source, modality, rules), "url")
-    if lowered.startswith("file:"):
+    if is_remote(source):
+        # In a thread of its own, because the caller's may have an event loop already.
+        with ThreadPoolExecutor(1, thread_name_prefix="beheld-fetch") as thread:
+            return thread.submit(asyncio.run, fetch_remote(source, modality, rules)).result()
+    if source[:5].lower() == "file:":
         return Fetched(_read_allowed(_file_url_path(source), rules), "path")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)
     if scheme:
         raise FetchError(f"URLs of the scheme {scheme[1]!r} cannot be fetched.", "Use http, https, data or file.")
     return Fetched(_read_allowed(source, rules), "path")
+
+
+def is_remote(source: object) -> bool:
+    """True for a URL that another machine is asked for."""
+    return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
+
+
+async def _at_once(num_bytes: int) -> None:
+    """There is room."""
+
+
+async def fetch_remote(
+    url: str, modality: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]] = _at_once
+) -> Fetched:
+    """The bytes behind an http or https URL. Cancelling it hangs up.
+
+    Args:
+        url: see `is_remote`.
+        modality: decides how long it may take.
+        rules: what may be opened.
+        reserve: waits until there is room for so many bytes; it is called at most once, and counts as time.
+
+    Raises:
+        FetchError: it may not be fetched, could not be, or took too long.
+        LimitError: it is larger than the limits allow.
+    """
+    begin = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(timeout_s(modality)):
+            data = await _read_http(url, rules, reserve)
+    except TimeoutError as error:
+        raise FetchError("The server took too long.", "Raise BEHELD_IMAGE_FETCH_TIMEOUT or its siblings.") from error
+    return Fetched(data, "url", 1e3 * (asyncio.get_running_loop().time() - begin))
 
 
 # ---------------------------------------------------------------------- data URLs
@@ -174,18 +210,18 @@ def _open(path: str, flags: int, folder: int | None) -> int:
 # ---------------------------------------------------------------------- http
 
 
-def _read_http(url: str, modality: str, rules: FetchRules) -> bytes:
+async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]]) -> bytes:
     from beheld.inputs import copies, dial
 
-    deadline = time.monotonic() + timeout_s(modality)
     for _ in range(MAX_REDIRECTS + 1):
         place = dial.parse(url)
         if rules.domains is not None and place.host not in rules.domains:
             raise FetchError(f"The host {place.host!r} is not among allowed_media_domains.")
         copy = copies.find(place)
         if copy is not None:
-            return _read_allowed(copy, FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits))
-        status, location, body = dial.get(place, deadline, rules.limits.max_item_bytes, _REDIRECTS)
+            own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)
+            return await asyncio.to_thread(_read_allowed, copy, own)
+        status, location, body = await dial.get(place, rules.limits.max_item_bytes, _REDIRECTS, reserve)
         if status not in _REDIRECTS:
             if status != 200:
                 raise FetchError(f"The server answered with status {status}.", "Check the URL.")
@@ -195,7 +231,7 @@ def _read_http(url: str, modality: str, rules: FetchRules) -> bytes:
         if not location:
             raise FetchError("The server redirects to nowhere.")
         url = urljoin(url, location)
-        if not url.lower().startswith(("http://", "https://")):
+        if not is_remote(url):
             raise FetchError("The server redirects to something other than http or https.")
     raise FetchError(f"The server redirects more than {MAX_REDIRECTS} times.")
 

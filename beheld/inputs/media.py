@@ -15,7 +15,7 @@ from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.inputs import audio, decode, digest, embeds, video
 from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.opening import Source
 from beheld.inputs.processor import ItemProcessor, Job
 from beheld.inputs.workers import Workers
@@ -30,12 +30,14 @@ class Task:
         name: as messages name it, "image 2".
         options: processor options, all layers merged.
         setting: what of its surroundings changes its features.
+        salt: callers with different ones share no item, and see nothing of each other's in the time that theirs take.
     """
 
     ref: MediaRef
     name: str
     options: Mapping[str, Any]
     setting: str
+    salt: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,10 @@ class _Clock:
         finally:
             spent = 1000 * (time.perf_counter() - begin)
             self.milliseconds[name] = self.milliseconds.get(name, 0.0) + spent
+
+    def took(self, name: str, milliseconds: float) -> None:
+        """A stage that came before."""
+        self.milliseconds[name] = self.milliseconds.get(name, 0.0) + milliseconds
 
     def told(self, name: str, parts: Mapping[str, float]) -> None:
         """Parts of a stage that were measured elsewhere; what is left of it was waiting."""
@@ -136,6 +142,8 @@ class ItemMaker:
         if isinstance(ref.source, embeds.Embeddings) or embeds.given(ref.source):
             return self._from_embeddings(task, clock)
         source = self._source(task, clock)
+        if task.salt and source.digest:
+            source = replace(source, digest=digest.salted(source.digest, task.salt))
         content = self._cache.content(source.digest)
         processed = None if content is None else self._known(task, content)
         cached = processed is not None
@@ -146,7 +154,8 @@ class ItemMaker:
 
     def _digest(self, task: Task, content: Content) -> bytes:
         identity, options = self._processor.identity(), self._options(task)
-        return digest.of_item(content.digest, task.ref.modality, identity, options, task.setting)
+        key = digest.of_item(content.digest, task.ref.modality, identity, options, task.setting)
+        return digest.salted(key, task.salt)
 
     def _known(self, task: Task, content: Content) -> Processed | None:
         return self._cache.get(self._digest(task, content))
@@ -172,7 +181,7 @@ class ItemMaker:
         """Opened and processed by a worker at one go; True if the cache turned out to hold it."""
         with clock.stage("wait"):
             made = self._workers.make(
-                task.ref.modality, source, self._processor.rate, self._options(task), task.setting
+                task.ref.modality, source, self._processor.rate, self._options(task), task.setting, task.salt
             )
         clock.told("wait", made.milliseconds)
         self._cache.remember(source.digest, made.content)
@@ -195,11 +204,15 @@ class ItemMaker:
 
     def _source(self, task: Task, clock: _Clock) -> Source:
         ref = task.ref
-        given, kind = ref.source, "bytes"
+        given: Any = ref.source
+        kind = "bytes"
         if isinstance(given, str | Path):
             with clock.stage("fetch"):
                 fetched = fetch(given, ref.modality, self._rules)
             given, kind = fetched.data, fetched.source
+        elif isinstance(given, Fetched):
+            clock.took("fetch", given.milliseconds)
+            given, kind = given.data, given.source
         if isinstance(given, bytes | bytearray):
             return self._encoded(task, bytes(given), kind, clock)
         with clock.stage("digest"):
@@ -277,6 +290,7 @@ class ItemMaker:
             raise DecodeError(f"One part holds the embeddings of {len(found)} items.", "Give one item per part.")
         with clock.stage("digest"):
             item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
+        item = replace(item, digest=digest.salted(item.digest, task.salt))
         given = {"source": "embeddings", "shape": list(found[0].tensor.shape)}
         processed = Processed(item, {"embeddings": item.num_embeds}, ())
         return self._finish(task, "embeddings", Content(item.digest, given, ()), processed, clock, cached=False)
@@ -308,7 +322,7 @@ class ItemMaker:
 
 
 def _is_encoded(source: Any) -> bool:
-    return isinstance(source, str | Path | bytes | bytearray)
+    return isinstance(source, str | Path | bytes | bytearray | Fetched)
 
 
 def merge_size(info: ModelInfo) -> int:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import (
-    LimitError,
-    LoRAError,
-    MediaError,
-    ParamsError,
-    PromptError,
-    PromptTooLongError,
-    TemplateError,
-)
-from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
-from beheld.core.params import Sampling, SamplingParams, whole
-from beheld.core.request import LoRARequest, Request
-from beheld.inputs import chat, control, embeds, encoder_prompt, expand, told
+from beheld.core.errors import ParamsError, PromptError, TemplateError
+from beheld.core.media import MediaItem, MediaReceipt, MediaRef
+from beheld.core.params import Sampling, SamplingParams
+from beheld.core.request import Request
+from beheld.inputs import chat, control, encoder_prompt, expand, told
 from beheld.inputs.cache import CacheStats, MediaCache
+from beheld.inputs.checks import Checks
+from beheld.inputs.draft import Draft, ItemsByModality, Made, Order
 from beheld.inputs.families import family_of
 from beheld.inputs.fetch import FetchRules
+from beheld.inputs.fetching import Fetcher
 from beheld.inputs.media import ItemMaker, Prepared, Task, indexed, merge_size
 from beheld.inputs.options import merged
 from beheld.inputs.processor import ItemProcessor
@@ -36,8 +33,6 @@ from beheld.inputs.workers import Workers
 from beheld.structured.compile import Compiler
 
 __all__ = ["InputPipeline", "PromptType"]
-
-ItemsByModality = Mapping[str, Sequence[MediaItem]]
 
 
 class InputPipeline:
@@ -72,7 +67,7 @@ class InputPipeline:
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype)
         told.check_processor(args.mm_processor_kwargs, info, self._processor)
         self._cache = MediaCache(config.processor_cache_bytes)
-        self._limits = MediaLimits()
+        self._limits = MediaLimits.of(args.media_limits)
         self._rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, self._limits)
         self._workers = Workers.of(info, config, args, self._limits)
         self._maker = ItemMaker(
@@ -85,6 +80,8 @@ class InputPipeline:
             args.media_io_kwargs or {},
             strict=args.strict_media,
         )
+        self._fetcher = Fetcher(self._rules)
+        self._checks = Checks(info, config, args, self._family)
         self._merge_size = merge_size(info)
 
     @property
@@ -126,50 +123,47 @@ class InputPipeline:
 
     # ------------------------------------------------------------------ prompts
 
-    def prepare(
-        self,
-        prompt: PromptType,
-        params: SamplingParams,
-        *,
-        request_id: str,
-        lora: LoRARequest | None = None,
-        priority: int = 0,
-        arrival: float = 0.0,
-        seed: int = 0,
-    ) -> Request:
-        """A request from a prompt with its media. The prompt's text is trusted: markers in it are markers.
+    def prepare(self, prompt: PromptType, params: SamplingParams, **order: Any) -> Request:
+        """A request from a prompt with its media; `draft`, `made` and `sealed` at one go.
 
         Raises:
             UserError: the prompt, an item or a parameter is at fault; the message says what to do.
         """
+        return self.sealed(self.made(self.draft(prompt, params, **order)))
+
+    def prepare_chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, **options: Any) -> Request:
+        """A request from OpenAI messages; `draft_chat`, `made` and `sealed` at one go.
+
+        Raises:
+            UserError: a message, an item, the template or a parameter is at fault; the message says what to do.
+        """
+        return self.sealed(self.made(self.draft_chat(messages, params, **options)))
+
+    def draft(self, prompt: PromptType, params: SamplingParams, **order: Any) -> Draft:
+        """A prompt, read and checked. Its text is trusted: markers in it are markers.
+
+        Args:
+            prompt: see PromptType.
+            params: as the user gave them.
+            **order: the fields of Order.
+
+        Raises:
+            UserError: the prompt or a parameter is at fault.
+        """
+        said = Order(**order)
+        self._checks.order(said.lora, said.priority)
         parsed = parse(prompt, self._info, self._merge_size)
-        self._check_modalities(parsed.media)
+        self._checks.modalities(parsed.media)
         counts = _count(parsed.media)
         self._check_text(parsed.text, params)
         encode = self._encoder_of(parsed.text, counts) if parsed.text is not None else None
         ids: Sequence[int] = encode({}) if encode is not None else parsed.token_ids or ()
         ids = self._truncated(ids, params, parsed.media)
         self._check_markers(ids, counts)
-        items, receipts = self._items(ids, parsed)
-        if expand.has_edges(items):
-            if encode is not None:
-                ids = encode(items)
-            else:
-                plain = partial(self._tokenizer.encode, add_special_tokens=False)
-                ids = expand.edged_ids(ids, items, self._tokenizer.marks, plain)
-        return self._request(
-            ids,
-            items,
-            receipts,
-            params,
-            request_id=request_id,
-            prompt=parsed.text,
-            lora=lora,
-            salt=parsed.salt,
-            priority=priority,
-            arrival=arrival,
-            seed=seed,
-        )
+        if encode is None:
+            plain = partial(self._tokenizer.encode, add_special_tokens=False)
+            encode = partial(_edged, ids, self._tokenizer.marks, plain)
+        return Draft(ids, parsed, encode, params, said)
 
     def _encoder_of(self, text: str, counts: Mapping[str, int]) -> Callable[[ItemsByModality], list[int]]:
         """How a trusted text is encoded once its items' own text stands around their markers."""
@@ -190,12 +184,11 @@ class InputPipeline:
 
         return encode
 
-    def prepare_chat(
+    def draft_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams,
         *,
-        request_id: str,
         chat_template: str | None = None,
         content_format: str | None = None,
         add_generation_prompt: bool = True,
@@ -203,17 +196,16 @@ class InputPipeline:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
-        lora: LoRARequest | None = None,
-        priority: int = 0,
-        arrival: float = 0.0,
-        seed: int = 0,
         cache_salt: str | None = None,
-    ) -> Request:
-        """A request from OpenAI messages. Text in them is text, whatever it spells: see control.py.
+        **order: Any,
+    ) -> Draft:
+        """OpenAI messages, read, checked and rendered. Text in them is text, whatever it spells: see control.py.
 
         Raises:
-            UserError: a message, an item, the template or a parameter is at fault; the message says what to do.
+            UserError: a message, the template or a parameter is at fault.
         """
+        said = Order(**order)
+        self._checks.order(said.lora, said.priority)
         if continue_final_message and add_generation_prompt:
             raise PromptError(
                 "continue_final_message and add_generation_prompt exclude each other.",
@@ -234,22 +226,29 @@ class InputPipeline:
         self._check_text(text, params)
         ids = self._truncated(encode({}), params, media)
         self._check_rendered(ids, media)
-        items, receipts = self._items(ids, parsed)
-        if expand.has_edges(items):
-            ids = encode(items)
-        return self._request(
-            ids,
-            items,
-            receipts,
-            params,
-            request_id=request_id,
-            prompt=text,
-            lora=lora,
-            salt=salt,
-            priority=priority,
-            arrival=arrival,
-            seed=seed,
-        )
+        return Draft(ids, parsed, encode, params, said)
+
+    @asynccontextmanager
+    async def fetched(self, draft: Draft) -> AsyncGenerator[Draft, None]:
+        """The draft with its media fetched, as far as they lie on other machines; they have room within the block.
+
+        Without it `made` fetches them, and holds a thread meanwhile.
+
+        Raises:
+            FetchError, LimitError: an item cannot be fetched, or is too large.
+        """
+        async with self._fetcher.fetched(draft.parsed.media) as media:
+            yield replace(draft, parsed=replace(draft.parsed, media=media))
+
+    def made(self, draft: Draft) -> Made:
+        """The draft with its items.
+
+        Raises:
+            UserError: an item is at fault.
+        """
+        items, receipts = self._items(draft.ids, draft.parsed)
+        ids = draft.encode(items) if expand.has_edges(items) else draft.ids
+        return Made(draft, ids, items, receipts)
 
     def _render(
         self,
@@ -268,7 +267,7 @@ class InputPipeline:
         as_list = self._templates.takes_list(template, content_format)
         form = chat.ChatForm(as_list, self._templates.forms(template)[1] or not as_list, self._example)
         talk = chat.read(messages, form, marks, self._limits)
-        self._check_modalities(talk.media)
+        self._checks.modalities(talk.media)
         rendered = self._templates.render(
             talk.messages,
             template,
@@ -313,36 +312,6 @@ class InputPipeline:
 
     # ------------------------------------------------------------------ checks
 
-    def _check_modalities(self, media: Sequence[MediaRef]) -> None:
-        if any(embeds.given(ref.source) for ref in media):
-            if not self._args.enable_mm_embeds:
-                raise MediaError(
-                    "Embeddings are switched off (enable_mm_embeds=False).", "Give the media.", param="enable_mm_embeds"
-                )
-            if self._info.cross is not None:
-                raise MediaError(
-                    f"{self._info.architecture} has no embeddings in its text: it attends to media beside it.",
-                    "Give the media.",
-                )
-        for modality in {ref.modality: None for ref in media}:
-            if modality not in self._info.modalities:
-                takes = " and ".join(self._info.modalities) or "text only"
-                raise PromptError(f"The model {self._info.name!r} does not take {modality}; it takes {takes}.")
-            count = sum(ref.modality == modality for ref in media)
-            limit = self._config.limit_per_prompt.get(modality, 0)
-            if count > limit:
-                off = f"The modality {modality} is switched off (limit_mm_per_prompt is 0)."
-                many = f"There are {count} {modality} items; limit_mm_per_prompt allows {limit}."
-                raise LimitError(
-                    off if limit == 0 else many, "Raise the limit, or send fewer.", param="limit_mm_per_prompt"
-                )
-            most = self._family.most.get(modality, count)
-            if count > most:
-                raise PromptError(
-                    f"There are {count} {modality} items; {self._info.name!r} takes at most {most} in a prompt.",
-                    "Ask about each of them in a prompt of its own.",
-                )
-
     def _check_markers(self, ids: Sequence[int], given: Mapping[str, int]) -> None:
         found = expand.count_markers(ids, self._tokenizer.marks)
         expand.check_counts(found, given, self._tokenizer.marker, self._example)
@@ -378,7 +347,7 @@ class InputPipeline:
         """The items of a request by modality, and their receipts in the order of the prompt."""
         if not parsed.media:
             return {}, ()
-        made = self._prepare_all(parsed.media, parsed.options)
+        made = self._prepare_all(parsed.media, parsed.options, parsed.salt)
         queues: dict[str, list[Prepared]] = {}
         for ref, prepared in zip(parsed.media, made, strict=True):
             queues.setdefault(ref.modality, []).append(prepared)
@@ -387,7 +356,7 @@ class InputPipeline:
         in_order = [next(waiting[token]) for token in ids if token in waiting]
         return items, tuple(indexed(prepared, index) for index, prepared in enumerate(in_order))
 
-    def _prepare_all(self, media: Sequence[MediaRef], options: Mapping[str, Any]) -> list[Prepared]:
+    def _prepare_all(self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes) -> list[Prepared]:
         totals = _count(media)
         seen: dict[str, int] = {}
         tasks = []
@@ -399,6 +368,7 @@ class InputPipeline:
                     f"{ref.modality} {seen[ref.modality]}",
                     merged(self._args.mm_processor_kwargs, options, ref.options),
                     self._family.setting(ref.modality, seen[ref.modality], totals),
+                    salt,
                 )
             )
         return self._workers.map(self._maker.make, tasks)
@@ -409,88 +379,45 @@ class InputPipeline:
         Raises:
             UserError: an item is at fault.
         """
-        self._check_modalities(media)
-        return [indexed(prepared, index) for index, prepared in enumerate(self._prepare_all(media, {}))]
+        self._checks.modalities(media)
+        return [indexed(prepared, index) for index, prepared in enumerate(self._prepare_all(media, {}, b""))]
 
     # ------------------------------------------------------------------ sealing
 
-    def _request(
-        self,
-        ids: Sequence[int],
-        items: Mapping[str, Sequence[MediaItem]],
-        receipts: tuple[MediaReceipt, ...],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        prompt: str | None,
-        lora: LoRARequest | None,
-        salt: bytes,
-        priority: int,
-        arrival: float,
-        seed: int,
-    ) -> Request:
-        self._check_order(lora, priority)
+    def sealed(self, made: Made) -> Request:
+        """The request.
+
+        Raises:
+            UserError: it is too long, or a parameter is at fault.
+        """
+        items, ids, order = made.items, made.ids, made.draft.order
         if not items and not self._info.is_encoder_decoder:
             # Before anything is made of what is too long.
-            self._check_length(ids, ())
+            self._checks.length(ids, ())
         token_ids, spans = expand.expand(ids, items, self._tokenizer.marks)
+        salt = made.draft.parsed.salt
         if self._info.is_encoder_decoder:
-            token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info)
-        self._check_length(token_ids, spans)
+            token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, salt)
+        self._checks.length(token_ids, spans)
         return Request(
-            id=request_id,
+            id=order.request_id,
             token_ids=token_ids,
-            params=self.seal(params, len(token_ids), seed),
+            params=self.seal(made.draft.params, len(token_ids), order.seed),
             spans=spans,
-            lora=lora or self._config.media_lora(items),
+            lora=order.lora or self._config.media_lora(items),
             salt=salt,
-            priority=priority,
-            arrival=arrival,
-            receipts=receipts,
-            prompt=prompt,
+            priority=order.priority,
+            arrival=order.arrival,
+            receipts=made.receipts,
+            prompt=made.draft.parsed.text,
         )
 
-    def _check_order(self, lora: LoRARequest | None, priority: int) -> None:
-        """Refuse an adapter or a priority that would change nothing."""
-        if lora is not None and not isinstance(lora, LoRARequest):
-            raise LoRAError(
-                f"lora_request must be a LoRARequest, not {type(lora).__name__}.",
-                "Write LoRARequest(name, number, folder).",
-                param="lora_request",
-            )
-        if lora is not None and not self._config.max_loras:
-            raise LoRAError(
-                "This engine takes no LoRA adapters.", "Start it with enable_lora=True.", param="lora_request"
-            )
-        whole("priority", priority, -(2**63), 2**63 - 1)
-        if priority != 0 and self._config.policy != "priority":
-            raise ParamsError(
-                "A priority means nothing with scheduling_policy='fcfs'.",
-                "Start the engine with scheduling_policy='priority'.",
-                param="priority",
-            )
 
-    def _check_length(self, token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> None:
-        if not token_ids:
-            raise PromptError("The prompt is empty.", "Give at least one token.")
-        count, limit = len(token_ids), self._config.max_model_len
-        if count >= limit:
-            media = sum(span.stop - span.start for span in spans)
-            remedy = "Shorten it, or raise max_model_len."
-            if media * 2 > count:
-                remedy = "Send fewer or smaller items (mm_processor_kwargs), or raise max_model_len."
-            of_media = f", {media} of them for media" if media else ""
-            raise PromptTooLongError(
-                f"The prompt has {count} tokens{of_media}; with at least one for the answer the limit is {limit}.",
-                remedy,
-            )
-        for span in spans:
-            if span.item.num_kept > self._config.max_encoder_tokens:
-                raise LimitError(
-                    f"The {span.item.modality} takes {span.item.num_kept} embeddings; "
-                    f"the engine keeps at most {self._config.max_encoder_tokens}.",
-                    "Send a smaller one, or raise mm_encoder_budget.",
-                )
+def _edged(
+    ids: Sequence[int], marks: Mapping[str, int], plain: Callable[[str], list[int]], items: ItemsByModality
+) -> list[int]:
+    """Ids that were given as such, with the items' own text around their markers."""
+    return expand.edged_ids(ids, items, marks, plain)
 
 
 def _count(media: Sequence[MediaRef]) -> dict[str, int]:

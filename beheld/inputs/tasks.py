@@ -57,7 +57,7 @@ class Make:
         modality: "image", "video" or "audio".
         source: what came in; its payload is as `opening.packed` gives it if `content` is there.
         content: what is known of content that is decoded already.
-        options, setting: see media.Task.
+        options, setting, salt: see media.Task.
     """
 
     modality: str
@@ -65,6 +65,7 @@ class Make:
     content: Content | None
     options: Mapping[str, Any]
     setting: str
+    salt: bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,7 @@ def _make(task: Make, processor: Any, limits: MediaLimits) -> Made:
     try:
         own = processor.options(task.modality, task.options)
         key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
+        key = digest.salted(key, task.salt)
         processed = processor.process(Job(task.modality, opened, key, own, task.setting))
     except (BeheldError, MemoryError):
         raise

@@ -77,7 +77,9 @@ class Workers:
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")
         return unpacked(answer.crossed), answer.content
 
-    def make(self, modality: str, source: Source, rate: Callable[[], int], options: Any, setting: str) -> Made:
+    def make(
+        self, modality: str, source: Source, rate: Callable[[], int], options: Any, setting: str, salt: bytes
+    ) -> Made:
         """Open and process a source, both by a worker; only bytes are opened there.
 
         Raises:
@@ -88,7 +90,7 @@ class Workers:
         if not isinstance(source.payload, bytes):
             opened, content = open_source(modality, source, self._limits, rate)
             source = Source(source.kind, source.digest, packed(opened))
-        answer = self._run(modality, Make(modality, source, content, options, setting))
+        answer = self._run(modality, Make(modality, source, content, options, setting, salt))
         if not isinstance(answer, Made):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")
         return answer

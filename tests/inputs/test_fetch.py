@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import socket
@@ -15,8 +16,10 @@ import pytest
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
-from beheld.inputs import dial
+from beheld.core.media import MediaRef
+from beheld.inputs import dial, fetching
 from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetching import Fetcher, Room
 from tests import tiny
 from tests.inputs import pipes
 
@@ -177,7 +180,7 @@ def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.
     mixed = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 80)) for ip in ("93.184.216.34", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: mixed)
     with pytest.raises(FetchError, match="not public"):
-        dial.address_of("pictures.test", 80)
+        asyncio.run(dial.address_of("pictures.test", 80))
 
 
 @pytest.mark.usefixtures("private")
@@ -206,11 +209,11 @@ def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch:
     real = dial.address_of
     calls: list[int] = []
 
-    def second_hop_is_checked(host: str, port: int) -> str:
+    async def second_hop_is_checked(host: str, port: int) -> str:
         calls.append(port)
         if len(calls) > 1:
             monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "0")
-        return real(host, port)
+        return await real(host, port)
 
     monkeypatch.setattr(dial, "address_of", second_hop_is_checked)
     with pytest.raises(FetchError, match="not public"):
@@ -270,6 +273,152 @@ def test_slow_servers_end_at_the_deadline(serve: Any, monkeypatch: pytest.Monkey
         with pytest.raises(FetchError):
             fetch(serve(answer).url(), "image", SMALL)
         assert time.perf_counter() - begin < 2.0
+
+
+@pytest.mark.case(1)
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("3fff::1", "3fff:fff:ffff::1", "2620:4f:8000::1", "5f00::1", "100::1", "2001:db8::1", "2001:2::1", "fd00::1"),
+        *("192.88.99.1", "192.0.0.8", "192.31.196.1", "192.52.193.1", "192.175.48.1", "198.18.0.1", "240.0.0.1"),
+        *("203.0.113.1", "0.1.2.3", "::1", "::ffff:10.0.0.1", "64:ff9b::8.8.8.8", "2002:808:808::1", "ff0e::1", "x"),
+    ],
+)
+def test_special_addresses_are_not_public(address: str) -> None:
+    assert not dial.is_public(address)
+
+
+def test_ordinary_addresses_are_public() -> None:
+    for address in ("93.184.216.34", "8.8.8.8", "192.0.1.1", "192.88.98.1", "2606:2800:220:1::1", "2a00:1450::1"):
+        assert dial.is_public(address), address
+
+
+@pytest.mark.case(7)
+def test_names_that_nobody_resolves_end_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's resolver knows no deadline; who waits for it does. Each hop has what the ones before left."""
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "0.3")
+    silence = threading.Event()
+
+    def resolve(*_: Any, **__: Any) -> Any:
+        silence.wait(20)
+        raise OSError("nobody knows")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    begin = time.perf_counter()
+    with pytest.raises(FetchError, match="too long"):
+        fetch("http://slow.test/x.png", "image", SMALL)
+    assert time.perf_counter() - begin < 2.0
+    for _ in range(dial._MAX_RESOLVING - 1):
+        dial._resolving.acquire()
+    with pytest.raises(FetchError, match="Too many names"):
+        fetch("http://other.test/x.png", "image", SMALL)
+    for _ in range(dial._MAX_RESOLVING - 1):
+        dial._resolving.release()
+    silence.set()
+
+
+def picture_at(url: str) -> MediaRef:
+    return MediaRef("image", url)
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.case(7)
+def test_who_goes_away_takes_its_fetches_along(serve: Any) -> None:
+    ended = threading.Event()
+
+    def hold(connection: socket.socket, _: bytes) -> None:
+        if connection.recv(1) == b"":
+            ended.set()
+
+    server = serve(hold)
+
+    async def give_up() -> None:
+        async with asyncio.timeout(0.3), Fetcher(SMALL).fetched([picture_at(server.url())]):
+            pytest.fail("the server is silent")
+
+    begin = time.perf_counter()
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    assert ended.wait(2.0), "the connection is closed"
+    assert time.perf_counter() - begin < 2.0
+    assert len(server.requests) == 1
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.case(7)
+def test_a_host_that_hangs_holds_only_its_own_up(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_MAX_PER_HOST", 2)
+    monkeypatch.setattr(fetching, "_MAX_AT_ONCE", 3)
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "1.5")
+
+    def hold(connection: socket.socket, _: bytes) -> None:
+        connection.recv(1)
+
+    silent, good = serve(hold), serve(plain(DATA))
+
+    async def both() -> tuple[list[Any], float]:
+        fetcher = Fetcher(SMALL)
+
+        async def one(url: str) -> Any:
+            async with fetcher.fetched([picture_at(url)]) as (found,):
+                return found.source
+
+        hung = [asyncio.ensure_future(one(silent.url(f"/{n}"))) for n in range(4)]
+        await asyncio.sleep(0.1)
+        begin = time.perf_counter()
+        assert (await one(good.url(host="localhost"))).data == DATA
+        waited = time.perf_counter() - begin
+        return await asyncio.gather(*hung, return_exceptions=True), waited
+
+    errors, waited = asyncio.run(both())
+    assert waited < 1.0
+    assert [type(error) for error in errors] == [FetchError] * 4
+    assert sum("waiting" in str(error) for error in errors) <= 2
+
+
+@pytest.mark.usefixtures("private")
+def test_items_are_named_and_the_first_failure_is_told(serve: Any) -> None:
+    good, bad = serve(plain(DATA)), serve(plain(b"", "404 Not Found"))
+    refs = [picture_at(good.url()), MediaRef("video", bad.url()), MediaRef("image", b"x"), picture_at(bad.url())]
+
+    async def ask(media: list[MediaRef]) -> list[Any]:
+        async with Fetcher(SMALL).fetched(media) as found:
+            return [ref.source for ref in found]
+
+    for media, name in ((refs, "video 1"), (refs[2:], "image 2")):
+        with pytest.raises(FetchError, match="404") as caught:
+            asyncio.run(ask(media))
+        assert caught.value.item == name
+    fetched, other = asyncio.run(ask(refs[::2]))
+    assert (fetched.data, fetched.source, other) == (DATA, "url", b"x")
+
+
+@pytest.mark.case(6)
+def test_bytes_in_flight_have_room_for_each_in_turn() -> None:
+    async def story() -> None:
+        room = Room(10)
+        assert await room.take(6) == 6
+        large, small = asyncio.ensure_future(room.take(100)), asyncio.ensure_future(room.take(4))
+        await asyncio.sleep(0)
+        assert not large.done()
+        assert not small.done(), "nobody overtakes"
+        gone = asyncio.ensure_future(room.take(1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        room.give(6)
+        assert await large == 10
+        room.give(10)
+        assert await small == 4
+        room.give(4)
+        assert await room.take(10) == 10
+        late = asyncio.ensure_future(room.take(3))
+        await asyncio.sleep(0)
+        room.give(10)
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        assert await room.take(10) == 10, "what was granted to one who had gone is given back"
+
+    asyncio.run(asyncio.wait_for(story(), 5))
 
 
 @pytest.mark.usefixtures("private")
