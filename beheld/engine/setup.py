@@ -380,7 +380,7 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
     Raises:
         ConfigError, ModelError: as `start`.
     """
-    from beheld.executor.local import count_parameters
+    from beheld.executor.local import count_weights
 
     check(args)
     path = resolve(args)
@@ -388,13 +388,13 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
     info = read_info(path, args, hf_config)
     config = decide(args, info)
     element_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}[config.dtype]
-    parameters = count_parameters(hf_config, info)
+    parameters, weights_bytes = count_weights(hf_config, info, config)
     sizes = {
         "name": info.name,
         "architecture": info.architecture,
         "parameters": parameters,
         "dtype": config.dtype,
-        "weights_bytes": parameters * element_bytes,
+        "weights_bytes": weights_bytes,
         "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }

@@ -9,7 +9,7 @@ import torch
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
-from beheld.runner.build import build_runner, count_parameters
+from beheld.runner.build import build_runner, count_weights
 from beheld.runner.faults import loss_of
 from beheld.runner.runner import Handle
 
@@ -68,4 +68,4 @@ class LocalExecutor:
         del self.runner
 
 
-__all__ = ["LocalExecutor", "count_parameters"]
+__all__ = ["LocalExecutor", "count_weights"]

@@ -17,7 +17,7 @@ from beheld.core.errors import ModelError
 from beheld.models.families import renamed_weights
 from beheld.models.shards import shard_bar
 from beheld.quant import compressed_tensors, keep
-from beheld.quant.choose import FLOAT8, choose
+from beheld.quant.choose import FLOAT8, choose, objection
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -36,6 +36,8 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     dtype: torch.dtype = getattr(torch, config.dtype)
     model_class = model_class_of(info, hf_config)
     if config.load_format == "dummy":
+        if quantization_of(hf_config, Path(info.path)) is not None:
+            logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         model = _dummy(model_class, hf_config, dtype, config.device)
     else:
         model = _from_files(model_class, hf_config, info, dtype, config)
@@ -69,6 +71,22 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
     )
 
 
+def quantization_of(hf_config: Any, path: Path) -> Mapping[str, Any] | None:
+    """What the checkpoint says of how its weights are quantized; None if they are not."""
+    return getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
+
+
+def weights_bytes(hf_config: Any, info: ModelInfo, config: EngineConfig, num_parameters: int) -> int:
+    """What the weights will take on the device, about, of a model with so many parameters."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    quantization = quantization_of(hf_config, Path(info.path))
+    # A checkpoint's layers that are not FP8 are of two bytes there as they are here.
+    kept = quantization is not None and config.load_format != "dummy" and has_weights(Path(info.path))
+    if quantization is not None and kept and objection(quantization, config.device, dtype) is None:
+        return compressed_tensors.stored_bytes(Path(info.path))
+    return num_parameters * dtype.itemsize
+
+
 def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
     """Random weights of moderate size, the same on every run."""
     torch.manual_seed(0)
@@ -97,7 +115,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             "output_loading_info": True,
             "trust_remote_code": config.trust_remote_code,
         }
-        quantization = getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
+        quantization = quantization_of(hf_config, path)
         with shard_bar(path, shown=config.show_progress):
             if quantization is None:
                 weights = renamed_weights(info.model_type, path)

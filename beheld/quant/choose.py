@@ -20,7 +20,7 @@ _CAPABILITY = (8, 9)
 
 def choose(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str:
     """FLOAT8 or DEQUANTIZED, for a checkpoint that says `stated` and a model of this type on this device; logged."""
-    reason = _objection(stated, device, dtype)
+    reason = objection(stated, device, dtype)
     if reason is None:
         logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded token by token.")
         return FLOAT8
@@ -37,8 +37,8 @@ def multiplies_float8(device: str) -> bool:
     return device == "cuda" and torch.cuda.get_device_capability() >= _CAPABILITY
 
 
-def _objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
-    """Why not FLOAT8; None if nothing speaks against it."""
+def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
+    """Why not FLOAT8, in words; None if nothing speaks against it."""
     if not multiplies_float8(device):
         return "this device has no products of FP8 numbers"
     if not env.FP8():

@@ -138,6 +138,11 @@ def _scale_of(name: str, weight: Any, scale: Any) -> Any:
     return scale
 
 
+def stored_bytes(path: Path) -> int:
+    """What the weights in `path` take as they are stored."""
+    return sum(file.stat().st_size for file in _files(path))
+
+
 def _files(path: Path) -> list[Path]:
     """The files that make up the model, which may lie beside others."""
     index = path / _INDEX

@@ -15,7 +15,7 @@ from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
-from beheld.models.load import model_class_of
+from beheld.models.load import model_class_of, weights_bytes
 from beheld.runner import capacity
 from beheld.runner.runner import ModelRunner
 from beheld.utils.allocator import keep_freed_memory
@@ -111,6 +111,12 @@ def _shrunk(info: ModelInfo, config: EngineConfig, reserved: int) -> EngineConfi
         )
     logger.warning("Using max model len %d: %d does not fit into memory.", fitting, config.max_model_len)
     return dataclasses.replace(config, max_model_len=fitting)
+
+
+def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, int]:
+    """Number of parameters of the model that this configuration describes, and the bytes that they will take."""
+    count = count_parameters(hf_config, info)
+    return count, weights_bytes(hf_config, info, config, count)
 
 
 def count_parameters(hf_config: Any, info: ModelInfo) -> int:

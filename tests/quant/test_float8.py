@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from beheld.core.config import EngineConfig
+from beheld.core.config import EngineArgs, EngineConfig
+from beheld.engine.setup import describe
 from beheld.models.fuse import FirstOfFused, fuse_linears
 from beheld.quant import choose, keep
 from beheld.quant.choose import DEQUANTIZED, FLOAT8
@@ -173,6 +174,29 @@ def test_half_the_memory(kept: Any) -> None:
 
     # Sizes are tiny, scales are not.
     assert size(kept) < 0.65 * size(load(tiny.checkpoint("glm4v_moe"), "bfloat16"))
+
+
+def test_a_plan_counts_the_bytes_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(family: str, **options: Any) -> int:
+        args = EngineArgs(model=str(tiny.checkpoint(family)), dtype="bfloat16", **options)
+        size: int = describe(args)[2]["weights_bytes"]
+        return size
+
+    plain = planned("glm4v_moe")
+    assert planned(FAMILY) == plain
+    monkeypatch.setattr(choose, "multiplies_float8", lambda device: True)
+    size = (tiny.checkpoint(FAMILY) / "model.safetensors").stat().st_size
+    assert planned(FAMILY) == size
+    assert planned(FAMILY, load_format="dummy") == planned("glm4v_moe") == plain
+
+
+def test_random_weights_are_said_not_to_be_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("beheld.models.load.logger.warning", said.append)
+    load(tiny.checkpoint("glm4v_moe"), load_format="dummy")
+    assert not said
+    load(tiny.checkpoint(FAMILY), load_format="dummy")
+    assert [line[:33] for line in said] == ["Random weights are not quantized:"]
 
 
 def test_sizes_that_no_product_takes_are_dequantized(
