@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, GenerationConfig
 
 from beheld import LLM, SamplingParams
 from tests import tiny
@@ -25,7 +25,7 @@ def theirs(family: str, prompts: list[list[int]], batch: int) -> list[list[int]]
     """transformers' answers, `batch` prompts at a time, padded on the left."""
     kind: Any = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
     model = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.bfloat16).cuda().eval()
-    model.generation_config.eos_token_id = None
+    model.generation_config = GenerationConfig()
     answers = []
     for first in range(0, len(prompts), batch):
         part = prompts[first : first + batch]
