@@ -15,8 +15,8 @@ from torch import Tensor
 
 # Sizes of calls that are kept, and those that are remembered as having come before.
 _KEPT, _REMEMBERED = 16, 256
-# A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while all wait, and in
-# a crowd the number of pictures of a step is a matter of chance.
+# A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while all wait, and
+# in a crowd the number of pictures of a step is a matter of chance.
 _OFTEN = 3
 
 
