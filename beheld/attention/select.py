@@ -6,7 +6,7 @@ import importlib.util
 import logging
 
 from beheld.attention.backend import AttentionBackend
-from beheld.attention.cross import CrossBackend, SDPACross
+from beheld.attention.cross import CrossBackend, SDPACross, StackedCross
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ConfigError
 from beheld.utils.log import get_logger
@@ -50,11 +50,12 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
 
 def select_cross(device: str) -> CrossBackend:
     """How layers of a cross group attend on `device`: PyTorch's own attention everywhere, which needs no blocks."""
-    backend = SDPACross()
+    backend: CrossBackend = StackedCross() if device == "cpu" else SDPACross()
     logger.log(
         logging.DEBUG if device == "cpu" else logging.INFO,
-        "Attention to what stands beside the text uses the backend %r: no other is built.",
+        "Attention to what stands beside the text uses the backend %r: no other is built for %s.",
         backend.name,
+        device,
     )
     return backend
 
