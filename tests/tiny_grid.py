@@ -20,7 +20,7 @@ SEEDS: dict[str, int] = {
     "glm4v": 2,
     "glm4v_moe": 1,
     "glm46v": 2,
-    "aria": 1,
+    "aria": 2,
 }
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
@@ -215,7 +215,22 @@ def make_aria(path: Path) -> None:
         path / "processor_config.json",
         {"processor_class": "AriaProcessor", "size_conversion": {"490": 8, "980": 16}},
     )
-    tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["aria"], keep=("<|im_end|>",))
+    generation = tiny._qwen_generation(ids)
+    tiny._write_model(
+        path, config, generation, ids, seed=SEEDS["aria"], keep=("<|im_end|>",), adjust=_look_at_every_seventh_pixel
+    )
+
+
+def _look_at_every_seventh_pixel(model: Any) -> None:
+    """As many of a patch's pixels as the real one has, which is 14 wide, with the sum's size kept.
+
+    Over all 98 x 98 x 3 of them transformers' convolution rounds so much that its log-probabilities in float32 are off
+    those in float64 by 1e-4, which is all that an answer may differ by.
+    """
+    weight = model.get_submodule("model.vision_tower.embeddings.patch_embedding").weight
+    kept = weight[..., ::7, ::7] * 7
+    weight.zero_()
+    weight[..., ::7, ::7] = kept
 
 
 TINY: dict[str, Callable[[Path], None]] = {

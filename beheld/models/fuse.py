@@ -67,7 +67,7 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self.weight = linear.weight.data.new_empty(0)
         self.packed_bytes = linear.weight.numel() * linear.weight.element_size()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data.contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> (..., O)."""
@@ -93,6 +93,15 @@ def padded_rows(rows: int) -> int:
         return rows
     step = 1 << (rows.bit_length() - 4)
     return rows + -rows % step
+
+
+def linear_of(weight_OI: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer with this weight and bias, which it shares; `weight_OI` may be strided."""
+    linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight_OI, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 def can_pack() -> bool:

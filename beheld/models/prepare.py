@@ -12,6 +12,7 @@ from beheld.core.config import EngineConfig
 from beheld.lora.slots import LoRASlots
 from beheld.models.carry import attach
 from beheld.models.cross import crosses
+from beheld.models.experts import replace_experts
 from beheld.models.families import adapt
 from beheld.models.fuse import (
     PackedLinear,
@@ -25,6 +26,7 @@ from beheld.models.fuse import (
 )
 from beheld.models.longrope import settle
 from beheld.models.one_row import OneRowLinear
+from beheld.models.patches import pack_patch_convolutions
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -61,8 +63,7 @@ def _fuse(model: Any, config: EngineConfig) -> None:
     dtype = getattr(torch, config.dtype)
     if config.device == "cpu":
         if dtype == torch.float32:
-            kind = PackedLinear if can_pack() else SmallBatchLinear
-            logger.debug("%d linear layers are now %s.", replace_linears(model, kind, dtype), kind.__name__)
+            _pack(model, dtype)
         return
     if dtype == torch.float32:
         # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
@@ -73,6 +74,15 @@ def _fuse(model: Any, config: EngineConfig) -> None:
         logger.debug("Padded %d MLPs, replaced %d convolutions.", padded, replace_patch_convolutions(model))
         logger.info("Fused %d groups of linear layers.", fuse_linears(model))
         _ready_for_one_row(model, text, dtype)
+
+
+def _pack(model: Any, dtype: torch.dtype) -> None:
+    """The products of a CPU. Experts come first: their layers are packed with the others."""
+    kind = PackedLinear if can_pack() else SmallBatchLinear
+    logger.debug("%d sets of experts are now layers.", replace_experts(model, dtype))
+    if kind is PackedLinear:
+        logger.debug("%d convolutions are now products.", pack_patch_convolutions(model, dtype))
+    logger.debug("%d linear layers are now %s.", replace_linears(model, kind, dtype), kind.__name__)
 
 
 def _ready_for_one_row(model: Any, text: Any, dtype: torch.dtype) -> None:

@@ -90,3 +90,19 @@ def test_a_wrong_number_of_embeddings_is_a_loss() -> None:
 
     store = EncoderStore(Short())  # type: ignore[arg-type]
     assert store.encode([item(b"a", 1.0, 2)]) == (b"a",)
+
+
+def test_on_a_cpu_large_pictures_do_not_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beheld.runner.encoder._CALL_BYTES", 100)
+    adapter = FakeAdapter()
+    sizes = (10, 10, 10, 40, 1, 1)
+    items = [item(bytes([i]), 0.0, 1, pixels=torch.zeros(n)) for i, n in enumerate(sizes)]
+    assert EncoderStore(adapter).encode(items) == ()  # type: ignore[arg-type]
+    # 4 bytes each: two of the first fit, the fourth does not fit at all and goes alone.
+    assert adapter.calls == [2, 1, 1, 2]
+    adapter = FakeAdapter()
+    adapter.device = torch.device("meta")
+    store = EncoderStore(adapter)  # type: ignore[arg-type]
+    store._mark = lambda: 0.0  # type: ignore[method-assign]
+    store.encode(items)
+    assert adapter.calls == [6]

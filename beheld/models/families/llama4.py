@@ -1,6 +1,8 @@
 """Llama 4: pictures pass a projector behind the tower, and layers without positions scale their queries by position.
 
-Shapes: T tokens of a step, V picture tiles, P embeddings of a tile, H hidden size.
+On a CPU, only the experts that a token chose are computed for it; transformers computes all of them.
+
+Shapes: T tokens of a step, V picture tiles, P embeddings of a tile, H hidden size, K experts that a token takes.
 """
 
 from __future__ import annotations
@@ -8,12 +10,47 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+from beheld.models.experts import experts_of
+
+
+class ChosenExperts(nn.Module):
+    """The model's block of experts, without those that no token chose.
+
+    An expert's input is the token times a score, which is zero for those not chosen, and without biases an expert makes
+    zero of zero: so leaving it out changes nothing.
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.top_k: int = block.top_k
+        self.router = block.router
+        self.shared_expert = block.shared_expert
+        old = block.experts
+        self.experts = experts_of(old.gate_up_proj.data, old.down_proj.data, old.act_fn, transposed=True)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
+        """hidden_states (1, T, H) -> (T, H), as the block gives it, and no router logits."""
+        x_TH = hidden_states.flatten(0, 1)
+        logits_TE = nn.functional.linear(x_TH, self.router.weight)
+        best_TK, experts_TK = logits_TE.topk(self.top_k, dim=1)
+        scores_TK = torch.sigmoid(best_TK.float()).to(x_TH.dtype)
+        # The score belongs before the expert: every choice of a token is a row of its own.
+        rows_NH = (x_TH.unsqueeze(1) * scores_TK.unsqueeze(2)).flatten(0, 1)
+        made_NH = self.experts(rows_NH, experts_TK.reshape(-1, 1), torch.ones_like(scores_TK).reshape(-1, 1))
+        return self.shared_expert(x_TH) + made_NH.unflatten(0, (-1, self.top_k)).sum(1), None
 
 
 def adapt(model: Any) -> None:
-    """Let attention scale the queries, see `keywords`: a layer counts from zero, whoever's tokens it is given."""
+    """Let attention scale the queries, see `keywords`: a layer counts from zero, whoever's tokens it is given.
+
+    On other devices than a CPU, the sizes of what was chosen would have to be waited for.
+    """
     for layer in model.get_decoder().model.layers:
+        if isinstance(layer.feed_forward, Llama4TextMoe) and layer.feed_forward.router.weight.device.type == "cpu":
+            layer.feed_forward = ChosenExperts(layer.feed_forward)
         attention = layer.self_attn
         if attention.attn_temperature_tuning and not attention.use_rope:
             attention.attn_temperature_tuning = False

@@ -1,0 +1,93 @@
+"""Experts on a CPU: each computes the rows that chose it, and no other.
+
+Shapes: T tokens, K experts that a token takes, S rows (a token and one of its experts), E experts, H hidden size, I an
+expert's inner size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.models.fuse import linear_of
+
+# Where the usual gate is defined: the first half through the activation, times the second.
+_USUAL_GATE = "transformers.integrations.moe"
+
+
+class Experts(nn.Module):
+    """Gated experts without biases, one product for each that is chosen.
+
+    Args:
+        ups: of each expert, the layer to (S, 2 I), the gate's half first.
+        downs: of each expert, the layer back to (S, H).
+        act: the gate's activation.
+    """
+
+    def __init__(self, ups: list[nn.Module], downs: list[nn.Module], act: Any) -> None:
+        super().__init__()
+        self.ups = nn.ModuleList(ups)
+        self.downs = nn.ModuleList(downs)
+        self.act_fn = act
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); the expert E stands for none."""
+        experts_S = top_k_index.reshape(-1)
+        counts = torch.bincount(experts_S, minlength=len(self.ups)).tolist()[: len(self.ups)]
+        # Rows ordered by expert; those of none come last.
+        order_S = experts_S.argsort(stable=True)[: sum(counts)]
+        tokens_S = order_S // top_k_index.shape[1]
+        y_SH = self._rows(hidden_states.index_select(0, tokens_S), counts)
+        y_SH.mul_(top_k_weights.reshape(-1, 1).index_select(0, order_S).to(y_SH.dtype))
+        return torch.zeros_like(hidden_states).index_add_(0, tokens_S, y_SH)
+
+    def _rows(self, x_SH: Tensor, counts: list[int]) -> Tensor:
+        """x_SH ordered by expert, `counts` rows of each -> (S, H)."""
+        chosen = [index for index, count in enumerate(counts) if count]
+        if not chosen:
+            return torch.empty_like(x_SH)
+        sizes = [counts[index] for index in chosen]
+        parts = zip(chosen, x_SH.split(sizes), strict=True)
+        gate_SI, up_SI = torch.cat([self.ups[index](part) for index, part in parts]).chunk(2, dim=-1)
+        parts = zip(chosen, (self.act_fn(gate_SI) * up_SI).split(sizes), strict=True)
+        return torch.cat([self.downs[index](part) for index, part in parts])
+
+
+def experts_of(gate_up: Tensor, down: Tensor, act: Any, *, transposed: bool) -> Experts:
+    """Experts of two tensors (E, outputs, inputs), or (E, inputs, outputs) if `transposed`, which they share."""
+
+    def layers(weights: Tensor) -> list[nn.Module]:
+        return [linear_of(weight.t() if transposed else weight) for weight in weights]
+
+    return Experts(layers(gate_up), layers(down), act)
+
+
+def replace_experts(model: nn.Module, dtype: torch.dtype) -> int:
+    """Replace transformers' experts of this type, of the usual form, by ours; returns how many.
+
+    No weight is copied: what packs linear layers finds those of the experts among them.
+    """
+    replaced = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if _usual(child, dtype):
+                old: Any = child
+                made = experts_of(old.gate_up_proj.data, old.down_proj.data, old.act_fn, transposed=old.is_transposed)
+                setattr(module, name, made)
+                replaced += 1
+    return replaced
+
+
+def _usual(experts: Any, dtype: torch.dtype) -> bool:
+    """True if a module says of itself that it is made of gated experts without biases and norms."""
+    if not getattr(experts, "has_gate", False) or getattr(experts, "has_bias", True):
+        return False
+    if getattr(experts, "has_post_expert_norm", False) or not hasattr(experts, "is_transposed"):
+        return False
+    gate = getattr(type(experts), "_apply_gate", None)
+    if getattr(gate, "__module__", None) != _USUAL_GATE:
+        return False
+    weights = [getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")]
+    return all(isinstance(w, Tensor) and w.dim() == 3 and w.dtype == dtype and bool(w.numel()) for w in weights)
