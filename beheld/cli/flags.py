@@ -1,32 +1,48 @@
-"""Flags made from EngineArgs, with vLLM's spelling: --max-model-len, --limit-mm-per-prompt '{"image": 2}', ..."""
+"""Flags made from EngineArgs and ServerOptions, with vLLM's spelling: --max-model-len, --limit-mm-per-prompt, ...; and
+the same options out of a file."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError
+from beheld.core.params import nearest
 
 # Fields that are not a flag of their own: given as arguments, or Python objects.
 _SKIPPED = frozenset({"model", "logits_processors"})
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per field of EngineArgs; dashes and underscores are both understood."""
+def add_engine_flags(parser: argparse.ArgumentParser, list_nargs: str | None = None) -> list[argparse.Action]:
+    """One flag per field of EngineArgs; dashes and underscores are both understood.
+
+    Args:
+        parser: of the command.
+        list_nargs: argparse's nargs of options that are lists. With None, commas part the values: a command whose words
+            may follow its options needs that.
+    """
     group = parser.add_argument_group("engine options")
+    made = []
     for field in dataclasses.fields(EngineArgs):
         if field.name in _SKIPPED:
             continue
-        flag = "--" + field.name.replace("_", "-")
-        spellings = [flag] if flag == "--" + field.name else [flag, "--" + field.name]
         kind = str(field.type)
-        if kind.startswith("bool"):
-            group.add_argument(*spellings, action=argparse.BooleanOptionalAction, default=None, dest=field.name)
+        how: dict[str, Any]
+        if kind.startswith("bool | str"):
+            how = {"nargs": "?", "const": True, "metavar": "VALUE"}
+        elif kind.startswith("bool"):
+            how = {"action": argparse.BooleanOptionalAction}
+        elif "list" in kind:
+            how = {"nargs": list_nargs, "action": _Several, "metavar": "VALUE"}
         else:
-            reader = _reader(kind)
-            group.add_argument(*spellings, default=None, dest=field.name, type=reader, metavar="VALUE")
+            how = {"type": _reader(kind), "metavar": "VALUE"}
+        made.append(group.add_argument(*_spellings(field.name), default=None, dest=field.name, **how))
+    return made
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -35,11 +51,123 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
 
 
+def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    """One flag per field of ServerOptions that an operator may set; the values stand under the fields' names."""
+    made = []
+    for field in _server_fields():
+        told = field.metadata
+        how: dict[str, Any]
+        if isinstance(field.default, bool):
+            how = {"action": "store_false" if field.default else "store_true"}
+        elif told.get("many"):
+            how = {"nargs": "+", "metavar": told["metavar"]}
+        else:
+            kind = type(field.default) if isinstance(field.default, int | float) else str
+            how = {"type": kind, "choices": told.get("choices")} | ({} if "choices" in told else {"metavar": "VALUE"})
+        meaning = told["meaning"].replace("`", "").replace("%", "%%")
+        made.append(group.add_argument(*_spellings(told["flag"]), default=None, dest=field.name, help=meaning, **how))
+    return made
+
+
+def server_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The server options that were given, by field name and in the fields' units."""
+    found = {}
+    for field in _server_fields():
+        value = getattr(arguments, field.name)
+        if value is not None:
+            found[field.name] = value * field.metadata["unit"] if "unit" in field.metadata else value
+    return found
+
+
+def _server_fields() -> list[dataclasses.Field[Any]]:
+    from beheld.server.options import ServerOptions
+
+    return [field for field in dataclasses.fields(ServerOptions) if "flag" in field.metadata]
+
+
+def _spellings(name: str) -> list[str]:
+    return list(dict.fromkeys(("--" + name.replace("_", "-"), "--" + name.replace("-", "_"))))
+
+
+class _Several(argparse.Action):
+    """Values given one by one, or with commas between them."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        given = [values] if isinstance(values, str) else values
+        setattr(namespace, self.dest, [part for text in given for part in text.split(",") if part])
+
+
+def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argparse.Action]) -> None:
+    """Take from a YAML file what the command line leaves open; values are read as the flags of their names read them.
+
+    Raises:
+        ConfigError: the file cannot be read, names an unknown option, or has a value that the flag does not take.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"The file {str(path)!r} cannot be read as YAML.", "Write a line OPTION: VALUE each.", param="config"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"The file {str(path)!r} is not a mapping of options.", "Write a line OPTION: VALUE each.", param="config"
+        )
+    known = {action.option_strings[0].removeprefix("--").replace("-", "_"): action for action in actions}
+    taken: set[str] = set()
+    for name, value in values.items():
+        key = str(name).replace("-", "_")
+        if key not in known:
+            raise ConfigError(f"Unknown option {name!r} in {str(path)!r}.", nearest(key, known), param=key)
+        if key in taken:
+            raise ConfigError(f"The option {name!r} stands twice in {str(path)!r}.", "Say it once.", param=key)
+        taken.add(key)
+        found = _from_file(known[key], key, value)
+        if getattr(arguments, known[key].dest) is None:
+            setattr(arguments, known[key].dest, found)
+
+
+def _from_file(action: argparse.Action, name: str, value: Any) -> Any:
+    """A value of a file as the flag would have read it."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise _not_taken(name, value, "Write true or false.")
+        switched_off = isinstance(action, argparse._StoreFalseAction)
+        return value is not switched_off
+    if action.nargs == "?" and isinstance(value, bool):
+        return value
+    if action.nargs == "+":
+        entries = value if isinstance(value, list) else [value]
+        if not entries:
+            raise _not_taken(name, value, "Write at least one, or leave the option out.")
+        words = [_word(name, entry) for entry in entries]
+        return [part for word in words for part in word.split(",") if part] if isinstance(action, _Several) else words
+    word = json.dumps(value) if action.type is _json and isinstance(value, dict | list) else _word(name, value)
+    try:
+        made = action.type(word) if callable(action.type) else word
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise _not_taken(name, value, f"It is read as by --{name.replace('_', '-')}.") from error
+    if action.choices is not None and made not in action.choices:
+        raise _not_taken(name, value, f"Known: {', '.join(map(str, action.choices))}.")
+    return made
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _not_taken(name, value, "Write one text or number.")
+    return str(value)
+
+
+def _not_taken(name: str, value: Any, remedy: str) -> ConfigError:
+    shown = "This value" if "key" in name or "token" in name else repr(value)[:128]
+    return ConfigError(f"{shown} is not a value of {name.replace('_', '-')!r}.", remedy, param=name)
+
+
 def _reader(kind: str) -> Any:
     if "dict" in kind:
         return _json
-    if "list" in kind:
-        return lambda text: [part for part in text.split(",") if part]
     if kind.startswith("int"):
         return int
     if kind.startswith("float"):

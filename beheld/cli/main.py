@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from beheld import __version__
-from beheld.core.errors import BeheldError
+from beheld.core.errors import BeheldError, ConfigError
+from beheld.utils import env
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _adder(name)(commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}."))
     arguments = parser.parse_args(argv)
     try:
+        _check_environment()
         status: int = arguments.run(arguments)
     except BeheldError as error:
         print(f"beheld: {error}", file=sys.stderr)
@@ -43,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return status
+
+
+def _check_environment() -> None:
+    """Now, and not with the first request that needs a variable."""
+    try:
+        env.check()
+    except ValueError as error:
+        raise ConfigError(str(error), "Correct it, or unset it.", param="environment") from error
 
 
 def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beheld.cli.flags import add_engine_flags, engine_options
+from beheld.cli.flags import add_engine_flags, add_server_flags, apply_file, engine_options, server_values
 from beheld.core.errors import ConfigError
-from beheld.core.params import nearest
 from beheld.core.request import LoRARequest
 
 if TYPE_CHECKING:
@@ -21,56 +20,30 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="a folder or a hub name; without it, mote")
-    parser.add_argument("--model", default=None, help="the same as MODEL")
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options; those given as flags go first")
     group = parser.add_argument_group("server options")
-    group.add_argument("--host", default=None, help="address to listen at (default: 127.0.0.1, this machine only)")
-    group.add_argument("--port", type=int, default=None, help="port to listen at; 0 takes a free one (default: 8000)")
-    group.add_argument(
-        "--api-key", nargs="+", default=None, metavar="KEY", help="keys that open the server (or BEHELD_API_KEY)"
-    )
-    group.add_argument("--max-body-mib", type=int, default=None, help="largest request, in MiB (default: 64)")
-    group.add_argument(
-        "--max-concurrent-requests",
-        type=int,
-        default=None,
-        help="answers in work at once; more get 503 (default: 1024)",
-    )
-    group.add_argument(
-        "--engine",
-        choices=("process", "thread"),
-        default=None,
-        help="where the engine runs (default: process with a GPU)",
-    )
-    group.add_argument("--drain-timeout", type=float, default=None, help="seconds for running answers after SIGTERM")
-    group.add_argument("--tool-call-parser", choices=("hermes", "json"), help="how the model writes tool calls")
-    group.add_argument(
-        "--enable-auto-tool-choice", action="store_true", default=None, help="always on; known for old scripts"
-    )
-    group.add_argument("--reasoning-parser", choices=("think",), help="tell thoughts in <think> from the answer")
-    group.add_argument(
-        "--trust-request-chat-template", action="store_true", default=None, help="requests may bring one"
-    )
-    group.add_argument("--trust-request-mm-kwargs", action="store_true", default=None, help="... processor options")
-    group.add_argument(
-        "--lora-modules",
-        nargs="+",
-        default=None,
-        metavar="NAME=FOLDER",
-        help="adapters that requests may name as model",
-    )
-    group.add_argument("--no-page", action="store_true", default=None, help="do not serve the page at /")
-    add_engine_flags(parser)
-    parser.set_defaults(run=run)
+    actions = [
+        group.add_argument("--model", default=None, help="the same as MODEL"),
+        group.add_argument(
+            "--engine",
+            choices=("process", "thread"),
+            default=None,
+            help="where the engine runs (default: process with a GPU)",
+        ),
+        group.add_argument(
+            "--enable-auto-tool-choice", action="store_true", default=None, help="always on; known for old scripts"
+        ),
+        *add_server_flags(group),
+        *add_engine_flags(parser, list_nargs="+"),
+    ]
+    parser.set_defaults(run=lambda arguments: run(arguments, actions))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal."""
+def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> int:
+    """Serve until a signal. `actions` are the options that a file may name."""
     if arguments.config:
-        _apply_config(arguments, Path(arguments.config))
-    if arguments.model_tag and arguments.model and arguments.model_tag != arguments.model:
-        raise ConfigError("MODEL and --model name different models.", "Give one.", param="model")
-    model = arguments.model_tag or arguments.model
+        apply_file(arguments, Path(arguments.config), actions)
+    model = model_of(arguments, actions)
     options = engine_options(arguments)
     server = server_options(arguments, model, options)
     from beheld.server.listen import listen
@@ -91,6 +64,35 @@ def run(arguments: argparse.Namespace) -> int:
         llm.close()
 
 
+def model_of(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> str | None:
+    """The model that was named; None means mote.
+
+    Raises:
+        ConfigError: two were named, or an empty one, or one that stands behind an option of several values.
+    """
+    tag, named = arguments.model_tag, arguments.model
+    if tag == "" or named == "":
+        raise ConfigError("The model's name is empty.", "Leave it out for mote.", param="model")
+    if tag and named and tag != named:
+        raise ConfigError("MODEL and --model name different models.", "Give one.", param="model")
+    if tag or named:
+        return str(tag or named)
+    for action in actions:
+        # `--api-key KEY MODEL` is two keys and no model; nobody means that.
+        values = getattr(arguments, action.dest) if action.nargs == "+" else None
+        if values and len(values) > 1 and _like_a_model(values[-1]):
+            raise ConfigError(
+                f"The last value of {action.option_strings[0]} looks like a model, and no model is named.",
+                "Write MODEL before the options, or use --model.",
+                param="model",
+            )
+    return None
+
+
+def _like_a_model(word: str) -> bool:
+    return word != "" and "=" not in word and ("/" in word or Path(word).expanduser().is_dir())
+
+
 def _place(arguments: argparse.Namespace) -> str:
     """Where the engine runs if nothing was said: on a CPU both sides would only take each other's cores."""
     if arguments.engine is not None:
@@ -103,34 +105,27 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     """The server's part of the command line.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or empty.
     """
     from beheld.server.options import ServerOptions
 
     names = engine.get("served_model_name") or _names(model)
-    named = (names,) if isinstance(names, str) else tuple(names)
-    keys = arguments.api_key or [os.environ.get("BEHELD_API_KEY") or os.environ.get("VLLM_API_KEY") or ""]
-    given = {
-        "host": arguments.host,
-        "port": arguments.port,
-        "max_body_bytes": None if arguments.max_body_mib is None else arguments.max_body_mib << 20,
-        "max_requests": arguments.max_concurrent_requests,
-        "drain_s": arguments.drain_timeout,
-        "tool_parser": arguments.tool_call_parser,
-        "reasoning_parser": arguments.reasoning_parser,
-        "trust_templates": arguments.trust_request_chat_template,
-        "trust_processor_options": arguments.trust_request_mm_kwargs,
-        "show_page": None if arguments.no_page is None else not arguments.no_page,
-    }
-    for name in ("max_body_bytes", "max_requests"):
-        if given[name] is not None and given[name] < 1:
-            raise ConfigError(f"{name} must be above 0.", param=name)
-    if arguments.port is not None and not 0 <= arguments.port < 65536:
-        raise ConfigError(f"There is no port {arguments.port}.", param="port")
-    said = {name: value for name, value in given.items() if value is not None}
-    alias = () if model is None or model in named else (model,)
-    loras = adapters(arguments.lora_modules or (), (*named, *alias), engine)
-    return ServerOptions(names=named, aliases=alias, loras=loras, api_keys=tuple(key for key in keys if key), **said)
+    alias = () if model is None or model in names else (model,)
+    said = server_values(arguments)
+    keys = tuple(said.pop("api_keys", None) or _keys_of_environment())
+    loras = adapters(said.pop("loras", ()), (*names, *alias), engine)
+    return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, **said)
+
+
+def _keys_of_environment() -> tuple[str, ...]:
+    """The first of the variables that is set: an empty one is a mistake that would open the server."""
+    for name in ("BEHELD_API_KEY", "VLLM_API_KEY"):
+        key = os.environ.get(name)
+        if key is not None and not key.strip():
+            raise ConfigError(f"{name} is set, but empty.", "Give it a key, or unset it.", param="api_key")
+        if key is not None:
+            return (key,)
+    return ()
 
 
 def adapters(given: Sequence[str], taken: Sequence[str], engine: dict[str, Any]) -> tuple[LoRARequest, ...]:
@@ -178,26 +173,3 @@ def _names(model: str | None) -> tuple[str, ...]:
     if model is None:
         return ("mote",)
     return (Path(model).resolve().name,) if Path(model).expanduser().exists() else (model,)
-
-
-def _apply_config(arguments: argparse.Namespace, path: Path) -> None:
-    """Take from the file what the command line leaves open.
-
-    Raises:
-        ConfigError: the file cannot be read, or names an unknown option.
-    """
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"The file {str(path)!r} cannot be read as YAML.", param="config") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"The file {str(path)!r} is not a mapping of options.", param="config")
-    known = set(vars(arguments)) - {"run", "command", "config", "model_tag"}
-    for name, value in values.items():
-        key = str(name).replace("-", "_")
-        if key not in known:
-            raise ConfigError(f"Unknown option {name!r} in {str(path)!r}.", nearest(key, known), param=key)
-        if getattr(arguments, key) is None:
-            setattr(arguments, key, [value] if key == "api_key" and isinstance(value, str) else value)

@@ -13,6 +13,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 TABLE: dict[str, tuple[str, ...]] = {}
+_READERS: list[Callable[[], object]] = []
+
+
+def check() -> None:
+    """Raise ValueError if a variable that is set cannot be read; it names the variable and says what it should be."""
+    for value in _READERS:
+        value()
 
 
 def _variable(names: tuple[str, ...], read: Callable[[str], T], default: T, doc: str) -> Callable[[], T]:
@@ -28,6 +35,7 @@ def _variable(names: tuple[str, ...], read: Callable[[str], T], default: T, doc:
 
     value.__doc__ = doc
     TABLE[names[0]] = (*names[1:], doc)
+    _READERS.append(value)
     return value
 
 
@@ -40,6 +48,20 @@ def _switch(text: str) -> bool:
     raise ValueError(text)
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86400:
+        raise ValueError(text)
+    return seconds
+
+
+def _gib(text: str) -> float:
+    gib = float(text)
+    if not 0 <= gib < 2**20:
+        raise ValueError(text)
+    return gib
+
+
 def _level(text: str) -> str:
     upper = text.strip().upper()
     if upper not in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -49,13 +71,13 @@ def _level(text: str) -> str:
 
 LOG_LEVEL = _variable(("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO", "one of DEBUG, INFO, WARNING, ERROR")
 IMAGE_FETCH_TIMEOUT = _variable(
-    ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), float, 5.0, "seconds for fetching a picture"
+    ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), _seconds, 5.0, "seconds for fetching a picture"
 )
 VIDEO_FETCH_TIMEOUT = _variable(
-    ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"), float, 30.0, "seconds for fetching a video"
+    ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"), _seconds, 30.0, "seconds for fetching a video"
 )
 AUDIO_FETCH_TIMEOUT = _variable(
-    ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), float, 10.0, "seconds for fetching a sound"
+    ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), _seconds, 10.0, "seconds for fetching a sound"
 )
 MEDIA_CACHE = _variable(
     ("BEHELD_MEDIA_CACHE",),
@@ -69,9 +91,9 @@ ASSETS_CACHE = _variable(
     os.path.join("~", ".cache", "beheld", "assets"),
     "the folder of the example pictures, videos and sounds that scripts ask for by name",
 )
-GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), float, 5.0, "seconds for compiling a grammar")
+GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), _seconds, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(
-    ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), float, 0.0, "GiB of KV cache on a CPU; 0 means decided here"
+    ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), _gib, 0.0, "GiB of KV cache on a CPU; 0 means decided here"
 )
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 lets media be fetched from private and loopback addresses"

@@ -1,0 +1,197 @@
+"""`beheld serve` takes options from flags, a file and the environment alike, and none that would open it unawares."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beheld.cli import main, serve
+from beheld.cli.flags import apply_file, engine_options
+from beheld.core.errors import ConfigError
+from beheld.server.options import ServerOptions
+from beheld.utils import env
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BEHELD_API_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def read(*words: str, text: str | None = None, tmp_path: Path | None = None) -> tuple[ServerOptions, dict[str, Any]]:
+    """The options that a command line and a file lead to, up to where a model would be loaded."""
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    arguments = parser.parse_args([str(word) for word in words])
+    found: dict[str, Any] = {}
+
+    def caught(arguments: argparse.Namespace, actions: list[argparse.Action]) -> None:
+        if text is not None:
+            assert tmp_path is not None
+            path = tmp_path / "options.yaml"
+            path.write_text(text)
+            apply_file(arguments, path, actions)
+        found["model"] = serve.model_of(arguments, actions)
+        found["engine"] = engine_options(arguments)
+        found["place"] = serve._place(arguments)
+        found["server"] = serve.server_options(arguments, found["model"], found["engine"])
+
+    run, serve.run = serve.run, caught  # type: ignore[assignment]
+    try:
+        arguments.run(arguments)
+    finally:
+        serve.run = run
+    return found["server"], found
+
+
+@pytest.mark.parametrize(
+    ("text", "param"),
+    [
+        ('trust-request-chat-template: "no"', "trust_request_chat_template"),
+        ("trust-request-chat-template: 0", "trust_request_chat_template"),
+        ("no-page: maybe", "no_page"),
+        ("tool-call-parser: foo", "tool_call_parser"),
+        ("reasoning-parser: qwen3", "reasoning_parser"),
+        ("engine: nonsense", "engine"),
+        ("port: eight", "port"),
+        ("port: 99999", "port"),
+        ("port: true", "port"),
+        ("port: 8000.5", "port"),
+        ("port: [1, 2]", "port"),
+        ("max-body-mib: 0", "max_body_mib"),
+        ("max-reading-mib: 1", "max_reading_mib"),
+        ("drain-timeout: -5", "drain_timeout"),
+        ("drain-timeout: .nan", "drain_timeout"),
+        ('host: ""', "host"),
+        ("host:", "host"),
+        ('api-key: ""', "api_key"),
+        ("api-key: []", "api_key"),
+        ("api-key: [one, two words ]\nhost: ' '", "host"),
+        ("api-key: {a: b}", "api_key"),
+        ("enforce-eager: 'off'", "enforce_eager"),
+        ("max-model-len: long", "max_model_len"),
+        ("limit-mm-per-prompt: '{\"image\": '", "limit_mm_per_prompt"),
+        ("max_model_len: 1\nmax-model-len: 2", "max_model_len"),
+        ("run: x", "run"),
+        ("config: x", "config"),
+        ("api_keys: x", "api_keys"),
+    ],
+)
+def test_a_file_is_read_as_flags_are(text: str, param: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(text=text, tmp_path=tmp_path)
+    assert caught.value.param == param
+
+
+def test_what_a_file_may_say(tmp_path: Path) -> None:
+    text = """
+port: '8001'
+max-body-mib: '32'
+api-key: 12345
+served-model-name: [one, two]
+trust-request-mm-kwargs: true
+trust_request_chat_template: false
+no-page: true
+drain-timeout: 5
+limit-mm-per-prompt: {image: 2}
+enable-prefix-caching: false
+allowed-media-domains: [a.test, b.test]
+hf-token: abc
+engine: thread
+model: some/where
+"""
+    server, found = read("--port", "8002", text=text, tmp_path=tmp_path)
+    assert (server.port, server.max_body_bytes, server.drain_s) == (8002, 32 << 20, 5.0)
+    assert server.api_keys == ("12345",)
+    assert server.names == ("one", "two")
+    assert server.aliases == ("some/where",)
+    assert (server.trust_processor_options, server.trust_templates, server.show_page) == (True, False, False)
+    assert found["engine"] == {
+        "served_model_name": ["one", "two"],
+        "limit_mm_per_prompt": {"image": 2},
+        "enable_prefix_caching": False,
+        "allowed_media_domains": ["a.test", "b.test"],
+        "hf_token": "abc",
+    }
+    assert (found["model"], found["place"]) == ("some/where", "thread")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", ""], "--host is empty"),
+        (["--api-key", ""], "API key is empty"),
+        (["--api-key", "a", ""], "API key is empty"),
+        (["--api-key", " a"], "API key is empty"),
+        (["--api-key", "k1", "some/model"], "Write MODEL before"),
+        (["--served-model-name", "a", "some/model"], "Write MODEL before"),
+        (["--drain-timeout", "-5"], "--drain-timeout must be from 0"),
+        (["--drain-timeout", "nan"], "--drain-timeout must be from 0"),
+        (["--port", "-1"], "--port must be from 0 to 65535"),
+        (["--max-concurrent-requests", "0"], "must be at least 1"),
+        (["--max-body-mib", "512"], "Raise --max-reading-mib"),
+        (["--served-model-name", ""], "None"),
+        ([""], "name is empty"),
+        (["--model", ""], "name is empty"),
+        (["a", "--model", "b"], "different models"),
+    ],
+)
+def test_flags_that_are_empty_or_mean_two_things(words: list[str], message: str) -> None:
+    if message == "None":
+        assert read(*words)[0].names == ("mote",)
+        return
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(*words)
+    assert caught.value.remedy
+    # A key is never shown.
+    assert "k1" not in str(caught.value)
+
+
+def test_several_values_as_vllm_takes_them() -> None:
+    server, found = read("some/model", "--served-model-name", "a", "b", "--allowed-media-domains", "x.test", "y.test")
+    assert (found["model"], server.names) == ("some/model", ("a", "b"))
+    assert found["engine"]["allowed_media_domains"] == ["x.test", "y.test"]
+    assert read("--allowed-media-domains", "x.test,y.test")[1]["engine"]["allowed_media_domains"] == [
+        "x.test",
+        "y.test",
+    ]
+    assert read("--served-model-name", "a", "b")[0].names == ("a", "b")
+    assert read("--api-key", "a/b")[0].api_keys == ("a/b",)
+
+
+def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read()[0].api_keys == ()
+    monkeypatch.setenv("VLLM_API_KEY", "theirs")
+    assert read()[0].api_keys == ("theirs",)
+    monkeypatch.setenv("BEHELD_API_KEY", "ours")
+    assert read()[0].api_keys == ("ours",)
+    assert read("--api-key", "said")[0].api_keys == ("said",)
+    monkeypatch.setenv("BEHELD_API_KEY", "")
+    with pytest.raises(ConfigError, match="BEHELD_API_KEY is set, but empty"):
+        read()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BEHELD_IMAGE_FETCH_TIMEOUT", "5s"),
+        ("VLLM_VIDEO_FETCH_TIMEOUT", "-1"),
+        ("BEHELD_AUDIO_FETCH_TIMEOUT", "nan"),
+        ("BEHELD_GRAMMAR_TIMEOUT", "0"),
+        ("BEHELD_ALLOW_PRIVATE_FETCH", "perhaps"),
+        ("VLLM_CPU_KVCACHE_SPACE", "-4"),
+    ],
+)
+def test_variables_are_checked_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=name):
+        env.check()
+    assert main.main(["serve", "--port", "0"]) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("beheld: ")
+    assert name in last
