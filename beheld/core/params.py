@@ -184,9 +184,11 @@ class SamplingParams:
             sequence(name, getattr(self, name))
         for name in ("stop_token_ids", "allowed_token_ids"):
             given = getattr(self, name) or ()
+            # Lists as long as a vocabulary come often; of Python's own numbers no other is made.
+            if set(map(type, given)) <= {int} and (not given or min(given) >= 0):
+                continue
             plain = [whole(name, token, 0) for token in given]
-            if any(type(token) is not int for token in given):
-                setattr(self, name, plain)
+            setattr(self, name, plain)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParamsError("allowed_token_ids must not be empty.", param="allowed_token_ids")
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -21,16 +20,17 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import chat, completions, page
+from beheld.server import bounds, chat, completions, page
 from beheld.server.chat import Head
 from beheld.server.desk import Desk
 from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import KeyGuard
+from beheld.server.ledger import GONE, Ledger, Told
 from beheld.server.metrics import Metrics
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
-from beheld.server.read import ClientDisconnect, read
-from beheld.server.sampling import check_answers
+from beheld.server.read import ClientDisconnect, Reader
+from beheld.server.sampling import check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -39,7 +39,7 @@ from beheld.server.schema import (
     TokenizeRequest,
 )
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
-from beheld.server.wire import FrameGuard
+from beheld.server.wire import Farewell, FrameGuard
 from beheld.text.tools import form_of
 from beheld.utils.log import get_logger
 
@@ -56,6 +56,8 @@ class Service:
         self.options = options
         self.desk = Desk(options)
         self.metrics = Metrics()
+        self.ledger = Ledger(self.metrics)
+        self._reader = Reader(self.desk, options, max(bounds.MAX_VALUES, 2 * llm.config.max_model_len))
         self.created = int(time.time())
         self._tool_form = options.tool_parser or form_of(llm.chat_template)
 
@@ -78,40 +80,31 @@ class Service:
             routes.append(Route("/", self._told(self.page), methods=["GET"]))
         app = Starlette(
             routes=routes,
-            middleware=[Middleware(FrameGuard), Middleware(KeyGuard, keys=self.options.api_keys)],
+            middleware=[
+                Middleware(Farewell),
+                Middleware(Told, ledger=self.ledger),
+                Middleware(FrameGuard, crowded=self.desk.crowded),
+                Middleware(KeyGuard, keys=self.options.api_keys),
+            ],
             exception_handlers={HTTPException: _refused, Exception: _broken},
         )
         app.router.redirect_slashes = False
         return app
 
     def _told(self, handler: Handler) -> Handler:
-        """The handler, with errors answered, counted and logged in one line each."""
+        """The handler, with errors answered, under its name in the ledger."""
         route = handler.__name__
 
         async def handle(request: Request) -> Response:
-            begin = time.monotonic()
-            name = f"req-{uuid.uuid4().hex}"
-            request.state.name = name
-            request.state.end = lambda status: self._ended(route, name, status, begin)
+            request.state.route = route
             try:
-                response = await handler(request)
+                return await handler(request)
             except (ClientDisconnect, Gone):
-                request.state.end(499)
-                return Response(status_code=499)
+                return Response(status_code=GONE)
             except Exception as error:
-                response = http_error(error).response()
-            response.headers["X-Request-Id"] = name
-            if not isinstance(response, EventStream):
-                request.state.end(response.status_code)
-            return response
+                return http_error(error).response()
 
         return handle
-
-    def _ended(self, route: str, name: str, status: int, begin: float) -> None:
-        seconds = time.monotonic() - begin
-        self.metrics.answered(route, status, seconds)
-        if route not in ("health", "show_metrics"):
-            logger.info("%s %s %d %.0f ms", name, route, status, 1e3 * seconds)
 
     # ------------------------------------------------------------------ answers
 
@@ -119,7 +112,8 @@ class Service:
         """POST /v1/chat/completions."""
         body = await self._read(request, ChatRequest)
         check_answers(body.n, self.options)
-        head = self._head("chatcmpl", body.model)
+        check_ids(body.allowed_token_ids, self.llm.info.num_ids)
+        head = self._head(request, "chatcmpl", body.model)
         salt = self._salt(request, body.cache_salt)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
@@ -133,7 +127,8 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._read(request, CompletionRequest)
-        head = self._head("cmpl", body.model)
+        check_ids(body.allowed_token_ids, self.llm.info.num_ids)
+        head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
         answers = len(completions.prompts_of(body, self.options)) * (body.n or 1)
 
@@ -168,9 +163,10 @@ class Service:
 
         def finished(error: Exception | None) -> None:
             stack.close()
-            status = 200 if error is None else 499 if isinstance(error, Gone | OSError) else http_error(error).status
-            request.state.end(status)
+            if error is not None:
+                request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
+        request.state.streamed = True
         return EventStream(_shown(begun, usage=usage), finished)
 
     # ------------------------------------------------------------------ the rest
@@ -274,7 +270,7 @@ class Service:
     # ------------------------------------------------------------------ how
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        return await read(request, kind, self.options.max_body_bytes, self.options.body_s)
+        return await self._reader.read(request, kind)
 
     def _check_model(self, name: str | None) -> LoRARequest | None:
         """The adapter of that name; None for the model itself."""
@@ -291,10 +287,10 @@ class Service:
             )
         return found
 
-    def _head(self, kind: str, model: str | None) -> Head:
+    def _head(self, request: Request, kind: str, model: str | None) -> Head:
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
-        return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), name, self.metrics.generated, lora)
+        return Head(f"{kind}-{request.state.number}", int(time.time()), name, self.metrics.generated, lora)
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """Clients with different keys, and with different salts of their own, share no cached prefix."""

@@ -13,7 +13,7 @@ from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
-from beheld.server.schema import ChatRequest, Message
+from beheld.server.schema import ChatRequest, Message, RefusalPart
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolUse, tool_use
 from beheld.server.voice import Voice
@@ -120,9 +120,18 @@ def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
     """The message as the input pipeline takes it."""
     # Templates look at the content of every message, also of one that holds only calls.
     made = {"content": "", **message.model_dump(exclude_none=True)}
+    refusal = made.pop("refusal", None)
+    if refusal and message.content:
+        raise HttpError(400, "A message has content or a refusal.", "Leave one out.", param="messages")
+    if refusal:
+        # What the assistant said, be it a refusal, is its words; templates know of no other kind.
+        made["content"] = refusal
     if not isinstance(message.content, list):
         return made
     for part, plain in zip(message.content, made["content"], strict=True):
+        if isinstance(part, RefusalPart):
+            plain["type"], plain["text"] = "text", plain.pop("refusal")
+            continue
         extra = part.model_extra
         if extra and not options.trust_processor_options:
             name = next(iter(extra))

@@ -1,23 +1,33 @@
-"""The desk: how many requests are in work, whether more are taken, and what the server counts."""
+"""The desk: how many requests are in work, what their bodies hold, and whether more are taken."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from beheld.server import bounds
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 
 
 class Desk:
-    """Admission, bounded; and the drain before the end."""
+    """Admission, bounded; and the drain before the end.
+
+    Attributes:
+        num_connections: tells how many there are; whoever listens puts it here.
+        draining: the server is about to end.
+    """
 
     def __init__(self, options: ServerOptions) -> None:
         self._max = options.max_requests
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._max_held = options.max_reading_bytes
+        self._held = 0
+        self._max_connections = options.max_connections
+        self.num_connections: Callable[[], int] = lambda: 0
         self.draining = False
 
     @property
@@ -32,16 +42,7 @@ class Desk:
         Raises:
             HttpError: 503 with Retry-After, at once, when there are too many or the server is about to end.
         """
-        if self.draining:
-            raise HttpError(503, "The server is shutting down.", code="draining", headers={"Retry-After": "30"})
-        if self._busy + answers > self._max and self._busy:
-            raise HttpError(
-                503,
-                "The server has too many requests in work.",
-                "Try again.",
-                code="busy",
-                headers={"Retry-After": "1"},
-            )
+        self.check(answers)
         self._busy += answers
         self._idle.clear()
         try:
@@ -51,6 +52,72 @@ class Desk:
             if not self._busy:
                 self._idle.set()
 
+    def check(self, answers: int = 1) -> None:
+        """Raise what `admitted` would: so a server that is full need not read what it will not answer."""
+        if self.draining:
+            raise HttpError(
+                503,
+                "The server is shutting down.",
+                "Ask again when it has started anew.",
+                code="draining",
+                headers={"Retry-After": "30"},
+            )
+        if self._busy + answers > self._max and self._busy:
+            raise _busy("The server has too many requests in work.")
+
+    def crowded(self) -> bool:
+        """Whether there are more connections than are served."""
+        return self.num_connections() > self._max_connections
+
+    @property
+    def held_bytes(self) -> int:
+        """What bodies hold that are being read."""
+        return self._held
+
+    @contextmanager
+    def hold(self) -> Iterator[Hold]:
+        """The right to keep the bytes of one body, while it is read."""
+        own = Hold(self)
+        try:
+            yield own
+        finally:
+            self._held -= own.counted
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that a body holds.
+
+        Raises:
+            HttpError: 503 with Retry-After when bodies hold too much in all.
+        """
+        if self._held + num_bytes > self._max_held:
+            raise _busy("The server is reading too many large requests.")
+        self._held += num_bytes
+
     async def idle(self) -> None:
         """Return once nothing is in work."""
         await self._idle.wait()
+
+
+class Hold:
+    """What one body holds; its first bytes are free, so that small bodies are never kept out by large ones."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._size = 0
+        self.counted = 0
+
+    def grow(self, num_bytes: int) -> None:
+        """So many bytes came.
+
+        Raises:
+            HttpError: 503 when bodies hold too much in all.
+        """
+        self._size += num_bytes
+        more = max(0, self._size - bounds.FREE_BYTES) - self.counted
+        if more > 0:
+            self._desk.take(more)
+            self.counted += more
+
+
+def _busy(reason: str) -> HttpError:
+    return HttpError(503, reason, "Try again.", code="busy", headers={"Retry-After": "1"})

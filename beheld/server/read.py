@@ -1,122 +1,174 @@
-"""From a request's bytes to a checked object: limits first, then strict JSON, then the schema."""
+"""From a request's bytes to a checked object: admission, limits, then strict JSON, then the schema."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from beheld.core.params import nearest
+from beheld.server import bounds
+from beheld.server.desk import Desk, Hold
 from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
 
 B = TypeVar("B", bound=BaseModel)
 
-MAX_DEPTH = 64
-# Keys and list entries: parsing many small things takes far longer than parsing few large ones.
-MAX_KEYS = 50_000
-MAX_ENTRIES = 4_000_000
-_SILENCE_S = 0.1
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_THREADS = 2
 
 
-async def read(request: Request, kind: type[B], max_bytes: int, seconds: float) -> B:
-    """The request's body as a `kind`.
+class Reader:
+    """Reads bodies, and keeps what they cost from everybody else.
 
-    Raises:
-        HttpError: 400, 408, 413 or 415, naming the field where one can be named.
-        ClientDisconnect: the client went away.
+    A server that is full says so before it reads. What large bodies hold is counted, and they are parsed and checked in
+    threads of their own, where the interpreter can turn to the event loop between two values.
+
+    Args:
+        desk: says whether anything more is taken.
+        options: of the server.
+        max_values: how many values one body may have.
     """
+
+    def __init__(self, desk: Desk, options: ServerOptions, max_values: int = bounds.MAX_VALUES) -> None:
+        self._desk = desk
+        self._options = options
+        self._max_values = max_values
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
+
+    async def read(self, request: Request, kind: type[B]) -> B:
+        """The request's body as a `kind`.
+
+        Raises:
+            HttpError: 400, 408, 413, 415 or 503, naming the field where one can be named.
+            ClientDisconnect: the client went away.
+        """
+        self._desk.check()
+        _check_headers(request)
+        seconds = self._options.body_s
+        with self._desk.hold() as held:
+            try:
+                async with asyncio.timeout(seconds):
+                    body = await self._body(request, held)
+            except TimeoutError as error:
+                raise HttpError(
+                    408, f"The body did not arrive within {seconds:g} seconds.", "Send it faster, or send less."
+                ) from error
+            if len(body) <= bounds.INLINE_BYTES:
+                return self._made(body, kind)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._made, body, kind)
+
+    def _made(self, body: bytearray, kind: type[B]) -> B:
+        return checked(parse(body, self._max_values), kind)
+
+    async def _body(self, request: Request, held: Hold) -> bytearray:
+        most = self._options.max_body_bytes
+        too_large = HttpError(413, f"The body has more than {most} bytes.", "Send smaller media, or URLs.")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 19 or int(declared) > most):
+            raise too_large
+        # One growing piece of memory, which goes back to the system as a whole.
+        body = bytearray()
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > most:
+                raise too_large
+            held.grow(len(chunk))
+            body += chunk
+        return body
+
+
+def _check_headers(request: Request) -> None:
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "The body must be JSON.", "Send it with Content-Type: application/json.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "Compressed bodies are not accepted.", "Send it without Content-Encoding.")
-    try:
-        async with asyncio.timeout(seconds):
-            body = await _body(request, max_bytes)
-    except TimeoutError as error:
-        raise HttpError(
-            408, f"The body did not arrive within {seconds:g} seconds.", headers={"Connection": "close"}
-        ) from error
-    return checked(parse(body), kind)
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
-    too_large = HttpError(
-        413,
-        f"The body has more than {max_bytes} bytes.",
-        "Send smaller media, or URLs.",
-        headers={"Connection": "close"},
-    )
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and (len(declared) > 19 or int(declared) > max_bytes):
-        await _discard(request, max_bytes)
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            chunks.clear()
-            await _discard(request, max_bytes)
-            raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-async def _discard(request: Request, max_bytes: int) -> None:
-    """Let a client go on sending for a moment: one that is cut off while it sends does not read why."""
-    size = 0
-    while size <= max_bytes:
-        try:
-            message = await asyncio.wait_for(request.receive(), _SILENCE_S)
-        except TimeoutError:
-            return
-        if message["type"] == "http.disconnect" or not message.get("more_body"):
-            return
-        size += len(message.get("body", b""))
-
-
-def parse(body: bytes) -> Any:
-    """Strict JSON: UTF-8 without a byte order mark, no NaN, no duplicate keys, bounded depth, whole characters.
+def parse(body: bytes | bytearray, max_values: int = bounds.MAX_VALUES) -> Any:
+    """Strict JSON: UTF-8 without a byte order mark, no NaN, no duplicate keys, bounded in depth and number, whole
+    characters.
 
     Raises:
         HttpError: 400.
     """
-    # Quotes before colons are keys, unless the quote is escaped and so part of a text.
-    if body.count(b'":') - body.count(b'\\":') > MAX_KEYS or body.count(b",") > MAX_ENTRIES:
-        raise HttpError(400, "The body has too many parts.")
+    _count(body, max_values)
     try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_int=_whole_number,
+            parse_float=_fraction,
+        )
     except HttpError:
         raise
     except RecursionError as error:
-        raise HttpError(400, "The JSON is nested too deeply.") from error
+        raise HttpError(400, "The JSON is nested too deeply.", f"Nest at most {bounds.MAX_DEPTH} deep.") from error
     except (ValueError, UnicodeError) as error:
-        raise HttpError(400, "The body is not valid JSON in UTF-8.") from error
+        raise HttpError(
+            400, "The body is not valid JSON in UTF-8.", "Send one JSON object, without a byte order mark."
+        ) from error
     _check(value)
     return value
+
+
+def _count(body: bytes | bytearray, max_values: int) -> None:
+    """Refuse what has too many parts before anything is made of them.
+
+    Outside of texts a colon belongs to a key, a comma stands between two values and a bracket opens a container; so
+    what is counted are these marks, first everywhere (most bodies hold few), then outside of texts alone.
+    """
+    limits = (
+        (b":", bounds.MAX_KEYS, "keys"),
+        (b",", max_values, "values"),
+        (b"[{", bounds.MAX_CONTAINERS, "lists and objects"),
+    )
+
+    def excess(text: bytes | bytearray) -> Iterator[HttpError]:
+        for marks, most, what in limits:
+            if sum(text.count(mark) for mark in marks) > most:
+                yield HttpError(400, f"The body has more than {most} {what}.", "Send several smaller requests.")
+
+    if next(excess(body), None) is None:
+        return
+    # Of an escaped character nothing is left that could end a text; then every second piece between quotes is text.
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 2 * (max_values + bounds.MAX_KEYS):
+        raise HttpError(400, "The body has too many texts.", "Send several smaller requests.")
+    for error in excess(b"".join(bare.split(b'"')[::2])):
+        raise error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise HttpError(400, "The JSON has an object in which a key occurs twice.")
+        raise HttpError(400, "The JSON has an object in which a key occurs twice.", "Say it once.")
     return made
 
 
 def _constant(name: str) -> Any:
-    raise HttpError(400, f"{name} is not a number of JSON.")
+    raise HttpError(400, f"{name} is not a number of JSON.", "Send a finite number.")
+
+
+def _whole_number(digits: str) -> int:
+    """A function of Python's, unlike `int` itself: between two numbers other threads may run."""
+    if len(digits) > bounds.MAX_DIGITS:
+        raise HttpError(400, f"A number has more than {bounds.MAX_DIGITS} digits.", "Send a smaller one.")
+    return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    return float(digits)
 
 
 def _check(value: Any) -> None:
     """Depth, and no half of a surrogate pair: it is no character, and no tokenizer takes it."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(bounds.MAX_DEPTH):
         deeper: list[Any] = []
         for entry in level:
             if isinstance(entry, dict):
@@ -129,7 +181,7 @@ def _check(value: Any) -> None:
         if not deeper:
             return
         level = deeper
-    raise HttpError(400, f"The JSON is nested more than {MAX_DEPTH} deep.")
+    raise HttpError(400, f"The JSON is nested more than {bounds.MAX_DEPTH} deep.", "Nest it less.")
 
 
 def _whole(text: str) -> bool:
@@ -149,23 +201,54 @@ def checked(value: Any, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(error, kind) from None
+        raise _refusal(error, value) from None
 
 
-def _refusal(error: ValidationError, kind: type[BaseModel]) -> HttpError:
+# What is wrong, in pydantic's words -> what to do.
+_REMEDIES = {
+    "missing": "It must be given.",
+    "string_type": "Send a text.",
+    "int_type": "Send a whole number, not as a text.",
+    "float_type": "Send a number, not as a text.",
+    "bool_type": "Send true or false.",
+    "list_type": "Send a list.",
+    "dict_type": "Send an object.",
+    "model_type": "Send an object.",
+    "too_long": "Send fewer.",
+    "too_short": "Send at least one.",
+    "string_too_long": "Send a shorter text.",
+    "string_too_short": "Send a text that is not empty.",
+    "union_tag_invalid": "Send one of the types that are named.",
+    "union_tag_not_found": "Say its type.",
+}
+
+
+def _refusal(error: ValidationError, value: Any) -> HttpError:
     """The error that lies deepest: where forms are alternatives, the one that came furthest was meant."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    chosen = max(found, key=lambda entry: (len(entry["loc"]), entry["type"] == "extra_forbidden"))
-    path = [part for part in chosen["loc"] if isinstance(part, int) or _NAME.fullmatch(part)]
-    param = ".".join(map(str, path)) or None
-    if chosen["type"] == "extra_forbidden":
-        name = str(chosen["loc"][-1])[:64]
-        known = {f.alias or n for n, f in kind.model_fields.items()} if len(chosen["loc"]) == 1 else ()
-        return HttpError(
-            400, f"The field {name!r} is not known here.", nearest(name, known), param=param, code="unknown_field"
-        )
+    found = [(_path(entry, value), entry) for entry in error.errors(include_url=False, include_input=False)]
+    path, chosen = max(found, key=lambda pair: (len(pair[0]), len(pair[1]["loc"])))
+    context = chosen.get("ctx", {})
+    param = ".".join(map(str, path))[: bounds.MAX_NAME] or None
+    if chosen["type"] == "unknown_field":
+        return HttpError(400, chosen["msg"], context["remedy"], param=param, code="unknown_field")
     message = chosen["msg"].removeprefix("Value error, ").rstrip(".")
-    return HttpError(400, f"{param or 'The body'}: {message}.", param=param, code="invalid_value")
+    remedy = context.get("remedy") or _REMEDIES.get(chosen["type"]) or "Send another value, or leave it out."
+    return HttpError(400, f"{param or 'The body'}: {message}.", remedy, param=param, code="invalid_value")
 
 
-__all__ = ["ClientDisconnect", "checked", "parse", "read"]
+def _path(entry: Any, value: Any) -> list[str | int]:
+    """Where an error lies in what the client sent: without the forms and classes that pydantic went through."""
+    path: list[str | int] = []
+    for part in entry["loc"]:
+        inside = isinstance(value, dict) and isinstance(part, str) and part in value
+        if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
+            path.append(part)
+            value = value[part]
+    if entry["type"] == "missing" and isinstance(entry["loc"][-1], str):
+        path.append(entry["loc"][-1])
+    if entry["type"] == "unknown_field":
+        path.append(entry["ctx"]["name"])
+    return path
+
+
+__all__ = ["ClientDisconnect", "Reader", "checked", "parse"]

@@ -64,7 +64,18 @@ def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **
 def check_answers(n: int | None, options: ServerOptions) -> None:
     """Raise HttpError if too many answers are asked for."""
     if n is not None and not 1 <= n <= options.max_answers:
-        raise HttpError(400, f"n must be from 1 to {options.max_answers}.", param="n")
+        raise HttpError(400, f"n must be from 1 to {options.max_answers}.", "Ask for fewer answers.", param="n")
+
+
+def check_ids(allowed: list[int] | None, num_ids: int) -> None:
+    """Raise HttpError if more tokens are allowed than there are: a list costs work everywhere it passes."""
+    if allowed is not None and len(allowed) > num_ids:
+        raise HttpError(
+            400,
+            f"allowed_token_ids has {len(allowed)} entries; there are {num_ids} tokens.",
+            "Name each token once.",
+            param="allowed_token_ids",
+        )
 
 
 def structured(form: ResponseFormat | None, asked: Structured | None) -> StructuredOutputs | None:

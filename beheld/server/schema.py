@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from beheld.core.params import nearest
+from beheld.server import bounds
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-Name = Annotated[str, Field(max_length=512)]
-Stop = Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
+# Lists end at their first error: a list of a hundred thousand wrong things is one mistake.
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+Name = Annotated[str, Field(max_length=bounds.MAX_NAME)]
+_StopText = Annotated[str, Field(max_length=bounds.MAX_STOP_LENGTH)]
+Stop = Annotated[list[_StopText], Field(max_length=bounds.MAX_STOPS, fail_fast=True)]
 
 
 class Body(BaseModel):
-    """Types are taken as they are: no number from a text or from a boolean."""
+    """Types are taken as they are: no number from a text or from a boolean.
+
+    A field that OpenAI knows and this server does not may be there as long as it says nothing: null, or what holds
+    here anyway (`says_nothing`). So a client's own objects can be sent back as they are.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    remedies: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        """Refuse the first unknown field by name, before anything else is looked at; drop those that say nothing."""
+        if not isinstance(value, dict) or cls.model_config.get("extra") == "allow":
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        silent = set()
+        for name, said in value.items():
+            if name in known:
+                continue
+            if name in cls.says_nothing and any(said is one or said == one for one in (None, *cls.says_nothing[name])):
+                silent.add(name)
+                continue
+            remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."
+            # Braces would be taken for places to fill in.
+            shown = repr(name[:64]).replace("{", "(").replace("}", ")")
+            raise PydanticCustomError(
+                "unknown_field", f"The field {shown} is not known here.", {"name": name[:64], "remedy": remedy}
+            )
+        return {name: said for name, said in value.items() if name not in silent} if silent else value
+
+
+def wrong(reason: str, remedy: str) -> PydanticCustomError:
+    """An error of a value, with what to do about it."""
+    return PydanticCustomError("invalid_value", reason, {"remedy": remedy})
 
 
 # ---------------------------------------------------------------------- messages
@@ -28,11 +71,24 @@ class TextPart(Body):
     text: str
 
 
+class RefusalPart(Body):
+    """Words by which the assistant refused before."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _seen_in_full(detail: str) -> str:
+    if detail not in ("auto", "high"):
+        raise wrong("Pictures are always seen in the model's own resolution", "Send 'auto' or 'high', or leave it out.")
+    return detail
+
+
 class ImageUrl(Body):
     """A picture's address. Pictures are always seen in the model's full resolution, so "low" is not to be had."""
 
     url: str
-    detail: Literal["auto", "high"] | None = None
+    detail: Annotated[Literal["auto", "high", "low"], AfterValidator(_seen_in_full)] | None = None
     uuid: Name | None = None
 
 
@@ -74,7 +130,7 @@ class InputAudio(Body):
     """A sound's bytes."""
 
     data: str
-    format: Name | None = None
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm"] | None = None
 
 
 class InputAudioPart(Body):
@@ -94,12 +150,16 @@ class EmbedsPart(Body):
 
 
 Part = Annotated[
-    TextPart | ImagePart | VideoPart | AudioPart | InputAudioPart | EmbedsPart, Field(discriminator="type")
+    TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | EmbedsPart,
+    Field(discriminator="type"),
 ]
+Parts = Annotated[list[Part], Field(max_length=bounds.MAX_PARTS, fail_fast=True)]
 
 
 class CalledFunction(Body):
     """The function of a call: its arguments are JSON in a text."""
+
+    says_nothing = {"parsed_arguments": ()}
 
     name: Name
     arguments: str
@@ -117,10 +177,12 @@ class ToolCall(Body):
 class Message(Body):
     """One message of a conversation."""
 
+    says_nothing = {"annotations": ([],), "audio": (), "function_call": (), "parsed": ()}
+
     role: Annotated[str, Field(max_length=64)]
-    content: str | list[Part] | None = None
+    content: str | Parts | None = None
     name: Name | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=bounds.MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -182,12 +244,14 @@ class Structured(Body):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=bounds.MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
 
 
 class StreamOptions(Body):
     """What a stream says beside the answer."""
+
+    says_nothing = {"include_obfuscation": (False,)}
 
     include_usage: bool = False
 
@@ -195,8 +259,52 @@ class StreamOptions(Body):
 # ---------------------------------------------------------------------- requests
 
 
+# Fields of OpenAI's that this server lacks, with the values by which they ask for nothing that it does not do.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "function_call": (),
+    "functions": (),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_REMEDIES = {
+    "audio": "This server answers in text; leave it out.",
+    "best_of": "Ask for n answers and choose.",
+    "function_call": "Use tool_choice.",
+    "functions": "Use tools.",
+    "guided_choice": "Use structured_outputs with 'choice'.",
+    "guided_grammar": "Use structured_outputs with 'grammar'.",
+    "guided_json": "Use structured_outputs with 'json', or response_format.",
+    "guided_regex": "Use structured_outputs with 'regex'.",
+    "modalities": "This server answers in text; leave it out.",
+    "prompt_cache_key": "Prefixes are found by their content; cache_salt keeps them apart.",
+    "reasoning_effort": "Where the model's template knows it, say it in chat_template_kwargs.",
+    "safety_identifier": "Use user.",
+    "store": "Nothing is stored here; leave it out.",
+    "suffix": "Write it into the prompt, where the model has marks for it.",
+    "use_beam_search": "There is no beam search; leave it out.",
+    "verbosity": "Say it in the messages.",
+}
+
+
 class Sampled(Body):
     """What chat and completions have in common. Absent fields take the model's own defaults."""
+
+    says_nothing = _NOTHING
+    remedies = _REMEDIES
 
     model: Name | None = None
     stream: bool | None = None
@@ -210,49 +318,85 @@ class Sampled(Body):
     min_p: Number | None = None
     seed: Whole | None = None
     stop: str | Stop | None = None
-    stop_token_ids: Annotated[list[Whole], Field(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=bounds.MAX_STOP_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=4096)] | None = None
-    allowed_token_ids: list[Whole] | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=bounds.MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[Ids, Field(max_length=bounds.MAX_ALLOWED_IDS)] | None = None
     bad_words: Stop | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Whole | None = None
     truncate_prompt_tokens: Whole | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     user: Name | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MAX_MESSAGES, fail_fast=True)]
+# What the server decides itself when it calls the template, or takes as fields of their own.
+_NOT_FOR_TEMPLATES = frozenset(
+    (
+        *("self", "conversation", "messages", "tools", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
+    )
+)
+
+
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    for name in given:
+        if name in _NOT_FOR_TEMPLATES:
+            raise wrong(f"{name!r} is not a variable of templates", "Leave it out; give what is a field as a field.")
+        if not name.isidentifier():
+            raise wrong("A variable of a template has a name that none can have", "Use letters, digits and _.")
+    return given
 
 
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Messages
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
 
-Ids = list[Whole]
+def _form(given: Any) -> str:
+    """The one form that a prompt is checked against: that of its first entry."""
+    if not isinstance(given, list):
+        return "text"
+    first = given[0] if given else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "ids"
+
+
+Texts = Annotated[list[str], Field(max_length=bounds.MAX_ANSWERS, fail_fast=True)]
+Lists = Annotated[list[Ids], Field(max_length=bounds.MAX_ANSWERS, fail_fast=True)]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[Lists, Tag("lists")],
+    Discriminator(_form),
+]
 
 
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | Ids | list[Ids]
+    prompt: Prompt
     logprobs: Whole | None = None
     echo: bool | None = None
 
@@ -261,8 +405,8 @@ class EmbeddingRequest(Body):
     """POST /v1/embeddings: vectors of texts, or of a conversation."""
 
     model: Name | None = None
-    input: str | Annotated[list[str], Field(min_length=1)] | Ids | list[Ids] | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    input: Prompt | None = None
+    messages: Messages | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
     truncate_prompt_tokens: Whole | None = None
@@ -274,7 +418,7 @@ class TokenizeRequest(Body):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from beheld.api.async_llm import AsyncLLM
 from beheld.server.app import Service
 from beheld.server.options import ServerOptions
-from beheld.server.wire import DeadlineProtocol
+from beheld.server.wire import MAX_HEADER_BYTES, DeadlineProtocol
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -95,7 +95,8 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
     """The server and its application, not yet running."""
     service = Service(llm, options)
     app = service.app()
-    protocol = type("Protocol", (DeadlineProtocol,), {"header_s": options.header_s, "send_s": options.send_s})
+    told = {"header_s": options.header_s, "send_s": options.send_s, "ledger": service.ledger}
+    protocol = type("Protocol", (DeadlineProtocol,), told)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -108,10 +109,11 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
-        limit_concurrency=4 * options.max_requests + 256,
-        h11_max_incomplete_event_size=32 << 10,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
-    return Server(config, service, options.drain_s), app
+    server = Server(config, service, options.drain_s)
+    service.desk.num_connections = lambda: len(server.server_state.connections)
+    return server, app
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:

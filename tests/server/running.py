@@ -47,6 +47,7 @@ class Running:
         )
         self.llm = AsyncLLM(str(tiny.checkpoint(family)), **(ENGINE if engine is None else engine))
         self.server, self.app = make(self.llm, self.options)
+        self.app_desk = self.server._desk
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 10
