@@ -1,5 +1,4 @@
-"""Flags made from EngineArgs and ServerOptions, with vLLM's spelling: --max-model-len, --limit-mm-per-prompt, ...; and
-the same options out of a file."""
+"""Flags made from EngineArgs and ServerOptions, with vLLM's spelling (--max-model-len), and the same out of a file."""
 
 from __future__ import annotations
 
