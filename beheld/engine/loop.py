@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, UserError
 from beheld.core.outputs import TokenEvent
@@ -15,7 +16,6 @@ from beheld.engine.messages import (
     AddLoRA,
     ClearCache,
     Close,
-    Compiled,
     Died,
     Events,
     Inbox,
@@ -23,6 +23,8 @@ from beheld.engine.messages import (
     Message,
     Ping,
     Pong,
+    Prepared,
+    Read,
     Reply,
     Stop,
     Submit,
@@ -36,7 +38,7 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_COMPILERS = 2
+_THREADS = 2
 
 
 def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None:
@@ -48,7 +50,7 @@ def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None
         tell: takes what is to be said; called after every step with news.
     """
     in_flight: InFlight | None = None
-    waiting = _WaitingForGrammars(inbox)
+    waiting = _Waiting(inbox)
     try:
         while True:
             message = inbox.wait() if in_flight is None and not core.has_work else inbox.poll()
@@ -68,8 +70,8 @@ def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None
         waiting.close()
 
 
-class _WaitingForGrammars:
-    """Requests whose grammars are being compiled, in threads: no step waits for that."""
+class _Waiting:
+    """Requests whose grammars are being compiled or adapters read, in threads: no step waits for that."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -77,40 +79,59 @@ class _WaitingForGrammars:
         self._threads: ThreadPoolExecutor | None = None
 
     def takes(self, core: EngineCore, request: Request) -> bool:
-        """True if the request has a grammar that is not there yet; Compiled will say when it is."""
-        grammar, rows = request.params.grammar, core.grammars
-        if grammar is None or rows is None or rows.compiler.holds(grammar) or request.id in self._requests:
+        """True if something that the request needs is not there yet; Prepared will say when it is."""
+        grammar, lora, rows = request.params.grammar, request.lora, core.grammars
+        work: list[Callable[[], object]] = []
+        if grammar is not None and rows is not None and not rows.compiler.holds(grammar):
+            work.append(partial(rows.compiler.matcher, grammar))
+        if lora is not None and not _holds(core, lora):
+            work.append(partial(core.executor.read_lora, lora))
+        if not work or request.id in self._requests:
             return False
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="beheld-grammar")
         self._requests[request.id] = request
+        self._start(work, partial(Prepared, request.id))
+        return True
 
-        def compile_it() -> None:
+    def reads(self, core: EngineCore, message: AddLoRA) -> bool:
+        """True if the adapter is not there yet; Read will say when it is."""
+        if _holds(core, message.lora):
+            return False
+        self._start([partial(core.executor.read_lora, message.lora)], partial(Read, message.number, message.lora))
+        return True
+
+    def _start(self, work: Sequence[Callable[[], object]], told: Callable[[BeheldError | None], Message]) -> None:
+        def carry_out() -> None:
             error: BeheldError | None = None
             try:
-                rows.compiler.matcher(grammar)
+                for each in work:
+                    each()
             except BeheldError as refusal:
                 error = refusal
-            self._inbox.put(Compiled(request.id, error))
+            except Exception as failure:
+                # Nobody else would hear of it, and the request would wait for ever.
+                logger.exception("Preparing a request failed.")
+                error = EngineError(f"Preparing the request failed: {type(failure).__name__}.")
+            self._inbox.put(told(error))
 
-        self._threads.submit(compile_it)
-        return True
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-ahead")
+        self._threads.submit(carry_out)
 
     def pop(self, request_id: str) -> Request | None:
         """The request, which waits no longer; None if it was aborted, or never waited."""
         return self._requests.pop(request_id, None)
 
     def close(self) -> None:
-        """What is being compiled is of no use any more."""
+        """What is being done is of no use any more."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], waiting: _WaitingForGrammars) -> None:
+def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], waiting: _Waiting) -> None:
     if isinstance(message, Submit):
         ready = [request for request in message.requests if not waiting.takes(core, request)]
         _add_all(core, ready, tell)
-    elif isinstance(message, Compiled):
+    elif isinstance(message, Prepared):
         request = waiting.pop(message.request_id)
         if request is not None and message.error is not None:
             tell(Events((TokenEvent(request.id, None, FinishReason.ERROR, error=message.error),)))
@@ -129,7 +150,10 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
     elif isinstance(message, Ping):
         tell(Pong(message.number, replace(core.stats(), held_bytes=held_bytes())))
     elif isinstance(message, AddLoRA):
-        tell(LoRAAdded(message.number, _read(core, message.lora)))
+        if not waiting.reads(core, message):
+            tell(LoRAAdded(message.number, _added(core, message.lora)))
+    elif isinstance(message, Read):
+        tell(LoRAAdded(message.number, message.error or _added(core, message.lora)))
     elif isinstance(message, Tokenizer):
         core.grammars = GrammarRows(Compiler(lambda: message.text, message.vocab_size, message.eos_ids))
     elif isinstance(message, Unread):
@@ -147,8 +171,13 @@ def _add_all(core: EngineCore, requests: list[Request], tell: Callable[[Reply], 
         tell(Events(tuple(refused)))
 
 
-def _read(core: EngineCore, lora: LoRARequest) -> BeheldError | None:
-    """Read an adapter; what is wrong with it, if anything."""
+def _holds(core: EngineCore, lora: LoRARequest) -> bool:
+    """True if an adapter of this number is in memory, be it this one or not."""
+    return any(known.lora_int_id == lora.lora_int_id for known in core.executor.loras())
+
+
+def _added(core: EngineCore, lora: LoRARequest) -> BeheldError | None:
+    """Take an adapter into memory; what is wrong with it, if anything."""
     try:
         core.executor.add_lora(lora)
     except (UserError, EngineError) as error:

@@ -64,10 +64,19 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """The grammar of a request that waited for it is there, or cannot be had; the engine's side tells itself."""
+class Prepared:
+    """What a request waited for is there, or cannot be had; the engine's side tells itself."""
 
     request_id: str
+    error: BeheldError | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """The adapter of AddLoRA was read, or cannot be; the engine's side tells itself."""
+
+    number: int
+    lora: LoRARequest
     error: BeheldError | None = None
 
 
@@ -133,7 +142,7 @@ class Failed:
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Compiled | Unread | Close
+Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Prepared | Read | Unread | Close
 Reply = Events | Pong | LoRAAdded | Unread | Died
 
 

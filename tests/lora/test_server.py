@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from beheld import LoRARequest, SamplingParams
 from beheld.api.async_llm import AsyncLLM
 from beheld.cli import serve as command
 from beheld.core.errors import ConfigError, LoRAError
+from beheld.lora import ahead
 from tests import tiny
 from tests.lora import adapters
 from tests.lora.adapters import Adapter
@@ -90,6 +92,46 @@ def test_a_broken_adapter_is_told_of_at_the_start(served: Served, tmp_path: Path
     try:
         asyncio.run(add(llm))
     finally:
+        llm.close()
+
+
+def test_others_go_on_while_an_adapter_is_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, read = threading.Event(), threading.Event(), ahead.load
+
+    def slow(name: str, folder: str, form: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return read(name, folder, form)
+
+    async def ask(llm: AsyncLLM, tokens: int, lora: LoRARequest | None) -> str:
+        text = ""
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        async for output in llm.generate("Hello", params, lora_request=lora):
+            text = output.outputs[0].text
+        return text
+
+    async def talk(llm: AsyncLLM) -> None:
+        red = LoRARequest("red", 2, served.folders[1])
+        adding = asyncio.create_task(llm.add_lora(red))
+        adapted = asyncio.create_task(ask(llm, 8, red))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        # All of it while the disk gives nothing.
+        await asyncio.wait_for(ask(llm, 40, None), 60)
+        assert not adding.done()
+        assert not adapted.done()
+        go_on.set()
+        await adding
+        assert await adapted == expected
+
+    # Before there is another engine in this process: a forward pass is one at a time.
+    expected = served.running.post("/v1/completions", BODY | {"model": "red"}).json()["choices"][0]["text"]
+    monkeypatch.setattr(ahead, "load", slow)
+    llm = AsyncLLM(str(tiny.checkpoint(FAMILY)), **ENGINE | LORA)
+    try:
+        asyncio.run(talk(llm))
+    finally:
+        go_on.set()
         llm.close()
 
 
