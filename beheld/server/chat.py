@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.core.params import SamplingParams
+from beheld.core.params import SamplingParams, StructuredOutputs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -17,7 +17,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolUse, tool_use
 from beheld.server.voice import Voice
-from beheld.text.reasoning import ReasoningSplit, begins_inside
+from beheld.text.reasoning import CLOSE, ReasoningSplit, begins_inside
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def chunks(
         tools=tools.shown,
         **_template(body, options),
     )
-    return _chunks(outputs, body, head, options, tools)
+    thoughts = None if options.reasoning_parser is None else _thoughts(params.structured_outputs)
+    return _chunks(outputs, body, head, thoughts, tools)
 
 
 def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
@@ -143,7 +144,11 @@ def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
 
 
 async def _chunks(
-    outputs: AsyncGenerator[RequestOutput, None], body: ChatRequest, head: Head, options: ServerOptions, tools: ToolUse
+    outputs: AsyncGenerator[RequestOutput, None],
+    body: ChatRequest,
+    head: Head,
+    thoughts: Callable[[RequestOutput], ReasoningSplit] | None,
+    tools: ToolUse,
 ) -> AsyncGenerator[Chunk, None]:
     voices: dict[int, Voice] = {}
     counts: dict[int, int] = {}
@@ -151,7 +156,7 @@ async def _chunks(
     try:
         async for output in outputs:
             if not voices:
-                voices = {index: _voice(output, options, tools) for index in range(body.n or 1)}
+                voices = {index: _voice(output, thoughts, tools) for index in range(body.n or 1)}
                 counts = dict.fromkeys(voices, 0)
                 opening = {"role": "assistant", "content": ""}
                 first = {**base, "choices": [_choice(index, opening) for index in voices]}
@@ -169,11 +174,21 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _voice(output: RequestOutput, options: ServerOptions, tools: ToolUse) -> Voice:
-    reasoning = None
-    if options.reasoning_parser is not None:
-        reasoning = ReasoningSplit(inside=begins_inside(output.prompt))
-    return Voice(reasoning, tools.form, tools.named)
+def _thoughts(grammar: StructuredOutputs | None) -> Callable[[RequestOutput], ReasoningSplit]:
+    """How thoughts are told from an answer that follows a grammar, or none.
+
+    A prompt may have opened the thoughts. A grammar leaves no room for them, whatever the prompt did: all that follows
+    it is the answer, unless the grammar itself says how thoughts are closed.
+    """
+    own = None if grammar is None else f"{grammar.regex or ''}{grammar.grammar or ''}"
+    free = own is None or CLOSE in own
+    return lambda output: ReasoningSplit(inside=free and begins_inside(output.prompt))
+
+
+def _voice(
+    output: RequestOutput, thoughts: Callable[[RequestOutput], ReasoningSplit] | None, tools: ToolUse
+) -> Voice:
+    return Voice(None if thoughts is None else thoughts(output), tools.form, tools.named)
 
 
 def _choices(answer: CompletionOutput, voice: Voice, body: ChatRequest) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.text.marks import held_back
+from beheld.text.marks import Seeker, Trimmed
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -26,48 +26,63 @@ class ReasoningSplit:
 
     def __init__(self, *, inside: bool) -> None:
         self._state = "thinking" if inside else "start"
-        self._held = ""
+        self._seeker = Seeker()
+        self._thoughts = Trimmed()
+        # Blanks at the beginning of a text, and the few characters behind them that may begin a mark.
+        self._blanks: list[str] = []
+        self._head = ""
         self._shown = False
 
     def push(self, text: str) -> tuple[str, str]:
         """The pieces that have become certain: (of the thoughts, of the answer)."""
-        self._held += text
         thoughts = ""
         if self._state == "start":
-            self._begin()
+            text = self._begin(text)
         if self._state == "thinking":
-            thoughts = self._think()
-        return thoughts, self._answer() if self._state == "answer" else ""
+            thoughts, text = self._think(text)
+        return thoughts, self._answer(text) if self._state == "answer" else ""
 
     def finish(self) -> tuple[str, str]:
         """The rest. Thoughts that never ended are thoughts."""
-        rest, self._held = self._held, ""
-        return (rest.rstrip(), "") if self._state == "thinking" else ("", rest)
+        if self._state == "thinking":
+            return self._thought(self._seeker.rest()), ""
+        rest = "".join(self._blanks) + self._head if self._state == "start" else ""
+        return "", rest
 
-    def _begin(self) -> None:
-        text = self._held.lstrip()
+    def _begin(self, text: str) -> str:
+        """Find out what the text begins with; returns what is left to look at."""
+        text = self._head + text
+        if not self._head:
+            solid = text.lstrip()
+            self._blanks.append(text[: len(text) - len(solid)])
+            text = solid
         if text.startswith(OPEN):
-            self._state, self._held = "thinking", text[len(OPEN) :]
-        elif not OPEN.startswith(text):
-            self._state, self._shown = "answer", True
+            self._state = "thinking"
+            return text[len(OPEN) :]
+        if OPEN.startswith(text):
+            self._head = text
+            return ""
+        self._state, self._shown = "answer", True
+        return "".join(self._blanks) + text
 
-    def _think(self) -> str:
-        if not self._shown:
-            self._held = self._held.lstrip()
-        place = self._held.find(CLOSE)
-        if place >= 0:
-            thoughts, self._held = self._held[:place].rstrip(), self._held[place + len(CLOSE) :]
-            self._state, self._shown = "answer", False
-            return thoughts
-        # Blanks may turn out to stand before the closing mark.
-        certain = len(self._held[: len(self._held) - held_back(self._held, CLOSE)].rstrip())
-        thoughts, self._held = self._held[:certain], self._held[certain:]
-        self._shown = self._shown or bool(thoughts)
-        return thoughts
+    def _think(self, text: str) -> tuple[str, str]:
+        """(thoughts that are certain, what is left to look at)."""
+        before, mark, after = self._seeker.seek(text, (CLOSE,))
+        thoughts = self._thought(before)
+        if mark is None:
+            return thoughts, ""
+        self._state, self._shown = "answer", False
+        return thoughts, after
 
-    def _answer(self) -> str:
+    def _thought(self, text: str) -> str:
+        """Thoughts without blanks around them: those at the end may turn out to stand before the closing mark."""
         if not self._shown:
-            self._held = self._held.lstrip()
-        text, self._held = self._held, ""
+            text = text.lstrip()
+        self._shown = self._shown or bool(text)
+        return self._thoughts.push(text)
+
+    def _answer(self, text: str) -> str:
+        if not self._shown:
+            text = text.lstrip()
         self._shown = self._shown or bool(text)
         return text

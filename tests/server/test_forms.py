@@ -45,7 +45,7 @@ WRITTEN = (
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[Running]:
     """A server that reads calls and thoughts."""
-    found = Running("qwen2", tool_parser="hermes", reasoning_parser="think")
+    found = Running("qwen2", tool_parser="hermes", reasoning_parser="think", trust_templates=True)
     yield found
     found.idle()
     found.close()
@@ -172,4 +172,38 @@ def test_calls_are_read_out_of_the_text(client: openai.OpenAI) -> None:
 def test_thoughts_are_told_apart(client: openai.OpenAI) -> None:
     grammar = {"structured_outputs": {"grammar": 'start: "<think>\\nLong ago.\\n</think>\\n\\nBlue."'}}
     found = both(client, extra_body=grammar, **ASK)
+    assert (found["thoughts"], found["content"]) == ("Long ago.", "Blue.")
+
+
+OPENED = {"chat_template": "{{ messages[0]['content'] }}<think>\n"}
+YES_NO = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": YES_NO}}},
+        {"structured_outputs": {"choice": ["up", "down"]}},
+        {"structured_outputs": {"regex": "[ab]{5}"}},
+    ],
+)
+def test_what_follows_a_grammar_is_the_answer_whatever_the_prompt_has_opened(
+    client: openai.OpenAI, options: dict[str, Any]
+) -> None:
+    found = both(client, extra_body={**OPENED, **options}, **ASK)
+    assert found["thoughts"] == ""
+    assert re.fullmatch(r'up|down|[ab]{5}|\{ ?"a" ?: ?(true|false) ?\}', found["content"])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "tides"}}])
+def test_calls_that_must_be_made_are_no_thoughts(client: openai.OpenAI, choice: Any) -> None:
+    found = both(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, extra_body=OPENED, **ASK)
+    (call,) = found["calls"]
+    assert json.loads(call["arguments"])["place"] in ("Oslo", "Rome")
+    assert (found["thoughts"], found["content"], found["reason"]) == ("", "", "tool_calls")
+
+
+def test_a_grammar_that_closes_the_thoughts_has_thoughts(client: openai.OpenAI) -> None:
+    grammar = {"structured_outputs": {"grammar": 'start: "Long ago.</think>Blue."'}}
+    found = both(client, extra_body={**OPENED, **grammar}, **ASK)
     assert (found["thoughts"], found["content"]) == ("Long ago.", "Blue.")
