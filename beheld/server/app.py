@@ -39,6 +39,7 @@ from beheld.server.schema import (
     TokenizeRequest,
 )
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
+from beheld.server.tools import tool_form
 from beheld.server.wire import Farewell, FrameGuard
 from beheld.text.tools import form_of
 from beheld.utils.log import get_logger
@@ -59,7 +60,7 @@ class Service:
         self.ledger = Ledger(self.metrics)
         self._reader = Reader(self.desk, options, max(bounds.MAX_VALUES, 2 * llm.config.max_model_len))
         self.created = int(time.time())
-        self._tool_form = options.tool_parser or form_of(llm.chat_template)
+        self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.get_tokenizer())
 
     def app(self) -> Starlette:
         """The application."""

@@ -15,7 +15,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
 from beheld.server.schema import ChatRequest, Message, RefusalPart
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
-from beheld.server.tools import ToolUse, tool_use
+from beheld.server.tools import ToolForm, ToolUse, tool_use
 from beheld.server.voice import Voice
 from beheld.text.reasoning import CLOSE, ReasoningSplit, begins_inside
 
@@ -33,7 +33,7 @@ class Head:
 
 
 def chunks(
-    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: Head, salt: str | None, form: str | None
+    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: Head, salt: str | None, form: ToolForm | None
 ) -> AsyncGenerator[Chunk, None]:
     """The answer to a chat request, in chunks; the last one holds the usage.
 
@@ -49,14 +49,8 @@ def chunks(
         HttpError, ParamsError: fields do not fit together, or one is out of range.
     """
     tools = tool_use(body, form, options.max_tools)
-    if tools.grammar is not None and (body.structured_outputs or body.response_format):
-        raise HttpError(400, "tool_choice and a grammar exclude each other.", param="tool_choice")
-    if body.logprobs is not True and body.top_logprobs is not None:
-        raise HttpError(400, "top_logprobs need logprobs.", "Set logprobs to true.", param="top_logprobs")
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise HttpError(
-            400, "max_tokens and max_completion_tokens say the same.", "Give one.", param="max_completion_tokens"
-        )
+    shows_marks = form is not None and form.special and tools.form == form.name
+    _check(body, tools, shows_marks=shows_marks)
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     defaults = llm.get_default_sampling_params()
     if defaults.max_tokens == SamplingParams().max_tokens:
@@ -69,6 +63,7 @@ def chunks(
         max_tokens=longest,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=tools.grammar,
+        skip_special_tokens=False if shows_marks else body.skip_special_tokens,
     )
     outputs = llm.chat(
         [message_of(message, options) for message in body.messages],
@@ -81,8 +76,28 @@ def chunks(
         tools=tools.shown,
         **_template(body, options),
     )
-    thoughts = None if options.reasoning_parser is None else _thoughts(params.structured_outputs)
+    ruled = None if tools.leaves_room else params.structured_outputs
+    thoughts = None if options.reasoning_parser is None else _thoughts(ruled)
     return _chunks(outputs, body, head, thoughts, tools)
+
+
+def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
+    """Raise HttpError where fields do not fit together."""
+    if shows_marks and body.skip_special_tokens:
+        raise HttpError(
+            400,
+            "Tool calls of this model begin with a special token, which must not be skipped.",
+            "Leave skip_special_tokens out.",
+            param="skip_special_tokens",
+        )
+    if tools.grammar is not None and (body.structured_outputs or body.response_format):
+        raise HttpError(400, "tool_choice and a grammar exclude each other.", param="tool_choice")
+    if body.logprobs is not True and body.top_logprobs is not None:
+        raise HttpError(400, "top_logprobs need logprobs.", "Set logprobs to true.", param="top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise HttpError(
+            400, "max_tokens and max_completion_tokens say the same.", "Give one.", param="max_completion_tokens"
+        )
 
 
 def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
@@ -185,10 +200,10 @@ def _thoughts(grammar: StructuredOutputs | None) -> Callable[[RequestOutput], Re
     return lambda output: ReasoningSplit(inside=free and begins_inside(output.prompt))
 
 
-def _voice(
-    output: RequestOutput, thoughts: Callable[[RequestOutput], ReasoningSplit] | None, tools: ToolUse
-) -> Voice:
-    return Voice(None if thoughts is None else thoughts(output), tools.form, tools.named)
+def _voice(output: RequestOutput, thoughts: Callable[[RequestOutput], ReasoningSplit] | None, tools: ToolUse) -> Voice:
+    return Voice(
+        None if thoughts is None else thoughts(output), tools.form, tools.named, tools.schemas, tools.max_calls
+    )
 
 
 def _choices(answer: CompletionOutput, voice: Voice, body: ChatRequest) -> list[dict[str, Any]]:

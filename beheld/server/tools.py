@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import ChatRequest, ToolChoice
+from beheld.text.tools import MARKS
 
 
 @dataclass(frozen=True)
@@ -20,15 +22,43 @@ class ToolUse:
         form: in which calls are read out of the text; None if they are not.
         named: the one function that must be called; the whole answer is its arguments.
         grammar: what the answer must follow.
+        schemas: of the functions' arguments, by name.
+        max_calls: so many calls are told of; None tells of all.
+        leaves_room: the grammar is only about calls; words and thoughts may stand around them.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
     form: str | None = None
     named: str | None = None
     grammar: StructuredOutputs | None = None
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    max_calls: int | None = None
+    leaves_room: bool = False
 
 
-def tool_use(body: ChatRequest, form: str | None, max_tools: int) -> ToolUse:
+@dataclass(frozen=True)
+class ToolForm:
+    """How a model writes calls.
+
+    Attributes:
+        name: of a reader in text.tools.
+        special: its marks are special tokens, which texts do not show unless they are asked to.
+    """
+
+    name: str
+    special: bool
+
+
+def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
+    """The form of that name in the words of a tokenizer of transformers; None if there is no name."""
+    if name is None:
+        return None
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    special = {token.content for token in added if token.special}
+    return ToolForm(name, not special.isdisjoint(MARKS.get(name, ())))
+
+
+def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     """Read the fields that concern tools.
 
     Raises:
@@ -47,6 +77,8 @@ def tool_use(body: ChatRequest, form: str | None, max_tools: int) -> ToolUse:
     shown = tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
     if choice == "none":
         return ToolUse()
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
+    most = 1 if body.parallel_tool_calls is False else None
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:
@@ -54,9 +86,8 @@ def tool_use(body: ChatRequest, form: str | None, max_tools: int) -> ToolUse:
         return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)))
     if choice == "required":
         entries = [_call_schema(body, name) for name in names]
-        single = body.parallel_tool_calls is False
-        bounds = {"minItems": 1, "maxItems": 1} if single else {"minItems": 1, "maxItems": 16}
-        return ToolUse(shown, "json", None, _json({"type": "array", "items": {"anyOf": entries}, **bounds}))
+        grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
+        return ToolUse(shown, "json", None, grammar, schemas)
     if form is None:
         raise HttpError(
             400,
@@ -64,7 +95,31 @@ def tool_use(body: ChatRequest, form: str | None, max_tools: int) -> ToolUse:
             "Start the server with --tool-call-parser, or use tool_choice 'required' or a function's name.",
             param="tools",
         )
-    return ToolUse(shown, form)
+    strict = [tool.function.name for tool in body.tools if tool.function.strict]
+    if not strict:
+        return ToolUse(shown, form.name, schemas=schemas, max_calls=most)
+    if form.name != "hermes" or form.special:
+        raise HttpError(
+            400,
+            f"The function {strict[0]!r} is strict, which a model that writes calls as {form.name} cannot be held to.",
+            "Use tool_choice 'required' or a function's name, which are always strict, or set strict to false.",
+            param="tools",
+        )
+    return ToolUse(shown, form.name, None, _strict(body), schemas, most, leaves_room=True)
+
+
+def _strict(body: ChatRequest) -> StructuredOutputs:
+    """Any text, in which calls of strict functions follow their schemas; in llguidance's form of Lark."""
+    tools = [tool.function for tool in body.tools or ()]
+    choices = " | ".join(f"call_{number}" for number in range(len(tools)))
+    lines = [f"start: ({choices})* rest", "rest: TEXT", "TEXT: /(.|\\n)*/", 'mark[lazy]: TEXT "<tool_call>"']
+    for number, tool in enumerate(tools):
+        said = (tool.parameters or {}) if tool.strict else {}
+        schema = {**said, "type": "object", "x-guidance": {"whitespace_pattern": " ?"}}
+        begin = f'\n{{"name": {json.dumps(tool.name)}, "arguments": '
+        parts = (json.dumps(begin), f"%json {json.dumps(schema)}", json.dumps("}\n</tool_call>"))
+        lines.append(f"call_{number}: mark {' '.join(parts)}")
+    return StructuredOutputs(grammar="\n".join(lines))
 
 
 def _json(schema: dict[str, Any]) -> StructuredOutputs:

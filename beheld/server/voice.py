@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from beheld.text.reasoning import ReasoningSplit
-from beheld.text.tools import READERS, Call, ToolReader
+from beheld.text.tools import READERS, Piece, Schemas, ToolReader
 
 Delta = dict[str, Any]
 
@@ -19,12 +20,22 @@ class Voice:
         reasoning: the thoughts are told apart; None leaves them in the text.
         tools: the name of the form in which calls are written; None if none are to be read.
         named: the whole answer is the arguments of this function.
+        schemas: of the functions' arguments.
+        max_calls: further calls are left out.
     """
 
-    def __init__(self, reasoning: ReasoningSplit | None, tools: str | None, named: str | None = None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningSplit | None,
+        tools: str | None,
+        named: str | None = None,
+        schemas: Schemas | None = None,
+        max_calls: int | None = None,
+    ) -> None:
         self._reasoning = reasoning
-        self._reader: ToolReader | None = None if tools is None else READERS[tools]()
+        self._reader: ToolReader | None = None if tools is None else READERS[tools](schemas or {})
         self._named = named
+        self._max_calls = max_calls
         self._num_calls = 0
 
     @property
@@ -50,8 +61,7 @@ class Voice:
                 yield {"reasoning_content": thoughts}
             yield from self._words(words)
         if self._reader is not None:
-            words, calls = self._reader.finish()
-            yield from self._said(words, calls)
+            yield from self._said(*self._reader.finish())
 
     def _words(self, text: str) -> Iterator[Delta]:
         if not text:
@@ -63,12 +73,23 @@ class Voice:
         else:
             yield from self._said(*self._reader.push(text))
 
-    def _said(self, words: str, calls: list[Call]) -> Iterator[Delta]:
+    def _said(self, words: str, pieces: list[Piece]) -> Iterator[Delta]:
         if words:
             yield {"content": words}
-        for call in calls:
-            yield {"tool_calls": [_call(self._num_calls, call.name, call.arguments)]}
-            self._num_calls += 1
+        for number, group in itertools.groupby(pieces, self._number):
+            if self._max_calls is not None and number >= self._max_calls:
+                return
+            first, *more = group
+            arguments = "".join([first.arguments, *(piece.arguments for piece in more)])
+            if first.name is not None:
+                yield {"tool_calls": [_call(number, first.name, arguments)]}
+            elif arguments:
+                yield {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]}
+
+    def _number(self, piece: Piece) -> int:
+        """Of the call that a piece belongs to, counted from 0."""
+        self._num_calls += piece.name is not None
+        return self._num_calls - 1
 
     def _argument(self, text: str) -> Delta:
         """A piece of the arguments of the one function that must be called."""

@@ -7,9 +7,11 @@ from collections.abc import Collection
 
 def held_back(text: str, mark: str) -> int:
     """How many characters at the end of `text` may be the beginning of `mark`."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:size]):
-            return size
+    place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while place >= 0:
+        if mark.startswith(text[place:]):
+            return len(text) - place
+        place = text.find(mark[0], place + 1)
     return 0
 
 
@@ -57,3 +59,29 @@ class Trimmed:
         """The blanks that are held; they are forgotten."""
         held, self._blanks = "".join(self._blanks), []
         return held
+
+
+class Beginning:
+    """Whether a text begins with one of some marks, blanks before it aside."""
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = sorted(marks, key=len, reverse=True)
+        self._blanks: list[str] = []
+        self._head = ""
+
+    def push(self, text: str) -> tuple[str, str, str] | None:
+        """(blanks, the mark or nothing, what follows); None while it is open, and nothing is pushed after that."""
+        text = self._head + text
+        if not self._head:
+            solid = text.lstrip()
+            self._blanks.append(text[: len(text) - len(solid)])
+            text = solid
+        if not text or any(len(mark) > len(text) and mark.startswith(text) for mark in self._marks):
+            self._head = text
+            return None
+        mark = next(filter(text.startswith, self._marks), "")
+        return "".join(self._blanks), mark, text[len(mark) :]
+
+    def rest(self) -> str:
+        """All of a text that ended while it was open."""
+        return "".join(self._blanks) + self._head

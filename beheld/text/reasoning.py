@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.text.marks import Seeker, Trimmed
+from beheld.text.marks import Beginning, Seeker, Trimmed
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -28,9 +28,7 @@ class ReasoningSplit:
         self._state = "thinking" if inside else "start"
         self._seeker = Seeker()
         self._thoughts = Trimmed()
-        # Blanks at the beginning of a text, and the few characters behind them that may begin a mark.
-        self._blanks: list[str] = []
-        self._head = ""
+        self._beginning = Beginning(OPEN)
         self._shown = False
 
     def push(self, text: str) -> tuple[str, str]:
@@ -46,24 +44,20 @@ class ReasoningSplit:
         """The rest. Thoughts that never ended are thoughts."""
         if self._state == "thinking":
             return self._thought(self._seeker.rest()), ""
-        rest = "".join(self._blanks) + self._head if self._state == "start" else ""
+        rest = self._beginning.rest() if self._state == "start" else ""
         return "", rest
 
     def _begin(self, text: str) -> str:
         """Find out what the text begins with; returns what is left to look at."""
-        text = self._head + text
-        if not self._head:
-            solid = text.lstrip()
-            self._blanks.append(text[: len(text) - len(solid)])
-            text = solid
-        if text.startswith(OPEN):
-            self._state = "thinking"
-            return text[len(OPEN) :]
-        if OPEN.startswith(text):
-            self._head = text
+        found = self._beginning.push(text)
+        if found is None:
             return ""
+        blanks, mark, rest = found
+        if mark:
+            self._state = "thinking"
+            return rest
         self._state, self._shown = "answer", True
-        return "".join(self._blanks) + text
+        return blanks + rest
 
     def _think(self, text: str) -> tuple[str, str]:
         """(thoughts that are certain, what is left to look at)."""

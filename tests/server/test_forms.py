@@ -9,7 +9,12 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import AddedToken
 
+from beheld.server.errors import HttpError
+from beheld.server.schema import ChatRequest
+from beheld.server.tools import ToolForm, tool_form, tool_use
+from beheld.structured.compile import Compiler, grammar_of
 from tests.server.running import Running
 
 ASK: dict[str, Any] = {
@@ -122,6 +127,10 @@ def test_json_schema_and_json_object(client: openai.OpenAI) -> None:
         {"tools": [{"type": "function", "function": {"name": "a", "description": "x" * (1 << 20)}}]},
         {"tool_choice": "auto"},
         {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "strict": True}}],
+            "response_format": {"type": "json_object"},
+        },
     ],
 )
 def test_52_what_does_not_fit_is_refused(thinking: Running, options: dict[str, Any]) -> None:
@@ -207,3 +216,69 @@ def test_a_grammar_that_closes_the_thoughts_has_thoughts(client: openai.OpenAI) 
     grammar = {"structured_outputs": {"grammar": 'start: "Long ago.</think>Blue."'}}
     found = both(client, extra_body={**OPENED, **grammar}, **ASK)
     assert (found["thoughts"], found["content"]) == ("Long ago.", "Blue.")
+
+
+def test_one_call_is_told_of_where_calls_may_not_stand_beside_each_other(client: openai.OpenAI) -> None:
+    grammar = {"structured_outputs": {"grammar": f'start: "{WRITTEN}{WRITTEN}"'}}
+    assert len(both(client, tools=TOOLS, extra_body=grammar, **ASK)["calls"]) == 2
+    found = both(client, tools=TOOLS, extra_body=grammar, parallel_tool_calls=False, **ASK)
+    assert found["calls"] == [{"name": "weather", "arguments": '{"place": "Rome"}'}]
+
+
+def strict(*names: str) -> list[Any]:
+    """The tools, some of them strict."""
+    return [{**tool, "function": {**tool["function"], "strict": tool["function"]["name"] in names}} for tool in TOOLS]
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("No call.", True),
+        (
+            '<think>hm</think>I look.\n<tool_call>\n{"name": "tides", "arguments": {"place": "Rome", "days": 3}}\n'
+            "</tool_call>",
+            True,
+        ),
+        ('<tool_call>\n{"name": "tides", "arguments": {"place": "Rome", "days": 99}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "rain", "arguments": {}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "weather", "arguments": {"x": [1]}}\n</tool_call><tool_call>\n{"name": "tides"', True),
+    ],
+)  # fmt: skip
+def test_strict_functions_are_called_as_their_schemas_say(thinking: Running, text: str, fits: bool) -> None:
+    body = ChatRequest.model_validate({"messages": [], "tools": strict("tides")} | {"messages": ASK["messages"]})
+    tokenizer = thinking.llm.get_tokenizer()
+    use = tool_use(body, tool_form("hermes", tokenizer), 8)
+    assert use.grammar is not None
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    compiler = Compiler(tokenizer.backend_tokenizer.to_str, thinking.llm.info.vocab_size, frozenset({0}))
+    matcher = compiler.matcher(grammar_of(use.grammar))
+    assert (matcher.validate_tokens(ids) == len(ids)) is fits
+
+
+def test_strict_functions_leave_room_for_words_and_thoughts(client: openai.OpenAI) -> None:
+    found = both(client, tools=strict("tides", "weather"), extra_body=OPENED, **{**ASK, "max_tokens": 6})
+    assert found["thoughts"]
+    assert found["calls"] == []
+
+
+@pytest.mark.parametrize("form", ["glm45", "qwen3_coder", "mistral", "llama3_json", "pythonic"])
+def test_a_form_that_knows_no_strictness_says_so(thinking: Running, form: str) -> None:
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": strict("tides")})
+    with pytest.raises(HttpError, match="'tides' is strict") as caught:
+        tool_use(body, tool_form(form, thinking.llm.get_tokenizer()), 8)
+    assert caught.value.body()["error"]["param"] == "tools"
+
+
+def test_marks_that_are_special_tokens_are_shown(thinking: Running) -> None:
+    """A tokenizer may call the marks special, and texts leave special tokens out."""
+
+    class Tokenizer:
+        def __init__(self) -> None:
+            self.added_tokens_decoder = {
+                5: AddedToken("[TOOL_CALLS]", special=True),
+                6: AddedToken("<tool_call>", special=False),
+            }
+
+    assert tool_form("mistral", Tokenizer()) == ToolForm("mistral", special=True)
+    assert tool_form("hermes", Tokenizer()) == ToolForm("hermes", special=False)
+    assert tool_form(None, Tokenizer()) is None

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beheld.text.reasoning import ReasoningSplit, begins_inside
-from beheld.text.tools import READERS, Call, form_of
+from beheld.text.tools import READERS, Piece, Schemas, calls_of, form_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the \\"sky\\""}}\n</tool_call>'
-LOOK = Call("look", '{"at": "the \\"sky\\""}')
-MARKS = ("<tool_call>", "</tool_call>", "<tool", "_call>", "<think>", "</think>", "<", "</")
-FRAGMENTS = st.sampled_from([*MARKS, '{"name": "f", "arguments": {}}', *'{}[]" \n\\,é', "text"])
+LOOK = Piece("look", '{"at": "the \\"sky\\""}')
+SCHEMAS: Schemas = {
+    "f": {},
+    "g": {},
+    "look": {
+        "properties": {
+            "at": {"type": "string"},
+            "days": {"type": "integer"},
+            "far": {"type": ["boolean", "null"]},
+            "list": {"anyOf": [{"type": "array"}, {"type": "string"}]},
+            "kind": {"enum": ["1", "2"]},
+        }
+    },
+}
+MARKS = (
+    "<tool_call>", "</tool_call>", "<tool", "_call>", "<think>", "</think>", "<", "</", "[TOOL_CALLS]", "[ARGS]",
+    "[CALL_ID]", "<function=", "f>", "</function>", "<parameter=", "at>", "</parameter>", "<arg_key>", "</arg_key>",
+    "<arg_value>",     "</arg_value>", "<|python_tag|>", "```json", "```", "f(", "at='", "')", "f", "look", ";",
+)  # fmt: skip
+FRAGMENTS = st.sampled_from(
+    [*MARKS, '{"name": "f", "arguments": {}}', '{"name": "g", "arguments": {"x": [', *'{}[]" \n\\,é']
+)
 TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 
 
@@ -25,15 +45,10 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(marks)]
 
 
-def read(form: str, pieces: list[str]) -> tuple[str, list[Call]]:
-    reader = READERS[form]()
-    shown, calls = "", []
-    for piece in pieces:
-        text, found = reader.push(piece)
-        shown += text
-        calls += found
-    text, found = reader.finish()
-    return shown + text, calls + found
+def read(form: str, pieces: list[str]) -> tuple[str, list[Piece]]:
+    reader = READERS[form](SCHEMAS)
+    told = [*(reader.push(piece) for piece in pieces), reader.finish()]
+    return "".join(text for text, _ in told), calls_of([piece for _, found in told for piece in found])
 
 
 def split(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
@@ -42,26 +57,112 @@ def split(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
     return "".join(t for t, _ in told), "".join(a for _, a in told)
 
 
+GLM = '<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>the "sky"</arg_value>\n</tool_call>'
+QWEN = '<tool_call>\n<function=look>\n<parameter=at>\nthe "sky"\n</parameter>\n</function>\n</tool_call>'
+SKY = '"the \\"sky\\""'
+
+
 @pytest.mark.parametrize(
     ("form", "text", "shown", "calls"),
     [
         ("hermes", CALL, "", [LOOK]),
         ("hermes", f"I look.\n{CALL}\n{CALL}\n", "I look.", [LOOK, LOOK]),
+        ("hermes", f"{CALL} And?", " And?", [LOOK]),
         ("hermes", CALL.removesuffix("</tool_call>"), "", [LOOK]),
-        ("hermes", "<tool_call>no</tool_call> after", "<tool_call>no</tool_call> after", []),
+        ("hermes", CALL.replace("}}", "}"), "", [LOOK]),
+        ("hermes", "a  <tool_call>no</tool_call> after ", "a  <tool_call>no</tool_call> after ", []),
+        ("hermes", "<tool_call></tool_call>", "<tool_call></tool_call>", []),
         ("hermes", "a < b <tool", "a < b <tool", []),
-        ("hermes", '<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>', "", [Call("f", '{"x": 1}')]),
-        ("json", ' {"name": "f", "parameters": {"x": 1}}', "", [Call("f", '{"x": 1}')]),
-        ("json", '[{"name": "f"}, {"name": "g"}]', "", [Call("f", "{}"), Call("g", "{}")]),
+        ("hermes", '<tool_call>{"name": "h", "parameters": {"x": 1}}</tool_call>', "", [Piece("h", '{"x": 1}')]),
+        ("hermes", '<tool_call>{"arguments": {"x": "é"}, "name": "f"}</tool_call>', "", [Piece("f", '{"x": "é"}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [Piece("f", "{}")]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "a', "", [Piece("f", '{"x": "a')]),
+        ("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>', "", [Piece("f", "{}"), Piece("g", "{}")]),
+        ("glm45", GLM, "", [LOOK]),
+        ("glm45", f"I look.\n{GLM}\n{GLM}", "I look.", [LOOK, LOOK]),
+        ("glm45", "<tool_call>f</tool_call>", "", [Piece("f", "{}")]),
+        ("glm45", "<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
+        ("glm45", GLM.removesuffix("</tool_call>"), "", [LOOK]),
+        ("glm45", GLM[: GLM.index("</arg_value>")], "", [Piece("look", '{"at": "the \\"sky\\"')]),
+        ("glm45", "<tool_call>not a name<arg_key>x", "<tool_call>not a name<arg_key>x", []),
+        (
+            "glm45",
+            GLM.replace('at</arg_key>\n<arg_value>the "sky"', "days</arg_key><arg_value>3")
+            + "<tool_call>look<arg_key>at</arg_key><arg_value>3</arg_value><arg_key>new</arg_key>"
+            + '<arg_value>{"a": [1]}</arg_value><arg_key>x</arg_key><arg_value>some\nwords</arg_value></tool_call>',
+            "",
+            [Piece("look", '{"days": 3}'), Piece("look", '{"at": "3", "new": {"a": [1]}, "x": "some\\nwords"}')],
+        ),
+        ("qwen3_coder", QWEN, "", [LOOK]),
+        ("qwen3_coder", f"I look.\n\n{QWEN}\n{QWEN}\n", "I look.", [LOOK, LOOK]),
+        ("qwen3_coder", QWEN.removeprefix("<tool_call>\n"), "", [LOOK]),
+        ("qwen3_coder", QWEN.replace("\n</parameter>", ""), "", [LOOK]),
+        ("qwen3_coder", "<tool_call><function=f></function></tool_call>", "", [Piece("f", "{}")]),
+        ("qwen3_coder", "Write <function=a b> or </tool_call>.", "Write <function=a b> or </tool_call>.", []),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=look>\n<parameter=at>\n\n a\n\n</parameter>\n<parameter=days>\n7\n</parameter>\n"
+            "<parameter=far>\nTrue\n</parameter>\n<parameter=list>\n[1, 2]\n</parameter>\n<parameter=kind>\n1\n"
+            "</parameter>\n</function>\n</tool_call>",
+            "",
+            [Piece("look", '{"at": "\\n a\\n", "days": 7, "far": true, "list": [1, 2], "kind": "1"}')],
+        ),
+        ("qwen3_coder", QWEN[: QWEN.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]', "",
+         [Piece("f", '{"x": 1}'), Piece("g", "{}")]),
+        ("mistral", 'Yes.[TOOL_CALLS]f[ARGS]{"x": "}"}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}', "Yes.",
+         [Piece("f", '{"x": "}"}'), Piece("g", "{}")]),
+        ("mistral", '[TOOL_CALLS]f{"x": 1}\n', "", [Piece("f", '{"x": 1}')]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]no {}", "[TOOL_CALLS]f[ARGS]no {}", []),
+        ("mistral", "[TOOL_CALLS] [TOOL_CALLS]hm", "[TOOL_CALLS] [TOOL_CALLS]hm", []),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}', "",
+         [Piece("f", '{"x": 1}'), Piece("g", "{}")]),
+        ("llama3_json", '{"type": "function", "name": "f", "parameters": {"x": 1}}', "", [Piece("f", '{"x": 1}')]),
+        ("llama3_json", '```json\n{"name": "f", "arguments": {}}\n```', "", [Piece("f", "{}")]),
+        ("llama3_json", '```json\n{"name": "Ada"}\n```', '```json\n{"name": "Ada"}\n```', []),
+        ("llama3_json", '<|python_tag|>print("x")', '<|python_tag|>print("x")', []),
+        ("json", ' {"name": "f", "parameters": {"x": 1}}', "", [Piece("f", '{"x": 1}')]),
+        ("json", '[{"name": "f"}, {"name": "g"}]', "", [Piece("f", "{}"), Piece("g", "{}")]),
+        ("json", '{"name": "f", "arguments": {"x": "\\ud800"}}', "", [Piece("f", '{"x": "\\ud800"}')]),
+        ("json", '{"arguments": {"x": "\\ud800"}, "name": "f"}', "", [Piece("f", '{"x": "\\ud800"}')]),
         ("json", '{"x": 1}', '{"x": 1}', []),
+        ("json", '{"name": "Ada", "arguments": {}}', '{"name": "Ada", "arguments": {}}', []),
+        ("json", ' [1, {"name": "f"}]', ' [1, {"name": "f"}]', []),
         ("json", "It is {x}.", "It is {x}.", []),
+        ("pythonic", '[look(at="the \\"sky\\"")]', "", [LOOK]),
+        (
+            "pythonic",
+            "<|python_start|>[f(a=-1.5, b=[True, None, {'k': 'it\\'s'}], ), look(at='a)]')]<|python_end|>",
+            "",
+            [Piece("f", '{"a": -1.5, "b": [true, null, {"k": "it\'s"}]}'), Piece("look", '{"at": "a)]"}')],
+        ),
+        ("pythonic", "[f()]", "", [Piece("f", "{}")]),
+        ("pythonic", "[f(1)] is f(1).", "[f(1)] is f(1).", []),
+        ("pythonic", "[print(x=1)]", "[print(x=1)]", []),
+        ("pythonic", "[1, 2] and (3)", "[1, 2] and (3)", []),
+        ("pythonic", "[f(x=" + "[" * 5000 + "]" * 5000 + ")]", "[f(x=" + "[" * 5000 + "]" * 5000 + ")]", []),
     ],
-)
-def test_calls_are_found(form: str, text: str, shown: str, calls: list[Call]) -> None:
+)  # fmt: skip
+def test_calls_are_found(form: str, text: str, shown: str, calls: list[Piece]) -> None:
     assert read(form, [text]) == (shown, calls)
     assert read(form, list(text)) == (shown, calls)
-    for call in calls:
-        json.loads(call.arguments)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", CALL),
+        ("glm45", GLM),
+        ("qwen3_coder", QWEN),
+        ("mistral", "[TOOL_CALLS]look[ARGS]" + LOOK.arguments),
+        ("json", '{"name": "look", "arguments": ' + LOOK.arguments + "}"),
+    ],
+)
+def test_arguments_are_told_as_they_come(form: str, text: str) -> None:
+    reader = READERS[form](SCHEMAS)
+    told = [pieces for character in text for pieces in reader.push(character)[1]]
+    assert calls_of(told) == [LOOK]
+    assert len(told) > 10
 
 
 @settings(max_examples=300, deadline=None)
@@ -96,21 +197,80 @@ def test_how_thoughts_are_cut_does_not_matter(text: str, places: list[int], insi
     assert split(cut(text, places), inside=inside) == split([text], inside=inside)
 
 
-@pytest.mark.parametrize("form", sorted(READERS))
-@pytest.mark.parametrize("text", ["<tool_call>", "<tool_call" * 10, "</tool_call>", "{", "[", "\n", "<"])
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, st.sampled_from(sorted(READERS)))
 @pytest.mark.case(51)
-def test_reading_is_linear(form: str, text: str) -> None:
-    begin = time.perf_counter()
-    long = text * 20_000
-    for size in (1, len(long)):
-        read(form, [long[k : k + size] for k in range(0, len(long), size)])
-    assert time.perf_counter() - begin < 6.0
+def test_what_is_no_call_is_text(text: str, form: str) -> None:
+    shown, calls = read(form, [text])
+    if not calls:
+        assert shown == text
+    for call in calls:
+        assert call.name
+        (shown + call.name + call.arguments).encode()
 
 
-def test_forms_and_beginnings_are_recognised() -> None:
-    assert form_of("... <tool_call> ...") == "hermes"
-    assert form_of("{{ messages }}") is None
-    assert form_of(None) is None
+STARTS = {
+    "hermes": ['<tool_call>{"name": "f", "arguments": {"x": "', '<tool_call>{"x": "', "<tool_call>"],
+    "glm45": ["<tool_call>f<arg_key>x</arg_key><arg_value>", "<tool_call>", "<tool_call>f<arg_key>"],
+    "qwen3_coder": ["<function=look><parameter=at>", "<function=look><parameter=x>", "<tool_call>", "<function="],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]", '[TOOL_CALLS]f[ARGS]{"x": "'],
+    "json": ['{"name": "f", "arguments": {"x": "', '{"x": "', "[", "```"],
+    "pythonic": ["[f(x='", "[", "[f(x=[", "[f("],
+}
+REPEATED = [
+    "<tool_call>", "<tool_call", "</tool_call>", "{", "[", "\n", "<", "x", '"', "\\", ", ", "[TOOL_CALLS]", "f(", "{}",
+    "<function=f>", "<arg_key>", "</arg_value>", CALL, '{"name": "f", "arguments": {}};', "f(x=1), ", "``",
+]  # fmt: skip
+
+
+def is_linear(work: Callable[[int], Any]) -> bool:
+    """False if a piece of work takes long, and eight times as much takes much more than eight times as long."""
+
+    def seconds(count: int) -> float:
+        begin = time.process_time()
+        work(count)
+        return time.process_time() - begin
+
+    return seconds(20_000) < 0.15 or seconds(20_000) < 8 * 2.5 * min(seconds(2_500) for _ in range(3))
+
+
+@pytest.mark.parametrize("form", sorted(STARTS))
+@pytest.mark.case(51)
+def test_reading_is_linear(form: str) -> None:
+    for start in ("", *STARTS[form]):
+        for text in REPEATED:
+            assert is_linear(lambda count: read(form, [start + text * (count // len(text))])), (start, text)  # noqa: B023
+        for text in " x":
+            assert is_linear(lambda count: read(form, [start, *itertools.repeat(text, count)])), (start, text)  # noqa: B023
+
+
+@pytest.mark.case(51)
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    ("start", "text"), [("", " "), ("", "\n"), ("<think>", " "), ("<think>x", " "), ("<think>", "</thin"), ("x", " ")]
+)
+def test_telling_thoughts_apart_is_linear(inside: bool, start: str, text: str) -> None:
+    assert is_linear(lambda count: split([start, *itertools.repeat(text, count)], inside=inside))
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (None, None),
+        ("{{ messages }}", None),
+        ("... <tool_call> ...", "hermes"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "qwen3_coder"),
+        ("[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
+        ('{{ tools }} Respond in the format {"name": function name, "parameters": dictionary}', "llama3_json"),
+        ('{{ tools }} "parameters": use [func_name1(params_name1=params_value1), func_name2()]', "pythonic"),
+    ],
+)
+def test_forms_are_recognised(template: str | None, form: str | None) -> None:
+    assert form_of(template) == form
+
+
+def test_beginnings_are_recognised() -> None:
     assert begins_inside("assistant\n<think>\n")
     assert not begins_inside("assistant\n")
     assert not begins_inside(None)

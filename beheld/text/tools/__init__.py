@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from beheld.text.tools.call import Call, ToolReader
-from beheld.text.tools.hermes import HermesReader
-from beheld.text.tools.json_form import JsonReader
+from collections.abc import Callable
 
-READERS: dict[str, type[HermesReader] | type[JsonReader]] = {"hermes": HermesReader, "json": JsonReader}
+from beheld.text.tools import mistral
+from beheld.text.tools.bare import json_reader, python_reader
+from beheld.text.tools.call import Piece, Schemas, ToolReader, calls_of
+from beheld.text.tools.json_calls import JsonCalls
+from beheld.text.tools.marked import MarkedReader, Region
+from beheld.text.tools.tagged import GLM, QWEN3, TaggedCalls
 
-__all__ = ["READERS", "Call", "ToolReader", "form_of"]
+__all__ = ["MARKS", "READERS", "Piece", "Schemas", "ToolReader", "calls_of", "form_of"]
+
+_HERMES = {"<tool_call>": Region("</tool_call>")}
+# Qwen3-Coder often leaves the outer mark out, or writes only its closing one.
+_QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
+
+# By the names of vLLM's --tool-call-parser; "json" is our own name for JSON without marks.
+READERS: dict[str, Callable[[Schemas], ToolReader]] = {
+    "hermes": lambda schemas: MarkedReader(_HERMES, JsonCalls),
+    "glm45": lambda schemas: MarkedReader(_HERMES, lambda: TaggedCalls(GLM, schemas)),
+    "qwen3_coder": lambda schemas: MarkedReader(_QWEN3, lambda: TaggedCalls(QWEN3, schemas), "</tool_call>"),
+    "mistral": lambda schemas: MarkedReader({mistral.MARK: Region(mistral.MARK)}, mistral.MistralCalls),
+    "llama3_json": json_reader,
+    "json": json_reader,
+    "pythonic": python_reader,
+}
+# Without these a form cannot be read, so they are shown even if a tokenizer calls them special.
+MARKS: dict[str, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",),
+    "glm45": ("<tool_call>", "<arg_key>", "<arg_value>"),
+    "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
+    "mistral": (mistral.MARK, "[ARGS]"),
+}
 
 
 def form_of(template: str | None) -> str | None:
     """The form that a chat template teaches its model; None if it tells of none."""
     if template is None:
         return None
-    if "<tool_call>" in template:
-        return "hermes"
-    return "json" if '"parameters": ' in template and "tools" in template else None
+    for form, marks in (
+        ("glm45", ("<tool_call>", "<arg_key>")),
+        ("qwen3_coder", ("<function=", "<parameter=")),
+        ("hermes", ("<tool_call>",)),
+        ("mistral", (mistral.MARK,)),
+        ("pythonic", ("[func_name1(",)),
+        ("llama3_json", ('"parameters": ', "tools")),
+    ):
+        if all(mark in template for mark in marks):
+            return form
+    return None

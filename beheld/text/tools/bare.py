@@ -1,0 +1,173 @@
+"""Calls that are the whole answer: JSON objects, a list of them, or calls as Python writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+from beheld.text.marks import Beginning
+from beheld.text.tools.call import NAME, Body, Piece, Schemas, json_text
+from beheld.text.tools.json_calls import Balance, JsonCalls
+from beheld.text.tools.literal import keywords_of
+from beheld.text.tools.marked import BLOCK
+
+_FENCE = "```"
+_JSON_MARKS = ("<|python_tag|>", _FENCE + "json", _FENCE)
+_PYTHON_MARKS = ("<|python_start|>", "<|python_tag|>", _FENCE + "python", _FENCE)
+_PYTHON_END = "<|python_end|>"
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+class BareReader:
+    """Reads an answer that begins with a call, or with a mark and a call; any other is shown at once. See
+    call.ToolReader.
+
+    Args:
+        body: reads the calls.
+        marks: that may stand before them.
+    """
+
+    def __init__(self, body: Body, marks: tuple[str, ...]) -> None:
+        self._body = body
+        self._beginning: Beginning | None = Beginning(*marks)
+        # Blanks and mark at the beginning, which are text if no call follows.
+        self._undecided = ""
+        self._marked = False
+        self._behind: list[str] = []
+
+    def push(self, text: str) -> tuple[str, list[Piece]]:
+        """As ToolReader."""
+        if self._beginning is not None:
+            found = self._beginning.push(text)
+            if found is None:
+                return "", []
+            blanks, mark, text = found
+            self._beginning, self._undecided, self._marked = None, blanks + mark, bool(mark)
+        shown: list[str] = []
+        pieces: list[Piece] = []
+        for start in range(0, len(text), BLOCK):
+            words, found_pieces = self._body.push(text[start : start + BLOCK])
+            shown.append(self._shown(words))
+            pieces += found_pieces
+        return "".join(shown), pieces
+
+    def finish(self) -> tuple[str, list[Piece]]:
+        """As ToolReader."""
+        if self._beginning is not None:
+            return self._beginning.rest(), []
+        words, pieces = self._body.cut()
+        shown = self._shown(words)
+        if not self._body.called:
+            return self._undecided + shown, pieces
+        # The end of what the mark before the calls has begun.
+        behind = "".join(self._behind)
+        for mark in (_FENCE, _PYTHON_END):
+            behind = behind.lstrip().removeprefix(mark) if behind.lstrip().startswith(mark) else behind
+        return shown + (behind if behind.strip() else ""), pieces
+
+    def _shown(self, words: str) -> str:
+        if self._body.called:
+            self._undecided = ""
+            if self._marked:
+                self._behind.append(words)
+                return ""
+        elif words:
+            words, self._undecided = self._undecided + words, ""
+        return words
+
+
+class PythonCalls:
+    """A list of calls in Python's words: [look(at="sky"), wait(seconds=3)]; as call.Body. Each is told when it is
+    complete.
+
+    Args:
+        names: of functions that may be called.
+    """
+
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+        self._state = "start"
+        self._raw: list[str] = []
+        self._held: list[str] = []
+        self._balance = Balance(quotes="\"'")
+        self._called = False
+
+    @property
+    def called(self) -> bool:
+        """True once a call has begun."""
+        return self._called
+
+    def push(self, text: str) -> tuple[str, list[Piece]]:
+        """As Body."""
+        pieces: list[Piece] = []
+        while text and self._state != "plain":
+            text = self._within(text, pieces) if self._state == "call" else self._outside(text)
+        return text, pieces
+
+    def end(self) -> tuple[str, list[Piece]]:
+        """As Body."""
+        raw = "".join([*([] if self._called else self._raw), *self._held])
+        self._raw, self._held = [], []
+        return raw, []
+
+    cut = end
+
+    def _outside(self, text: str) -> str:
+        """Take what stands before, between or behind the calls; returns what is left to look at."""
+        if self._state == "start":
+            solid = text.lstrip()
+            self._raw.append(text[: len(text) - len(solid)])
+            if solid and solid[0] != "[":
+                return self._gave_up(solid)
+            if solid:
+                self._raw.append("[")
+                self._state = "between"
+            return solid[1:]
+        found = _BETWEEN.match(text)
+        assert found is not None
+        self._raw.append(found.group())
+        text = text[found.end() :]
+        if text.startswith("]") and self._called:
+            self._state, self._raw = "plain", []
+            return text[1:]
+        if text:
+            self._state, self._balance = "call", Balance(quotes="\"'")
+        return text
+
+    def _within(self, text: str, pieces: list[Piece]) -> str:
+        end = self._balance.end(text)
+        self._held.append(text[:end])
+        if end is None:
+            return ""
+        written, self._held = "".join(self._held), []
+        call = _call(written)
+        if call is None or call.name not in self._names:
+            return self._gave_up(written + text[end:])
+        pieces.append(call)
+        self._called, self._state, self._raw = True, "between", []
+        return text[end:]
+
+    def _gave_up(self, text: str) -> str:
+        self._state = "plain"
+        raw, self._raw = "" if self._called else "".join(self._raw), []
+        return raw + text
+
+
+def _call(text: str) -> Piece | None:
+    name, bracket, rest = text.partition("(")
+    if not bracket or not rest.endswith(")") or not NAME.fullmatch(name.strip()):
+        return None
+    try:
+        return Piece(name.strip(), json_text(keywords_of(rest[:-1])))
+    except ValueError:
+        return None
+
+
+def json_reader(schemas: Schemas) -> BareReader:
+    """Of JSON, one call or several; only of the functions that there are."""
+    return BareReader(JsonCalls(schemas), _JSON_MARKS)
+
+
+def python_reader(schemas: Schemas) -> BareReader:
+    """Of Python's words; only of the functions that there are."""
+    return BareReader(PythonCalls(schemas), _PYTHON_MARKS)

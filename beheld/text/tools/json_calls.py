@@ -1,0 +1,200 @@
+"""Calls as JSON objects, {"name": ..., "arguments": {...}}, one behind the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+from beheld.text.tools.call import Piece, call_from, parsed, printable
+
+# The beginning that nearly all models write: behind it, arguments are told as they come.
+_HEAD = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{'
+)
+_MAX_HEAD = 256
+_BETWEEN = re.compile(r"[\s,;\[\]]*")
+
+
+class Balance:
+    """Finds the end of what stands in brackets, in pieces; brackets within quotes do not count.
+
+    Args:
+        depth: so many brackets are open already.
+        quotes: what texts may stand in.
+    """
+
+    def __init__(self, depth: int = 0, quotes: str = '"') -> None:
+        self._depth = depth
+        self._quote: str | None = None
+        self._escaped = False
+        self._outside = re.compile(rf"[{quotes}()\[\]{{}}]")
+        self._inside = {quote: re.compile(rf"[{quote}\\]") for quote in quotes}
+
+    def end(self, text: str) -> int | None:
+        """The place behind the bracket that closes the first one; None if it is not in this piece."""
+        place = 0
+        while place < len(text):
+            if self._escaped:
+                self._escaped = False
+                place += 1
+                continue
+            found = (self._outside if self._quote is None else self._inside[self._quote]).search(text, place)
+            if found is None:
+                return None
+            place = found.end()
+            if self._take(found.group()):
+                return place
+        return None
+
+    def _take(self, sign: str) -> bool:
+        """Go past a sign; True if it closed everything."""
+        if self._quote is not None:
+            self._escaped = sign == "\\"
+            self._quote = None if sign == self._quote else self._quote
+        elif sign in self._inside:
+            self._quote = sign
+        else:
+            self._depth += 1 if sign in "([{" else -1
+            return self._depth <= 0
+        return False
+
+
+class JsonCall:
+    """One call, from its opening bracket to its closing one.
+
+    Args:
+        names: of functions that may be called; None allows any.
+    """
+
+    def __init__(self, names: Container[str] | None) -> None:
+        self._names = names
+        self._state = "head"
+        self._held: list[str] = []
+        self._num_held = 0
+        self._balance = Balance()
+
+    @property
+    def begun(self) -> bool:
+        """True once it is certain to be a call."""
+        return self._state != "head"
+
+    def push(self, text: str) -> tuple[list[Piece], str | None]:
+        """(pieces, what follows the call; None while it goes on). A call that has not begun then is none."""
+        pieces: list[Piece] = []
+        if self._state == "head":
+            left = self._look(text, pieces)
+            if left is None or self._state != "arguments":
+                return pieces, left
+            text = left
+        if self._state == "arguments":
+            end = self._balance.end(text)
+            pieces.append(Piece(None, text[:end]))
+            if end is None:
+                return pieces, None
+            self._state, self._balance, text = "tail", Balance(depth=1), text[end:]
+        end = self._balance.end(text)
+        return pieces, None if end is None else text[end:]
+
+    def held(self) -> str:
+        """What was taken in, of a call that has not begun."""
+        return "".join(self._held)
+
+    def _look(self, text: str, pieces: list[Piece]) -> str | None:
+        """Take a beginning in; what is left to look at, None if nothing is."""
+        looked = self._num_held
+        self._held.append(text)
+        self._num_held += len(text)
+        if looked < _MAX_HEAD:
+            if len(self._held) > 1:
+                self._held = ["".join(self._held)]
+            found = _HEAD.match(self._held[0], 0, _MAX_HEAD)
+            if found is not None and self._may(found[1]):
+                pieces.append(Piece(printable(found[1]), ""))
+                self._state, self._balance = "arguments", Balance()
+                return self._held[0][found.end() - 1 :]
+        end = self._balance.end(text)
+        if end is None:
+            return None
+        self._held[-1] = self._held[-1][: len(self._held[-1]) - (len(text) - end)]
+        try:
+            whole = call_from(parsed("".join(self._held)))
+        except ValueError:
+            whole = []
+        if whole and self._may(whole[0].name or ""):
+            pieces += whole
+            self._state = "done"
+        return text[end:]
+
+    def _may(self, name: str) -> bool:
+        return self._names is None or name in self._names
+
+
+class JsonCalls:
+    """Calls with nothing but blanks, commas, semicolons and brackets of lists between them. What follows anything else
+    is text. As call.Body.
+
+    Args:
+        names: of functions that may be called; None allows any.
+    """
+
+    def __init__(self, names: Container[str] | None = None) -> None:
+        self._names = names
+        self._call: JsonCall | None = None
+        # What stands between calls, or before the first.
+        self._between: list[str] = []
+        self._plain = False
+        self._called = False
+
+    @property
+    def called(self) -> bool:
+        """True once a call has begun."""
+        return self._called
+
+    def push(self, text: str) -> tuple[str, list[Piece]]:
+        """As Body."""
+        pieces: list[Piece] = []
+        while text and not self._plain:
+            left = self._outside(text) if self._call is None else self._within(text, pieces)
+            if left is None:
+                return "", pieces
+            text = left
+        return text, pieces
+
+    def end(self) -> tuple[str, list[Piece]]:
+        """As Body."""
+        between, self._between = "".join(self._between), []
+        if self._call is not None and not self._call.begun:
+            return ("" if self._called else between) + self._call.held(), []
+        return "" if self._called else between, []
+
+    cut = end
+
+    def _outside(self, text: str) -> str | None:
+        found = _BETWEEN.match(text)
+        assert found is not None
+        self._between.append(found.group())
+        text = text[found.end() :]
+        if text.startswith("{"):
+            self._call = JsonCall(self._names)
+        elif text:
+            return self._gave_up(text)
+        return text or None
+
+    def _within(self, text: str, pieces: list[Piece]) -> str | None:
+        assert self._call is not None
+        found, left = self._call.push(text)
+        pieces += found
+        if self._call.begun:
+            self._called = True
+            self._between = []
+        elif left is not None:
+            return self._gave_up(self._call.held() + left)
+        if left is not None:
+            self._call = None
+        return left
+
+    def _gave_up(self, text: str) -> str:
+        self._plain, self._call = True, None
+        # Behind a call, what separates calls belongs to none of them and not to the text either.
+        between, self._between = "" if self._called else "".join(self._between), []
+        return between + text

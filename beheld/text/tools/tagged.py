@@ -1,0 +1,256 @@
+"""Calls whose arguments stand between tags, one by one and without quotes, as GLM and Qwen3-Coder write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.text.marks import Seeker
+from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
+
+_TYPES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+# Models that write much Python write these where JSON is meant.
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True)
+class Tags:
+    """How a family writes a call: for each state, the tags that end it and the state that follows.
+
+    The states "name", "key" and "value" hold what they are named after; what stands behind "done" is text, and what
+    stands in any other is not looked at.
+
+    Attributes:
+        first: the state that a call begins in.
+        states: the table.
+        frame: what stands around a value and is no part of it.
+    """
+
+    first: str
+    states: Mapping[str, Mapping[str, str]]
+    frame: str = ""
+
+
+GLM = Tags(
+    "name",
+    {
+        "name": {"<arg_key>": "key"},
+        "key": {"</arg_key>": "gap"},
+        "gap": {"<arg_value>": "value"},
+        "value": {"</arg_value>": "between"},
+        "between": {"<arg_key>": "key"},
+    },
+)
+QWEN3 = Tags(
+    "head",
+    {
+        "head": {"<function=": "name"},
+        "name": {">": "between"},
+        "between": {"<parameter=": "key", "</function>": "done"},
+        "key": {">": "value"},
+        # Some answers lack the tag that closes a value.
+        "value": {"</parameter>": "between", "<parameter=": "key", "</function>": "done"},
+        "done": {},
+    },
+    "\n",
+)
+
+
+class TaggedCalls:
+    """One call; as call.Body. Arguments that are texts are told as they come, others
+    when they are complete.
+
+    Args:
+        tags: how they are written.
+        schemas: of the arguments, which say what is a text and what a number.
+    """
+
+    def __init__(self, tags: Tags, schemas: Schemas) -> None:
+        self._tags = tags
+        self._schemas = schemas
+        self._state = tags.first
+        self._seeker = Seeker()
+        self._raw: list[str] = []
+        self._held: list[str] = []
+        self._plain = False
+        self._called = False
+        self._properties: Mapping[str, Any] = {}
+        self._opened = self._closed = self._behind = False
+        self._value = Value({}, "")
+
+    @property
+    def called(self) -> bool:
+        """True once a call has begun."""
+        return self._called
+
+    def push(self, text: str) -> tuple[str, list[Piece]]:
+        """As Body."""
+        pieces: list[Piece] = []
+        while text and not self._plain and self._state != "done":
+            ends = self._tags.states[self._state]
+            before, tag, text = self._seeker.seek(text, ends)
+            if not self._called:
+                self._raw += (before, tag or "")
+            if self._state == "value":
+                pieces += _said(self._value.push(before))
+            else:
+                self._held.append(before)
+            if tag is not None:
+                self._leave(pieces)
+                self._state = ends[tag]
+                self._held = []
+                if self._state == "done":
+                    self._close(pieces)
+        if self._state == "done" and not self._behind:
+            text = text.lstrip()
+            self._behind = bool(text)
+        return self._given_up(text) if self._plain else text, pieces
+
+    def end(self) -> tuple[str, list[Piece]]:
+        """As Body."""
+        words, pieces = self.push("")
+        rest = self._seeker.rest()
+        self._raw.append("" if self._called else rest)
+        if self._state == "value":
+            pieces += _said(self._value.push(rest) + self._value.end())
+        return self._ended(rest, pieces, words)
+
+    def cut(self) -> tuple[str, list[Piece]]:
+        """As Body: a value that was cut off stays open, so that nobody takes it for a whole one."""
+        rest = self._seeker.rest()
+        self._raw.append("" if self._called else rest)
+        if self._called and self._state not in ("between", "done"):
+            return "", _said(self._value.push(rest)) if self._state == "value" else []
+        return self._ended(rest, [], "")
+
+    def _ended(self, rest: str, pieces: list[Piece], words: str) -> tuple[str, list[Piece]]:
+        if self._state == "name" and not self._called and not self._plain and self._tags.first == "name":
+            # No argument: only the name can say that this is a call.
+            name = ("".join(self._held) + rest).strip()
+            if name in self._schemas:
+                self._begin(name, pieces)
+        if self._called:
+            self._close(pieces)
+            return words, pieces
+        return words + self._given_up(""), pieces
+
+    def _leave(self, pieces: list[Piece]) -> None:
+        """A state's tag has come."""
+        text = "".join(self._held)
+        if self._state == "head" and text.strip():
+            self._plain = True
+        elif self._state == "name":
+            name = text.strip()
+            if NAME.fullmatch(name):
+                self._begin(name, pieces)
+            else:
+                self._plain = True
+        elif self._state == "key":
+            key = text.strip()
+            pieces += _said((", " if self._opened else "{") + json_text(key) + ": ")
+            self._opened = True
+            self._value = Value(self._properties.get(key), self._tags.frame)
+        elif self._state == "value":
+            pieces += _said(self._value.end())
+
+    def _begin(self, name: str, pieces: list[Piece]) -> None:
+        pieces.append(Piece(name, ""))
+        self._called, self._raw = True, []
+        properties = self._schemas.get(name, {}).get("properties")
+        self._properties = properties if isinstance(properties, dict) else {}
+
+    def _close(self, pieces: list[Piece]) -> None:
+        if self._called and not self._closed:
+            pieces += _said("}" if self._opened else "{}")
+            self._closed = True
+
+    def _given_up(self, text: str) -> str:
+        raw, self._raw = "".join(self._raw), []
+        return raw + text
+
+
+class Value:
+    """One argument's value, from text as the model wrote it to JSON.
+
+    Args:
+        schema: of the value, as far as there is one.
+        frame: what may stand around it, once on each side.
+    """
+
+    def __init__(self, schema: Any, frame: str) -> None:
+        self._types = _types_of(schema)
+        self._frame = frame
+        self._begun = self._opened = False
+        self._held: list[str] = []
+
+    def push(self, text: str) -> str:
+        """JSON that is certain."""
+        if not self._begun and text:
+            self._begun = True
+            text = text.removeprefix(self._frame)
+        if self._types != {"string"}:
+            self._held.append(text)
+            return ""
+        text = "".join([*self._held, text])
+        # What ends the text so far may be the frame's end.
+        self._held = [self._frame] if self._frame and text.endswith(self._frame) else []
+        return self._open() + _escaped(text.removesuffix(self._frame) if self._held else text)
+
+    def end(self) -> str:
+        """The rest."""
+        if self._types == {"string"}:
+            return self._open() + '"'
+        return typed("".join(self._held).removesuffix(self._frame), self._types)
+
+    def _open(self) -> str:
+        opened, self._opened = self._opened, True
+        return "" if opened else '"'
+
+
+def typed(text: str, types: frozenset[str] | set[str]) -> str:
+    """JSON of a value that may have these types, none meaning any: what is no JSON of such a type is a text."""
+    word = text.strip()
+    try:
+        value = parsed(_PYTHON.get(word, word))
+        found = _TYPES[type(value)]
+        if not types or found in types or (found == "integer" and "number" in types):
+            return json_text(value)
+    except ValueError:
+        pass
+    return json_text(text)
+
+
+def _types_of(schema: Any) -> set[str]:
+    """The JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, dict):
+        return set()
+    said = schema.get("type")
+    if isinstance(said, str):
+        return {said}
+    if isinstance(said, list):
+        return {entry for entry in said if isinstance(entry, str)}
+    if isinstance(schema.get("enum"), list):
+        return {_TYPES[type(entry)] for entry in schema["enum"] if type(entry) in _TYPES}
+    for kind in ("anyOf", "oneOf"):
+        if isinstance(schema.get(kind), list):
+            parts = [_types_of(entry) for entry in schema[kind]]
+            return set().union(*parts) if all(parts) else set()
+    return set()
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _said(text: str) -> list[Piece]:
+    return [Piece(None, text)] if text else []
