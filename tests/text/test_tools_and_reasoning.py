@@ -231,7 +231,10 @@ def is_linear(work: Callable[[int], Any]) -> bool:
         work(count)
         return time.process_time() - begin
 
-    return seconds(20_000) < 0.15 or seconds(20_000) < 8 * 2.5 * min(seconds(2_500) for _ in range(3))
+    if seconds(20_000) < 0.25:
+        return True
+    few, many = (min(seconds(count) for _ in range(3)) for count in (2_500, 20_000))
+    return many < 8 * 3.0 * few
 
 
 @pytest.mark.parametrize("form", sorted(STARTS))
