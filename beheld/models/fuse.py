@@ -163,6 +163,10 @@ class FirstOfFused(nn.Module):
 
     def alone(self, x: Tensor, index: int) -> Tensor:
         """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
+        if not self.weight.numel():
+            # Packed weights cannot be cut.
+            whole: tuple[Tensor, ...] = self.product(x).split(self.sizes, dim=-1)
+            return whole[index]
         start = sum(self.sizes[:index])
         part = slice(start, start + self.sizes[index])
         # With room for adapters, the product stands inside another layer.

@@ -77,8 +77,11 @@ def _fuse(model: Any, config: EngineConfig) -> None:
 
 
 def _pack(model: Any, dtype: torch.dtype) -> None:
-    """The products of a CPU. Experts come first: their layers are packed with the others."""
+    """The products of a CPU. Experts and what is fused come first: their layers are packed with the others."""
     kind = PackedLinear if can_pack() else SmallBatchLinear
+    if env.FUSE():
+        # Only there: towers have many rows at once, for which a call more is nothing.
+        logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(model)))
     logger.debug("%d sets of experts are now layers.", replace_experts(model, dtype))
     if kind is PackedLinear:
         logger.debug("%d convolutions are now products.", pack_patch_convolutions(model, dtype))

@@ -98,7 +98,7 @@ CPU_KV_CACHE_GIB = _variable(
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 lets media be fetched from private and loopback addresses"
 )
-FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 leaves q/k/v and gate/up as separate matrices on a GPU")
+FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 leaves q/k/v and gate/up as separate matrices")
 COMPILE = _variable(("BEHELD_COMPILE",), _switch, True, "0 leaves the decoder layers uncompiled on a GPU")
 FP8 = _variable(
     ("BEHELD_FP8",),

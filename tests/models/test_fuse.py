@@ -88,7 +88,8 @@ def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
     torch.testing.assert_close(layer(x), before)
 
 
-def test_a_fused_group_that_is_asked_about_different_inputs() -> None:
+@pytest.mark.parametrize("packing", [False, True], ids=["plain", "packed"])
+def test_a_fused_group_that_is_asked_about_different_inputs(packing: bool) -> None:
     """Attention to what lies beside the text: queries of one, keys and values of the other."""
 
     class Layer(torch.nn.Module):
@@ -102,6 +103,8 @@ def test_a_fused_group_that_is_asked_about_different_inputs() -> None:
     layer, x, beside = Layer(), torch.randn(3, 8), torch.randn(3, 8)
     before, same = layer(x, beside), layer(x, x)
     assert fuse.fuse_linears(layer) == 1
+    if packing:
+        assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32) == 1
     torch.testing.assert_close(layer(x, beside), before)
     torch.testing.assert_close(layer(x, x), same)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
