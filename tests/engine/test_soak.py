@@ -25,14 +25,13 @@ from tests.fakes import (
     fake_item,
     fake_request,
 )
-
-LONG = bool(os.environ.get("BEHELD_LONG"))
+from tests.long import sized
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
     """The short form has 1,000. Items fail, rows break, requests are aborted or stopped at any time."""
-    many, chance = 10_000 if LONG else 1_000, random.Random(7)
+    many, chance = sized(1_000, 10_000), random.Random(7)
     info = fake_info()
     config = fake_config(overlap=overlap, max_encoder_tokens=40)
     runner = FakeRunner(config, info, fake_capacity(info, config, 120), verify=False)
@@ -82,7 +81,7 @@ def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
 
 def test_59_caches_that_hold_almost_nothing_never_show() -> None:
     """Twenty pictures over caches for two, with bad items, early ends and clears: each answer is its own."""
-    steps, chance = 1_000 if LONG else 40, random.Random(3)
+    steps, chance = sized(40, 1_000), random.Random(3)
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     family = "qwen2_vl"
 
@@ -133,7 +132,7 @@ def test_59_caches_that_hold_almost_nothing_never_show() -> None:
 
 def test_61_clients_that_go_away_leave_nothing() -> None:
     """Cancelled before, while and after they are computed; 10,000 in the long form, 200 in the short."""
-    many, chance = 10_000 if LONG else 200, random.Random(11)
+    many, chance = sized(200, 10_000), random.Random(11)
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
     async def one(llm: AsyncLLM, number: int, right: tuple[int, ...]) -> bool:

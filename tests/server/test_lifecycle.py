@@ -9,48 +9,98 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
+from beheld.core.errors import BeheldError
+from beheld.server.listen import listen
+from beheld.server.options import ServerOptions
 from tests import tiny
+from tests.long import LONG, sized
 from tests.server.running import received, request_bytes
 
 
 @contextmanager
-def served(*flags: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`beheld serve` on a tiny checkpoint: (process, port)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def served(*flags: str, port: int | None = None, mark: str = "") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`beheld serve` on a tiny checkpoint, ready: (process, port)."""
+    with begun(*flags, port=port, mark=mark) as (process, number):
+        until(lambda: process.poll() is not None or healthy(number), 90)
+        yield process, number
+
+
+@contextmanager
+def begun(*flags: str, port: int | None = None, mark: str = "") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The same as soon as it was begun. `mark` stands in its environment and in that of its children."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     command = [sys.executable, "-m", "beheld.cli.main", "serve", str(tiny.checkpoint("llama")), "--port", str(port)]
-    process = subprocess.Popen([*command, "--num-gpu-blocks-override", "300", *flags], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--num-gpu-blocks-override", "300", *flags],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "MARK_OF_TEST": mark},
+    )
     try:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
         yield process, port
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
 
 
-LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+def healthy(port: int) -> bool:
+    """True if a server answers there."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def listens(port: int) -> bool:
+    """True if a connection is taken there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def until(true: Callable[[], bool], within_s: float) -> None:
+    """Wait until it is so, or fail."""
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with this mark that live."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                own = f"MARK_OF_TEST={mark}\0".encode() in file.read()
+        except OSError:
+            continue
+        found += [int(name)] if own else []
+    return found
+
+
+LONG_ANSWER: dict[str, Any] = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 
 
 def test_69_sigterm_drains_and_exits_with_0() -> None:
     with served("--max-model-len", "1024") as (process, port):
         url = f"http://127.0.0.1:{port}"
         link = socket.create_connection(("127.0.0.1", port), timeout=20)
-        link.sendall(request_bytes("/v1/completions", LONG | {"stream": True, "n": 4}))
+        link.sendall(request_bytes("/v1/completions", LONG_ANSWER | {"stream": True, "n": 4}))
         head = link.recv(100)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.15)
@@ -58,7 +108,7 @@ def test_69_sigterm_drains_and_exits_with_0() -> None:
         try:
             late = [
                 httpx.get(f"{url}/health", trust_env=False),
-                httpx.post(f"{url}/v1/completions", json=LONG, trust_env=False),
+                httpx.post(f"{url}/v1/completions", json=LONG_ANSWER, trust_env=False),
             ]
         except httpx.TransportError:
             assert process.wait(5) == 0, "it may have ended already"
@@ -75,7 +125,7 @@ def test_69_a_second_signal_ends_at_once() -> None:
     with served("--max-model-len", "2048", "--drain-timeout", "60", "--engine", "process") as (process, port):
         threads = []
         for _ in range(8):
-            body = LONG | {"max_tokens": 2000, "n": 8}
+            body = LONG_ANSWER | {"max_tokens": 2000, "n": 8}
             threads.append(threading.Thread(target=_ask, args=(port, body)))
             threads[-1].start()
         time.sleep(0.5)
@@ -101,7 +151,7 @@ def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
     with served("--max-model-len", "2048", "--engine", "process") as (process, port):
         (engine,) = _children(process.pid)
         link = socket.create_connection(("127.0.0.1", port), timeout=20)
-        link.sendall(request_bytes("/v1/completions", LONG | {"max_tokens": 2000, "stream": True}))
+        link.sendall(request_bytes("/v1/completions", LONG_ANSWER | {"max_tokens": 2000, "stream": True}))
         head = link.recv(100)
         begin = time.monotonic()
         os.kill(engine, signal.SIGKILL)
@@ -114,16 +164,69 @@ def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
         assert process.wait(10) == 3
 
 
-def test_68_the_engine_ends_with_the_server() -> None:
-    with served("--max-model-len", "1024", "--engine", "process") as (process, port):
-        (engine,) = _children(process.pid)
+def test_68_whenever_the_server_is_killed_all_ends_and_it_can_be_started_again() -> None:
+    """While it streams; in the long form also at four points of its start."""
+    flags = ("--max-model-len", "1024", "--engine", "process")
+    points: dict[str, Callable[[int, int], bool]] = {
+        "at once": lambda pid, port: True,
+        "the engine is begun": lambda pid, port: bool(_children(pid)),
+        "listening": lambda pid, port: listens(port),
+        "ready": lambda pid, port: healthy(port),
+    }
+    mark = uuid.uuid4().hex
+    for name, reached in points.items() if LONG else ():
+        with begun(*flags, mark=mark) as (process, port):
+            until(partial(reached, process.pid, port), 90)
+            process.kill()
+            process.wait(5)
+            until(lambda: not marked(mark), 5)
+            with begun(*flags, port=port, mark=mark) as (again, _):
+                until(partial(healthy, port), 90)
+                assert again.poll() is None, name
+    with served(*flags, mark=mark) as (process, port):
+        link = socket.create_connection(("127.0.0.1", port), timeout=20)
+        link.sendall(request_bytes("/v1/completions", LONG_ANSWER | {"stream": True}))
+        assert link.recv(100)
+        assert len(marked(mark)) == 2
         process.kill()
         process.wait(5)
-        deadline = time.monotonic() + 5
-        while os.path.exists(f"/proc/{engine}"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert port
+        until(lambda: not marked(mark), 5)
+        link.close()
+        with begun(*flags, port=port, mark=mark) as (again, _):
+            until(partial(listens, port), 60)
+            assert again.poll() is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LONG, reason="long form")
+def test_70_fifty_starts_and_stops_on_one_port() -> None:
+    """Each answers, ends with 0, and leaves no process; every tenth with an engine in a process."""
+    port, mark = None, uuid.uuid4().hex
+    for number in range(sized(2, 50)):
+        flags = ("--engine", "process" if number % 10 == 1 else "thread")
+        with served("--max-model-len", "512", *flags, port=port, mark=mark) as (process, port):
+            answer = httpx.post(
+                f"http://127.0.0.1:{port}/v1/completions", json=LONG_ANSWER | {"max_tokens": 3}, trust_env=False
+            )
+            assert answer.status_code == 200, answer.text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0, number
+            until(lambda: not marked(mark), 5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_70_a_port_can_be_taken_again_while_old_connections_linger(host: str) -> None:
+    first = listen(ServerOptions(host=host, port=0))
+    port = first.getsockname()[1]
+    with socket.create_connection((host, port), timeout=5) as client:
+        # The side that closes first is the one whose connection lingers.
+        first.accept()[0].close()
+        assert client.recv(1) == b""
+    first.close()
+    again = listen(ServerOptions(host=host, port=port))
+    with pytest.raises(BeheldError, match=str(port)):
+        listen(ServerOptions(host=host, port=port))
+    again.close()
 
 
 def _children(pid: int) -> list[int]:

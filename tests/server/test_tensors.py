@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import resource
 import struct
 import sys
@@ -21,11 +20,11 @@ import pytest
 import torch
 from safetensors.torch import save as safe_bytes
 
+from tests.long import sized
 from tests.server.running import ENGINE, Running, talk
 
 CHAT = "/v1/chat/completions"
 HIDDEN = 64
-LONG = os.environ.get("BEHELD_LONG", "") == "1"
 
 
 @pytest.fixture(scope="module")
@@ -239,13 +238,13 @@ def test_16_good_and_bad_from_many_threads(plain: Running) -> None:
     wrong: list[Any] = []
 
     def send(number: int) -> None:
-        for round_ in range(1000 if LONG else 4):
+        for round_ in range(sized(4, 1_000)):
             which = (number + round_) % 8
             status = ask(plain, good if which >= 4 else bad[which]).status_code
             if status != (200 if which >= 4 else 400):
                 wrong.append((which, status))
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(64 if LONG else 8)]
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(sized(8, 64))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.server.running import Running, data_url, received, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
@@ -172,11 +173,11 @@ def test_61_clients_that_go_away_leave_nothing(running: Running, how: str, strea
     running.idle(3.0)
 
 
-@pytest.mark.skipif(not os.environ.get("BEHELD_LONG"), reason="long form")
+@pytest.mark.skipif(not long.LONG, reason="long form")
 @pytest.mark.slow
 def test_61_long_form(running: Running) -> None:
     data = request_bytes(CHAT, LONG | {"stream": True, "n": 3})
-    for k in range(10_000):
+    for k in range(long.sized(500, 10_000)):
         link = running.connect()
         link.sendall(data[: len(data) if k % 4 else k % len(data)])
         time.sleep((k % 7) / 500)
