@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
@@ -255,14 +256,29 @@ class _LinkInbox:
         self._queue.put(message)
 
 
+def _end_with(end: socket.socket) -> None:
+    """End this process as soon as the other side is gone, whatever is being loaded or computed here."""
+
+    def watch() -> None:
+        gone = select.poll()
+        gone.register(end, 0)
+        gone.poll()
+        # There is nothing to save, and nobody to answer to.
+        os._exit(0)
+
+    threading.Thread(target=watch, name="beheld-watch", daemon=True).start()
+
+
 def main(descriptor: int) -> None:
     """The engine's side: make the engine, serve it, end."""
+    end = socket.socket(fileno=descriptor)
+    _end_with(end)
     from beheld.engine.loop import serve
     from beheld.engine.setup import start
 
     # Loaded while the other side still loads.
     importlib.import_module("beheld.executor.local")
-    link = Link(socket.socket(fileno=descriptor), CODEC)
+    link = Link(end, CODEC)
     args = link.receive()
     try:
         setup = start(args)

@@ -17,11 +17,14 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.api.async_llm import AsyncLLM
+from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptError, PromptTooLongError, StepError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import StructuredOutputs
 from beheld.engine.codec import CODEC
 from beheld.engine.messages import Events, Ping, Pong, Submit
+from beheld.engine.process import spawn
+from beheld.ipc.link import Link
 from tests import tiny
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
@@ -344,6 +347,14 @@ def test_68_the_process_ends_when_its_parent_is_killed() -> None:
     while _exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_68_a_process_that_still_loads_ends_with_its_parent() -> None:
+    begun = spawn()
+    Link(begun.end, CODEC).send(EngineArgs(model=str(tiny.checkpoint("llama"))))
+    time.sleep(1.0)
+    begun.end.close()
+    assert begun.process.wait(5) == 0
 
 
 def _exists(pid: int) -> bool:

@@ -142,7 +142,8 @@ def page() -> str:
     lines = [
         "# What beheld withstands, and the tests that show it",
         "",
-        "Made by `python -m tests.server.cases > docs/reliability.md`. Long forms run with `BEHELD_LONG=1`; `BEHELD_LONG_SCALE=0.01` shortens them to a hundredth.",
+        "Made by `python -m tests.server.cases > docs/reliability.md`. Long forms run with `BEHELD_LONG=1`;",
+        "`BEHELD_LONG_SCALE=0.01` shortens them to a hundredth.",
         "",
         "| case | what | tests |",
         "|---|---|---|",
