@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.core import config, media, outputs, params, plan, request
-from beheld.engine import messages, stats
+from beheld.engine import columns, messages, stats
 from beheld.ipc.codec import Codec
 from beheld.scheduler.draft import SchedulerStats
 
@@ -24,7 +24,7 @@ CODEC = Codec(
             messages.Ready,
             messages.Failed,
         ),
-        *(messages.AddLoRA, messages.LoRAAdded),
+        *(messages.AddLoRA, messages.LoRAAdded, columns.EventColumns),
         *(stats.EngineStats, SchedulerStats),
     )
 )

@@ -18,6 +18,7 @@ from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.codec import CODEC
+from beheld.engine.columns import EventColumns, columns_of, events_of
 from beheld.engine.label import label_of, unread_of
 from beheld.engine.messages import (
     Abort,
@@ -153,7 +154,7 @@ class EngineProcess:
         assert self._receive is not None
         while True:
             try:
-                reply: Reply | None = self._link.receive()
+                reply: Reply | EventColumns | None = self._link.receive()
             except FrameError as error:
                 reply = _unread(error)
             except EOFError:
@@ -161,7 +162,9 @@ class EngineProcess:
                     self._alive = False
                     self._receive(Died("its process has ended"))
                 return
-            if isinstance(reply, Died):
+            if isinstance(reply, EventColumns):
+                reply = events_of(reply)
+            elif isinstance(reply, Died):
                 self._alive = False
             elif isinstance(reply, Pong):
                 reply = _counted(reply, self._link)
@@ -288,7 +291,12 @@ def main(descriptor: int) -> None:
     link.send(Ready(setup.info, setup.config))
 
     def tell(reply: Reply) -> None:
-        link.send(_counted(reply, link) if isinstance(reply, Pong) else reply, label=label_of(reply))
+        sent: Reply | EventColumns = reply
+        if isinstance(reply, Events):
+            sent = columns_of(reply)
+        elif isinstance(reply, Pong):
+            sent = _counted(reply, link)
+        link.send(sent, label=label_of(reply))
 
     try:
         serve(setup.core, _LinkInbox(link), tell)

@@ -123,6 +123,8 @@ class Codec:
             return tuple(self._value(entry, buffers) for entry in inner)
         if kind == "row":
             return _from_row(inner, buffers)
+        if kind == "words":
+            return _from_words(*inner)
         if kind == "set":
             return frozenset(self._value(entry, buffers) for entry in inner)
         if kind == "map":
@@ -157,8 +159,11 @@ class Codec:
 
 
 def _row(value: list[Any] | tuple[Any, ...], buffers: list[Buffer]) -> Any:
-    """A long list or tuple of nothing but integers, or nothing but truths, as a buffer; None if it is not one."""
+    """A long list or tuple of nothing but texts as it is, of nothing but integers or truths as a buffer; None if it is
+    none of these."""
     kinds = set(map(type, value))
+    if kinds == {str}:
+        return {"words": [type(value).__name__, list(value)]}
     if kinds == {int}:
         try:
             buffers.append(memoryview(array("q", value)).cast("B"))
@@ -169,6 +174,12 @@ def _row(value: list[Any] | tuple[Any, ...], buffers: list[Buffer]) -> Any:
     else:
         return None
     return {"row": [type(value).__name__, kinds.pop().__name__, len(buffers) - 1]}
+
+
+def _from_words(outer: str, words: list[str]) -> list[str] | tuple[str, ...]:
+    if outer not in ("list", "tuple") or not isinstance(words, list) or set(map(type, words)) != {str}:
+        raise ValueError("these are no texts")
+    return words if outer == "list" else tuple(words)
 
 
 def _from_row(made: list[Any], buffers: list[memoryview]) -> list[Any] | tuple[Any, ...]:

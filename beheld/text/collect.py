@@ -132,6 +132,8 @@ class Collector:
         self._told_prompt_logprobs = False
         self._num_cached = 0
         self._error: BeheldError | None = None
+        # One list for all deltas: a copy of a long prompt for each token would cost more than the token.
+        self._prompt_ids = list(requests[0].token_ids)
 
     def push(self, event: TokenEvent) -> bool:
         """Take in an event of one of the answers.
@@ -160,20 +162,24 @@ class Collector:
     def output(self) -> RequestOutput:
         """Everything so far."""
         answers = [] if self._error is not None else [answer.output() for answer in self._answers.values()]
-        return self._output(answers, self._prompt_logprobs)
+        return self._output(answers, self._prompt_logprobs, self._prompt_ids.copy())
 
     def delta(self) -> RequestOutput:
         """What came since the last call: only answers with something new, and of them only that.
 
-        `cumulative_logprob` stays that of the whole answer; the prompt's log-probabilities come once.
+        `cumulative_logprob` stays that of the whole answer; the prompt's log-probabilities come once, and its
+        ids are the same list each time.
         """
         fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
         prompt_logprobs = None if self._told_prompt_logprobs else self._prompt_logprobs
         self._told_prompt_logprobs = self._prompt_logprobs is not None
-        return self._output([answer for answer in fresh if answer is not None], prompt_logprobs)
+        return self._output([answer for answer in fresh if answer is not None], prompt_logprobs, self._prompt_ids)
 
     def _output(
-        self, answers: list[CompletionOutput], prompt_logprobs: list[dict[int, Logprob] | None] | None
+        self,
+        answers: list[CompletionOutput],
+        prompt_logprobs: list[dict[int, Logprob] | None] | None,
+        prompt_token_ids: list[int],
     ) -> RequestOutput:
         request = self._request
         for answer in answers:
@@ -181,7 +187,7 @@ class Collector:
         return RequestOutput(
             request_id=self._request_id,
             prompt=request.prompt,
-            prompt_token_ids=list(request.token_ids),
+            prompt_token_ids=prompt_token_ids,
             outputs=answers,
             finished=self.finished,
             prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),

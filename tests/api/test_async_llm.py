@@ -22,7 +22,8 @@ from beheld.core.errors import ConfigError, EngineDeadError, ModelError, PromptE
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import StructuredOutputs
 from beheld.engine.codec import CODEC
-from beheld.engine.messages import Events, Ping, Pong, Submit
+from beheld.engine.columns import EventColumns
+from beheld.engine.messages import Ping, Pong, Submit
 from beheld.engine.process import spawn
 from beheld.ipc.link import Link
 from tests import tiny
@@ -252,8 +253,8 @@ def test_20_a_message_that_cannot_be_read_costs_its_request_alone(llm: AsyncLLM,
     """Of the requests "good" and "bad" the second's messages arrive broken; so does a ping's."""
 
     def of_bad(message: Any) -> bool:
-        if isinstance(message, Events):
-            return any(event.request_id.startswith("bad") for event in message.events)
+        if isinstance(message, EventColumns):
+            return any(name.startswith("bad") for name in message.request_ids)
         return isinstance(message, Submit) and any(request.id.startswith("bad") for request in message.requests)
 
     async def ask() -> None:

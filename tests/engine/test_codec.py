@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -19,11 +20,13 @@ from beheld.core.params import Grammar
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.engine.codec import CODEC
+from beheld.engine.columns import columns_of, events_of
 from beheld.engine.messages import Abort, Events, Submit
 from tests.fakes import fake_config, fake_item, fake_request
 
 encode, decode = CODEC.encode, CODEC.decode
 
+WORDS = ["a", "ü\n"] * 20
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
@@ -44,7 +47,18 @@ def test_values_come_back(value: Any) -> None:
 
 
 @pytest.mark.parametrize("outer", [list, tuple])
-@pytest.mark.parametrize("row", [range(-20, 300), [True, False] * 20, [1, True] * 20, [2**80] * 20, [1.5] * 20])
+@pytest.mark.parametrize(
+    "row",
+    [
+        range(-20, 300),
+        [True, False] * 20,
+        [1, True] * 20,
+        [2**80] * 20,
+        [1.5] * 20,
+        WORDS,
+        [*WORDS, None],
+    ],
+)
 def test_long_rows_come_back(outer: Any, row: Any) -> None:
     found = through(outer(row))
     assert repr(found) == repr(outer(row))
@@ -106,6 +120,31 @@ def test_events_and_errors_come_back() -> None:
     assert through(args) == args
 
 
+def test_events_cross_as_columns_in_their_order() -> None:
+    logprobs = TokenLogprobs(5, -0.5, 1, (5,), (-0.5,))
+    others = [
+        TokenEvent("a", None, FinishReason.ABORT),
+        TokenEvent("b", 7, FinishReason.LENGTH),
+        TokenEvent("c", 0, num_cached=16, waited_s=0.5),
+        TokenEvent("d", 3, stop_id=3),
+        TokenEvent("e", 3, logprobs=logprobs),
+        TokenEvent("f", 3, prompt_logprobs=(logprobs,)),
+        TokenEvent("g", 3, waited_s=0.25),
+        TokenEvent("h", None, error=StepError("nan")),
+    ]
+    chance = random.Random(4)
+    for count in (0, 1, 15, 16, 100):
+        events = [chance.choice([*others, *(TokenEvent(f"p{k}", k) for k in range(20))]) for _ in range(count)]
+        found = events_of(through(columns_of(Events(tuple(events))))).events
+        assert list(map(told, found)) == list(map(told, events))
+    plain = Events(tuple(TokenEvent("x" * 30, k) for k in range(100)))
+    assert sum(map(len, encode(columns_of(plain)))) < 100 * (33 + 8) + 400
+
+
+def told(event: TokenEvent) -> list[str]:
+    return [repr(getattr(event, field.name)) for field in dataclasses.fields(event)]
+
+
 @pytest.mark.parametrize("value", [print, object(), EngineArgs(hf_overrides=lambda x: x), {"a": {1, 2}.union}, 1j])
 def test_what_cannot_leave_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError):
@@ -135,6 +174,13 @@ def test_18_garbage_is_refused_and_runs_nothing() -> None:
         '{"enum": ["FinishReason", "whim"]}',
         '{"array": ["O", [1], 0]}',
         '{"array": ["V8", [0], 0]}',
+        '{"words": ["list", ["a", 1]]}',
+        '{"words": ["list", "ab"]}',
+        '{"words": ["set", ["a"]]}',
+        '{"class": ["EventColumns", [["a"], [], [], []]]}',
+        '{"class": ["EventColumns", [["a"], [1], [1], [null]]]}',
+        '{"class": ["EventColumns", [["a"], [1], [-1], [null]]]}',
+        '{"class": ["EventColumns", [["a"], [1], [], [null]]]}',
     ):
         text = f'{{"value": {made}, "sizes": [0]}}'.encode()
         with pytest.raises(ValueError):
