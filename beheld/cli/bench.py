@@ -42,6 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot and Path(arguments.plot).suffix != ".svg":
         raise ConfigError("The plot is an SVG.", "Give a name that ends with .svg.", param="plot")
     url = arguments.url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{url[:128]!r} is no address of a server.", "Begin it with http:// or https://.", param="url"
+        )
     lines = climb(url if url.endswith("/v1") else url + "/v1", load.key_of(arguments.api_key), ladder, arguments)
     told = {"url": url, "model": arguments.model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
     print(json.dumps(told))

@@ -8,12 +8,15 @@ import io
 import json
 import os
 import random
+import ssl
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from beheld.cli.events import END, EventReader
 
 
 @dataclass
@@ -81,15 +84,18 @@ async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = 
     The text is kept in `seen.texts` if the request has a number.
 
     Raises:
-        OSError: the connection failed.
+        OSError: the connection failed, or the server's certificate is not trusted.
     """
     parts = urlsplit(url)
     begin = last = time.perf_counter()
+    # To HTTP/1.0 a server answers without chunks: the answer ends with the connection.
     head = (
-        f"POST {parts.path}/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST {parts.path}/chat/completions HTTP/1.0\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     )
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 22)
+    trust = ssl.create_default_context() if parts.scheme == "https" else None
+    port = parts.port or (443 if trust else 80)
+    reader, writer = await asyncio.open_connection(parts.hostname, port, limit=1 << 22, ssl=trust)
     text: list[str] = []
     times: list[float] = []
     done = False
@@ -104,22 +110,21 @@ async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = 
             else:
                 seen.failed(f"status {b''.join(status).decode() or 'none'}")
             return
-        async for line in reader:
-            if line.startswith(b"data: [DONE]"):
+        async for chunk in _chunks(reader):
+            if chunk is None:
                 done = True
-            elif line.startswith(b"data: "):
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    seen.failed(str(chunk["error"].get("code")))
-                    return
-                if chunk.get("usage"):
-                    seen.tokens += chunk["usage"]["completion_tokens"]
-                pieces = [choice["delta"].get("content") for choice in chunk["choices"]]
-                if any(pieces):
-                    now = time.perf_counter()
-                    times.append(now - last)
-                    last = now
-                    text += [piece for piece in pieces if piece]
+                break
+            if "error" in chunk:
+                seen.failed(str(chunk["error"].get("code")))
+                return
+            if chunk.get("usage"):
+                seen.tokens += chunk["usage"]["completion_tokens"]
+            words = [word for choice in chunk["choices"] if (word := choice["delta"].get("content"))]
+            if words:
+                now = time.perf_counter()
+                times.append(now - last)
+                last = now
+                text += words
     finally:
         writer.close()
     if not done:
@@ -130,6 +135,16 @@ async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = 
     seen.between_s += times[1:]
     if number is not None:
         seen.texts[number] = "".join(text)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any] | None]:
+    """The chunks of an answer, behind its headers; None is its end."""
+    while (await reader.readline()).strip():
+        pass
+    events = EventReader()
+    while piece := await reader.read(1 << 16):
+        for data in events.push(piece):
+            yield None if data == END else json.loads(data)
 
 
 async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: int) -> tuple[Seen, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import mimetypes
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from beheld.cli.events import END, EventReader
 from beheld.core.errors import BeheldError, ConfigError, FetchError
 from beheld.core.media import MediaRef
 
@@ -156,12 +158,19 @@ class Remote:
             with self._client.stream("POST", "/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, response.read())
-                for line in response.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        chunk = json.loads(line[6:])
-                        if "error" in chunk:
-                            raise _refusal(500, line[6:].encode())
-                        yield from _pieces(chunk, told, begin)
+                reader = EventReader()
+                for data in itertools.chain.from_iterable(map(reader.push, response.iter_bytes())):
+                    if data == END:
+                        break
+                    try:
+                        chunk = json.loads(data)
+                    except ValueError as error:
+                        raise FetchError(
+                            "The server's stream holds no JSON.", "Ask a server of OpenAI's API."
+                        ) from error
+                    if "error" in chunk:
+                        raise _refusal(500, data.encode())
+                    yield from _pieces(chunk, told, begin)
         except httpx.HTTPError as error:
             raise FetchError(f"The server went away ({type(error).__name__}).", "Ask again.") from error
         finally:

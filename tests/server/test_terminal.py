@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import socket
+import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from beheld.cli import plot
+from beheld.cli import load, plot
 from beheld.cli.chat import shown
+from beheld.cli.events import END, EventReader
 from beheld.cli.main import main
+from beheld.cli.talk import Remote, Told
+from beheld.core.errors import FetchError
 from tests import tiny
 from tests.server.running import Running, data_url, talk
 
@@ -124,6 +131,8 @@ def test_a_ladder_of_clients(running: Running, capsys: Capture, tmp_path: Path) 
         (["--tokens", "0"], "--tokens"),
         (["--plot", "x.png"], ".svg"),
         (["--url", "http://127.0.0.1:9"], "beheld serve"),
+        (["--url", "ftp://127.0.0.1"], "https://"),
+        (["--url", "127.0.0.1:8000"], "https://"),
     ],
 )
 def test_a_ladder_that_cannot_be_climbed(capsys: Capture, words: list[str], told: str) -> None:
@@ -134,3 +143,75 @@ def test_a_ladder_that_cannot_be_climbed(capsys: Capture, words: list[str], told
 def test_a_plot_of_one_step_and_of_nothing_measured() -> None:
     line = {"clients": 4, "tokens_per_s": 0.0, "first_token_ms": {"p50": 0.0, "p99": 0.0}}
     assert ET.fromstring(plot.svg([line], "<a & b>"))
+
+
+class Deaf:
+    """A listener that answers every connection with the same bytes, and keeps what it was sent first."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.heard: list[bytes] = []
+        self._answer = answer
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.at = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                link, _ = self._socket.accept()
+            except OSError:
+                return
+            with link:
+                self.heard.append(link.recv(1 << 16))
+                link.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + self._answer
+                )
+
+    def close(self) -> None:
+        """End."""
+        self._socket.close()
+
+
+def test_a_key_for_https_is_never_sent_in_clear_text(capsys: Capture) -> None:
+    deaf = Deaf(b"")
+    words = ["--clients", "1", "--requests", "1", "--tokens", "1", "--side", "0", "--api-key", "secret-key"]
+    assert main(["bench", "serve", "--url", f"https://{deaf.at}", *words]) == 1
+    assert "gives no answers" in capsys.readouterr().err
+    assert deaf.heard[0][:1] == b"\x16", "no TLS handshake"
+    assert all(b"secret-key" not in heard for heard in deaf.heard)
+    deaf.close()
+
+
+def test_a_stream_is_cut_at_line_feeds_alone(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """U+2028 ends a line in Python's eyes and not in those of the standard for server-sent events."""
+    chunk = {"choices": [{"index": 0, "delta": {"content": "a\u2028b\x85c\u00e9"}}]}
+    deaf = Deaf(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode())
+    remote = object.__new__(Remote)
+    remote.name, remote._options = "m", {}
+    remote._client = httpx.Client(base_url=f"http://{deaf.at}/v1", trust_env=False)
+    assert list(remote.answer([], Told())) == ["a\u2028b\x85c\u00e9"]
+    remote.close()
+    seen = load.Seen()
+    asyncio.run(load.ask(f"http://{deaf.at}/v1", "k", b"{}", seen, 0))
+    assert (seen.texts, seen.errors) == ({0: "a\u2028b\x85c\u00e9"}, {})
+    deaf.close()
+
+
+def test_a_stream_that_is_none_is_told() -> None:
+    deaf = Deaf(b"data: <html>\n\n")
+    remote = object.__new__(Remote)
+    remote.name, remote._options = "m", {}
+    remote._client = httpx.Client(base_url=f"http://{deaf.at}/v1", trust_env=False)
+    with pytest.raises(FetchError, match="no JSON"):
+        list(remote.answer([], Told()))
+    remote.close()
+    deaf.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_events_are_read_however_they_are_cut(size: int) -> None:
+    words = ": kept alive\n\ndata: é\u2028\r\n\r\nevent: x\ndata:one\ndata: two\nid: 3\n\ndata: [DONE]\n\ndata: cut"
+    text = words.encode()
+    reader = EventReader()
+    found = [data for start in range(0, len(text), size) for data in reader.push(text[start : start + size])]
+    assert found == ["é\u2028", "one\ntwo", END]
