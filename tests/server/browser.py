@@ -120,6 +120,12 @@ class Browser:
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", files=[str(file) for file in files], nodeId=node)
 
+    def drop(self, x: int, y: int, *files: Path) -> None:
+        """Drag files from outside over the page, and let them fall."""
+        data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
     def picture(self, file: Path) -> None:
         """Save what is seen."""
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

@@ -132,3 +132,97 @@ def test_text_of_the_model_is_never_markup(running: Running, browser: Browser) -
     assert browser.run("document.querySelectorAll('#talk img, #talk script, #talk b').length") == 0
     assert browser.run("window.hit") == 0
     assert evil in browser.run("document.querySelector('.answer .said').textContent")
+
+
+# Requests are kept in `sent`; each is answered by `answer`, or by the server where that is null.
+WATCHED = """(() => { const real = window.fetch; window.sent = []; window.answer = null;
+  window.fetch = async (url, options) => {
+    if (!options?.body) return real(url, options);
+    window.sent.push(JSON.parse(options.body).messages);
+    return window.answer ? window.answer(options.signal) : real(url, options);
+  }; })()"""
+# Some words of an answer that then goes on for ever.
+ENDLESS = """window.answer = (signal) => new Response(new ReadableStream({ start(stream) {
+  stream.enqueue(new TextEncoder().encode('data: {"choices":[{"index":0,"delta":{"content":"old words"}}]}\\n\\n'));
+  signal.addEventListener('abort', () => stream.error(new DOMException('x', 'AbortError'))); } }))"""
+
+
+def watched(running: Running, browser: Browser) -> None:
+    browser.open(running.url + "/", 800, 600, "light")
+    browser.until("document.getElementById('about').textContent.includes('tiny')")
+    browser.run(WATCHED)
+    browser.run("document.getElementById('longest').value = 8")
+
+
+@needs_browser
+def test_a_new_conversation_knows_nothing_of_an_answer_that_was_under_way(running: Running, browser: Browser) -> None:
+    watched(running, browser)
+    browser.run(ENDLESS)
+    browser.write("first")
+    browser.key("Enter")
+    browser.until("document.querySelector('.answer .said')?.textContent === 'old words'")
+    browser.run("window.answer = null; document.getElementById('fresh').click()")
+    assert browser.run("document.activeElement.id") == "question"
+    browser.write("second")
+    browser.key("Enter")
+    browser.until(ANSWER)
+    assert browser.run("sent[1]") == [{"role": "user", "content": [{"type": "text", "text": "second"}]}]
+    assert browser.run("document.querySelectorAll('.answer').length") == 1
+    assert browser.run("document.getElementById('ask').disabled") is False
+    assert browser.run("messages.length") == 2
+
+
+@needs_browser
+def test_a_file_that_is_still_being_read_is_waited_for(running: Running, browser: Browser) -> None:
+    watched(running, browser)
+    parts = browser.run("""(async () => {
+      window.answer = () => new Response('data: {"choices":[{"index":0,"delta":{"content":"ok"}}]}\\n\\n');
+      add([new File([new Uint8Array(8 << 20)], 'film.mp4', { type: 'video/mp4' })]);
+      document.getElementById('question').value = 'What happens?';
+      await ask();
+      return sent[0][0].content.map((part) => [part.type, part.video_url ? part.video_url.url.length : part.text]);
+    })()""")
+    assert parts == [
+        ["video_url", len("data:video/mp4;base64,") + (((8 << 20) + 2) // 3) * 4],
+        ["text", "What happens?"],
+    ]
+    assert browser.run("waiting.length") == 0
+
+
+@needs_browser
+def test_what_was_refused_can_be_asked_again(running: Running, browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "shapes.png"
+    tiny.picture(84, 56, 3).save(file)
+    watched(running, browser)
+    browser.give("#files", file)
+    browser.until("document.querySelectorAll('#added img').length === 1")
+    browser.run("document.getElementById('question').focus()")
+    browser.write("A question typed by hand")
+    browser.run("document.getElementById('temperature').value = 500")
+    browser.key("Enter")
+    browser.until("document.querySelector('.error')?.textContent.includes('temperature')")
+    assert browser.run("document.getElementById('question').value") == "A question typed by hand"
+    assert browser.run("document.querySelectorAll('#added img').length") == 1
+    browser.run("document.getElementById('temperature').value = 0")
+    browser.key("Enter")
+    browser.until(ANSWER)
+    assert browser.run("sent.length") == 2
+    assert browser.run("JSON.stringify(sent[0]) === JSON.stringify(sent[1])")
+
+
+@needs_browser
+def test_files_are_dropped_onto_the_page(running: Running, browser: Browser, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one.png", "two.png")]
+    for seed, file in enumerate(files):
+        tiny.picture(84, 56, seed).save(file)
+    note = tmp_path / "note.txt"
+    note.write_text("no picture")
+    watched(running, browser)
+    browser.drop(400, 200, *files, note)
+    browser.until("document.querySelectorAll('#added img').length === 2")
+    assert "note.txt" in browser.run("document.getElementById('status').textContent")
+    browser.write("What are they?")
+    browser.key("Enter")
+    browser.until(ANSWER)
+    assert browser.run("sent[0][0].content.map((part) => part.type)") == ["image_url", "image_url", "text"]
+    assert browser.run("document.querySelectorAll('.answer summary').length") == 2
