@@ -337,10 +337,13 @@ _ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
 
 def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callable[..., Any]:
     plain = layer.forward
+    hooked = [layer]
     many = torch.compile(plain, dynamic=True, fullgraph=True, options=_ROUNDED)
     one = torch.compile(plain, dynamic=True, fullgraph=True, options=_ROUNDED | _early(layer))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if hooked:
+            _forget_recorders(hooked.pop())
         x = args[0] if args else kwargs.get("hidden_states")
         call = one if isinstance(x, Tensor) and x.numel() == x.shape[-1] else many
         try:
@@ -350,6 +353,22 @@ def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callabl
             return plain(*args, **kwargs)
 
     return forward
+
+
+_RECORDERS = "transformers.utils.output_capturing"
+
+
+def _forget_recorders(layer: nn.Module) -> None:
+    """Take off the hooks by which transformers records what parts of a layer give: no compiler looks through them.
+
+    A model that takes hidden states of its tower (LLaVA) hangs them everywhere in its first pass. Those of the layer
+    itself stay, since they are called outside of what is compiled; nobody asks for what its parts give.
+    """
+    for part in layer.modules():
+        hooks = part._forward_hooks
+        for key in [k for k, hook in hooks.items() if getattr(hook, "__module__", "") == _RECORDERS]:
+            if part is not layer:
+                del hooks[key]
 
 
 def _early(layer: nn.Module) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
@@ -62,14 +61,6 @@ def test_an_overridden_architecture_is_loaded_by_its_configuration() -> None:
     info = read_info(path, args, config)
     assert info.architecture == "MantisForConditionalGeneration"
     assert model_class_of(info, config).__name__ == "LlavaForConditionalGeneration"
-
-
-@pytest.mark.parametrize("family", ["blip2", "chameleon", "fuyu", "mantis", "gemma3n", "llava", "qwen2_vl"])
-def test_the_decoder_layers_are_found(family: str) -> None:
-    config = transformers.AutoConfig.from_pretrained(tiny.checkpoint(family))
-    with torch.device("meta"):
-        model = getattr(transformers, config.architectures[0])._from_config(config)
-    assert len(text_model(model).layers) == config.get_text_config(decoder=True).num_hidden_layers
 
 
 class Kind(torch.nn.Module):
@@ -132,3 +123,20 @@ def test_the_layers_are_found(family: str) -> None:
     with torch.device("meta"):
         model = model_class_of(info, config)._from_config(config)
     assert len(text_model(model).layers) == info.num_layers
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_onevision", "pixtral_hf"])
+@torch.inference_mode()
+def test_towers_whose_hidden_states_are_taken_are_compiled(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers records them by hooks on every part of a layer, and no compiler looks through those."""
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, **_: plain(call, backend="eager", dynamic=True, fullgraph=True))
+    model, inputs = load(family), reference.inputs(family, cases.FOUR)
+    before = model(**inputs).logits
+    (blocks,) = (stack for stack in model.model.vision_tower.modules() if isinstance(stack, torch.nn.ModuleList))
+    calls = [layer.forward for layer in blocks]
+    fuse.compile_layers(list(blocks))
+    compiled = [layer.forward for layer in blocks]
+    torch.testing.assert_close(model(**inputs).logits, before, atol=1e-5, rtol=1e-4)
+    assert [layer.forward for layer in blocks] == compiled != calls, "a layer that cannot be compiled is put back"
+    torch._dynamo.reset()
