@@ -171,12 +171,14 @@ class SamplingParams:
         self.frequency_penalty = number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
         if self.repetition_penalty == 0.0:
-            raise ParamsError("repetition_penalty must be greater than 0.", param="repetition_penalty")
+            raise ParamsError(
+                "repetition_penalty must be greater than 0.", "1 changes nothing.", param="repetition_penalty"
+            )
 
     def _verify_lists(self) -> None:
         for text in strings("stop", self.stop):
             if not text:
-                raise ParamsError("stop must not hold an empty string.", param="stop")
+                raise ParamsError("stop must not hold an empty string.", "Leave it out to stop nowhere.", param="stop")
         if self.stop and not self.detokenize:
             raise ParamsError("stop strings need detokenize=True.", "Use stop_token_ids instead.", param="stop")
         strings("bad_words", self.bad_words)
@@ -190,7 +192,9 @@ class SamplingParams:
             plain = [whole(name, token, 0) for token in given]
             setattr(self, name, plain)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ParamsError("allowed_token_ids must not be empty.", param="allowed_token_ids")
+            raise ParamsError(
+                "allowed_token_ids must not be empty.", "Leave it out to allow all.", param="allowed_token_ids"
+            )
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise ParamsError("logit_bias must map token ids to numbers.", "Give {token_id: bias}.", param="logit_bias")
         for token, bias in (self.logit_bias or {}).items():
@@ -255,11 +259,11 @@ def whole(name: str, value: Any, low: int, high: int | None = None, *, optional:
     if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise ParamsError(f"{name} must be a whole number, got {value!r}.", param=name)
+        raise ParamsError(f"{name} must be a whole number, got {value!r}.", "Leave it out for the default.", param=name)
     value = int(value)
     if value < low or (high is not None and value > high):
         span = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ParamsError(f"{name} must be {span}, got {value}.", param=name)
+        raise ParamsError(f"{name} must be {span}, got {value}.", "Leave it out for the default.", param=name)
     return value
 
 
@@ -272,10 +276,14 @@ def number(name: str, value: Any, low: float, high: float) -> Any:
     # A whole number of any size is finite, but too large a one is no float.
     known = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not known or not (isinstance(value, numbers.Integral) or math.isfinite(value)):
-        raise ParamsError(f"{name} must be a finite number, got {value!r}.", param=name)
+        raise ParamsError(
+            f"{name} must be a finite number, got {value!r}.", "Leave it out for the default.", param=name
+        )
     value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if not low <= value <= high:
-        raise ParamsError(f"{name} must be from {low:g} to {high:g}, got {value}.", param=name)
+        raise ParamsError(
+            f"{name} must be from {low:g} to {high:g}, got {value}.", "Leave it out for the default.", param=name
+        )
     return value
 
 

@@ -30,17 +30,19 @@ from beheld.server.metrics import Metrics
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
-from beheld.server.sampling import check_answers, check_ids
+from beheld.server.sampling import asked_by, check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    Sampled,
     TokenizeRequest,
 )
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
 from beheld.server.tools import tool_form
 from beheld.server.wire import Farewell, FrameGuard
+from beheld.text.detokenize import token_bytes
 from beheld.text.tools import form_of
 from beheld.utils.log import get_logger
 
@@ -122,7 +124,7 @@ class Service:
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         return await self._answer(
-            request, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
+            request, body, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
         )
 
     async def complete(self, request: Request) -> Response:
@@ -137,11 +139,14 @@ class Service:
             return completions.chunks(self.llm, body, self.options, head, salt)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(request, chunks, answers, "text_completion", stream=body.stream is True, usage=usage)
+        return await self._answer(
+            request, body, chunks, answers, "text_completion", stream=body.stream is True, usage=usage
+        )
 
     async def _answer(
         self,
         request: Request,
+        body: Sampled,
         make: Callable[[], AsyncGenerator[Chunk, None]],
         answers: int,
         kind: str,
@@ -158,9 +163,12 @@ class Service:
                 with stack:
                     return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
             begun = await until_gone(primed(chunks), request.receive)
-        except BaseException:
+        except BaseException as error:
             stack.close()
-            raise
+            named = asked_by(error, body)
+            if named is error:
+                raise
+            raise named from error
 
         def finished(error: Exception | None) -> None:
             stack.close()
@@ -177,9 +185,9 @@ class Service:
         body = await self._read(request, EmbeddingRequest)
         self._check_model(body.model)
         if (body.input is None) == (body.messages is None):
-            raise HttpError(400, "Give either input or messages.", param="input")
+            raise HttpError(400, "There is input and messages, or neither.", "Give either.", param="input")
         if body.input is not None and not body.input:
-            raise HttpError(400, "The input is empty.", param="input")
+            raise HttpError(400, "The input is empty.", "Give a text.", param="input")
         raise HttpError(
             400,
             f"The model {self.options.names[0]!r} answers in text; it gives no embeddings.",
@@ -215,7 +223,7 @@ class Service:
         body = await self._read(request, TokenizeRequest)
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise HttpError(400, "Give either prompt or messages.", param="prompt")
+            raise HttpError(400, "There is a prompt and messages, or neither.", "Give either.", param="prompt")
         with self.desk.admitted():
             if body.prompt is not None:
                 ids = await self.llm.token_ids(body.prompt)
@@ -233,7 +241,7 @@ class Service:
         body = await self._read(request, DetokenizeRequest)
         self._check_model(body.model)
         if len(body.tokens) > self.llm.config.max_model_len:
-            raise HttpError(400, "There are more tokens than the model takes.", param="tokens")
+            raise HttpError(400, "There are more tokens than the model takes.", "Send fewer.", param="tokens")
         with self.desk.admitted():
             return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
 
@@ -291,7 +299,15 @@ class Service:
     def _head(self, request: Request, kind: str, model: str | None) -> Head:
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
-        return Head(f"{kind}-{request.state.number}", int(time.time()), name, self.metrics.generated, lora)
+        number, tokenizer = request.state.number, self.llm.get_tokenizer()
+        return Head(
+            f"{kind}-{number}",
+            int(time.time()),
+            name,
+            self.metrics.generated,
+            lora,
+            lambda token_id: token_bytes(tokenizer, token_id),
+        )
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """Clients with different keys, and with different salts of their own, share no cached prefix."""
@@ -316,9 +332,10 @@ async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGe
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: "There is no such route.", 405: "This route does not know that method."}
+    words = {404: ("There is no such route.", "See /openapi.json."), 405: ("This route does not know that method.", "")}
     status = error.status_code
-    return HttpError(status, words.get(status, "The request was refused."), headers=error.headers).response()
+    reason, remedy = words.get(status, ("The request was refused.", ""))
+    return HttpError(status, reason, remedy, headers=error.headers).response()
 
 
 async def _broken(request: Request, error: Exception) -> Response:

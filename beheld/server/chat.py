@@ -22,14 +22,15 @@ from beheld.text.reasoning import CLOSE, ReasoningSplit, begins_inside
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), and the
-    adapter that answers, if any."""
+    """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), the
+    adapter that answers, if any, and what tells a token's bytes."""
 
     id: str
     created: int
     model: str
     ended: Callable[[RequestOutput, int], None]
     lora: LoRARequest | None = None
+    bytes_of: Callable[[int], bytes] = lambda token_id: b""
 
 
 def chunks(
@@ -180,7 +181,7 @@ async def _chunks(
                     yield {**base, "choices": [], "prompt_logprobs": _prompt_logprobs(output)}
             for answer in output.outputs:
                 counts[answer.index] += len(answer.token_ids)
-                for choice in _choices(answer, voices[answer.index], body):
+                for choice in _choices(answer, voices[answer.index], body, head.bytes_of):
                     yield {**base, "choices": [choice]}
             if output.finished:
                 head.ended(output, sum(counts.values()))
@@ -206,14 +207,16 @@ def _voice(output: RequestOutput, thoughts: Callable[[RequestOutput], ReasoningS
     )
 
 
-def _choices(answer: CompletionOutput, voice: Voice, body: ChatRequest) -> list[dict[str, Any]]:
+def _choices(
+    answer: CompletionOutput, voice: Voice, body: ChatRequest, bytes_of: Callable[[int], bytes]
+) -> list[dict[str, Any]]:
     """The choices of the chunks that say what is new of one answer."""
     deltas = list(voice.push(answer.text))
     if answer.finish_reason is not None:
         deltas += voice.finish()
     logprobs = None
     if answer.logprobs:
-        logprobs = {"content": logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0)}
+        logprobs = {"content": logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0, bytes_of)}
     made = [_choice(answer.index, delta) for delta in deltas]
     if logprobs is not None:
         if not made:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
@@ -30,11 +30,14 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     prompts: list[Prompt] = [given] if one else list(given)
     if not prompts:
-        raise HttpError(400, "There is no prompt.", param="prompt")
+        raise HttpError(400, "There is no prompt.", "Give a text, or token ids.", param="prompt")
     many = len(prompts) * max(1, body.n or 1)
     if many > options.max_answers:
         raise HttpError(
-            400, f"The request asks for {many} answers; at most {options.max_answers} are given.", param="prompt"
+            400,
+            f"The request asks for {many} answers; at most {options.max_answers} are given.",
+            "Send several requests.",
+            param="prompt",
         )
     return prompts
 
@@ -69,7 +72,13 @@ def chunks(
         )
         for k, prompt in enumerate(prompts)
     ]
-    return _chunks(streams, body, head, params.n)
+
+    async def shown(output: RequestOutput) -> str:
+        """The prompt as the model saw it."""
+        given_as_text = isinstance(prompts[0], str) and body.truncate_prompt_tokens is None
+        return (output.prompt or "") if given_as_text else await llm.text_of(output.prompt_token_ids or ())
+
+    return _chunks(streams, body, head, params.n, shown if body.echo else None)
 
 
 def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
@@ -78,7 +87,11 @@ def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
 
 
 async def _chunks(
-    streams: Sequence[AsyncGenerator[RequestOutput, None]], body: CompletionRequest, head: Head, n: int
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+    body: CompletionRequest,
+    head: Head,
+    n: int,
+    echoed: Callable[[RequestOutput], Awaitable[str]] | None,
 ) -> AsyncGenerator[Chunk, None]:
     base = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
     totals = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
@@ -96,7 +109,7 @@ async def _chunks(
             for answer in output.outputs:
                 index = number * n + answer.index
                 begun = index in offsets
-                before = (output.prompt or "") if body.echo and not begun else ""
+                before = "" if echoed is None or begun else await echoed(output)
                 offsets.setdefault(index, len(before))
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
                 choice = _choice(answer, index, before, offsets, wanted=body.logprobs is not None)

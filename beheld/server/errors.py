@@ -83,7 +83,7 @@ def http_error(error: Exception) -> HttpError:
     if isinstance(error, UserError | CapacityError):
         where = f"{error.item}: " if error.item else ""
         return HttpError(
-            _status(error), f"{where}{error.reason}", error.remedy, param=error.param, code=_code(error, error.stage)
+            _status(error), f"{where}{error.reason}", _remedy(error), param=error.param, code=_code(error, error.stage)
         )
     if isinstance(error, BeheldError):
         return HttpError(500, "This request failed while it was computed; others went on.", code=_code(error, "step"))
@@ -93,6 +93,12 @@ def http_error(error: Exception) -> HttpError:
 
 def _code(error: BeheldError, stage: str) -> str:
     return NAN if error.stage == NAN else f"{stage}_error"
+
+
+def _remedy(error: BeheldError) -> str:
+    if error.remedy:
+        return error.remedy
+    return "Send another value, or leave it out." if error.param else "Send another request."
 
 
 def _status(error: BeheldError) -> int:

@@ -78,6 +78,14 @@ def check_ids(allowed: list[int] | None, num_ids: int) -> None:
         )
 
 
+def asked_by(error: BaseException, body: Sampled) -> BaseException:
+    """An error of a grammar under the name of the field that asked for it; any other as it is."""
+    if not isinstance(error, ParamsError) or error.param != "structured_outputs" or body.structured_outputs is not None:
+        return error
+    field = "tools" if body.response_format is None or body.response_format.type == "text" else "response_format"
+    return ParamsError(error.reason, error.remedy or "Give a schema that can be followed.", param=field)
+
+
 def structured(form: ResponseFormat | None, asked: Structured | None) -> StructuredOutputs | None:
     """The grammar that a request asks for, if it does.
 
@@ -88,14 +96,24 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
     if asked is not None:
         given = StructuredOutputs(asked.json_, asked.regex, asked.choice, asked.grammar)
         if wanted or sum(value is not None for value in vars(given).values()) != 1:
-            raise HttpError(400, "Give one grammar: json, regex, choice or grammar.", param="structured_outputs")
+            raise HttpError(
+                400,
+                "There is no grammar, or more than one.",
+                "Give one of json, regex, choice and grammar.",
+                param="structured_outputs",
+            )
         return given
     if form is None or not wanted:
         return None
     if form.type == "json_object":
         return StructuredOutputs(json='{"type": "object"}')
     if form.json_schema is None:
-        raise HttpError(400, "response_format has no json_schema.", param="response_format.json_schema")
+        raise HttpError(
+            400,
+            "response_format has no json_schema.",
+            "Give one, or the type json_object.",
+            param="response_format.json_schema",
+        )
     return StructuredOutputs(json=json.dumps(form.json_schema.schema_))
 
 
@@ -105,6 +123,10 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     bias = {}
     for name, value in given.items():
         if not (name.isascii() and name.isdigit() and len(name) < 10):
-            raise ParamsError(f"logit_bias names {name[:20]!r}, which is not a token id.", param="logit_bias")
+            raise ParamsError(
+                f"logit_bias names {name[:20]!r}, which is not a token id.",
+                "Give {token id: bias}.",
+                param="logit_bias",
+            )
         bias[int(name)] = value
     return bias

@@ -186,16 +186,25 @@ async def primed(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, N
     return rest()
 
 
-def logprobs_of(token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]], num_top: int) -> list[dict[str, Any]]:
-    """OpenAI's entries for chat: each token with its best `num_top` candidates, among which it may be itself."""
+def logprobs_of(
+    token_ids: Sequence[int],
+    logprobs: Sequence[Mapping[int, Any]],
+    num_top: int,
+    bytes_of: Callable[[int], bytes],
+) -> list[dict[str, Any]]:
+    """OpenAI's entries for chat: each token with its best `num_top` candidates, among which it may be itself.
+
+    `bytes_of` tells a token's bytes; it is asked where a text cannot show them.
+    """
     entries = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
-        ranked = sorted(candidates.values(), key=lambda found: found.rank or 0)
-        top = [_entry(found) for found in ranked if (found.rank or 0) <= num_top]
-        entries.append({**_entry(candidates[token_id]), "top_logprobs": top})
+        ranked = sorted(candidates.items(), key=lambda pair: pair[1].rank or 0)
+        top = [_entry(found, one, bytes_of) for one, found in ranked if (found.rank or 0) <= num_top]
+        entries.append({**_entry(candidates[token_id], token_id, bytes_of), "top_logprobs": top})
     return entries
 
 
-def _entry(found: Any) -> dict[str, Any]:
+def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
     text = found.decoded_token or ""
-    return {"token": text, "logprob": max(found.logprob, -9999.0), "bytes": list(text.encode())}
+    spelt = bytes_of(token_id) if "\ufffd" in text else text.encode()
+    return {"token": text, "logprob": max(found.logprob, -9999.0), "bytes": list(spelt)}

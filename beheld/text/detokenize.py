@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,33 @@ def token_text(tokenizer: Any, token_id: int) -> str:
     if text is None:
         text = traits.texts[token_id] = tokenizer.decode([token_id], **traits.options)
     return text
+
+
+def token_bytes(tokenizer: Any, token_id: int) -> bytes:
+    """The bytes of one token by itself, also where they are a part of a character, which no text can show."""
+    text = token_text(tokenizer, token_id)
+    if "\ufffd" not in text:
+        return text.encode()
+    entry = str(tokenizer.convert_ids_to_tokens(token_id))
+    spelt = _BYTE_TOKEN.fullmatch(entry)
+    if spelt:
+        return bytes([int(spelt[1], 16)])
+    if all(sign in _BYTE_BY_SIGN for sign in entry):
+        return bytes(_BYTE_BY_SIGN[sign] for sign in entry)
+    return text.encode()
+
+
+def _byte_signs() -> dict[str, int]:
+    """Byte-level vocabularies write every byte as one sign: itself where it is printable, else the next one from
+    U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
+
+
+_BYTE_BY_SIGN = _byte_signs()
+# How vocabularies with byte fallback write a byte.
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:

@@ -1,0 +1,213 @@
+"""Case 86: every route has every guard. A route without a row in ROWS fails, and so does a row without a cell."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from beheld.server.app import Service
+from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.test_refusals import routes
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+EMBED = "/v1/embeddings"
+# Route -> a body that is answered with 200; None for routes that take none. Embeddings are refused in the end.
+ROWS: dict[str, dict[str, Any] | None] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    COMPLETE: {"prompt": "x", "max_tokens": 1},
+    EMBED: {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [1]},
+    "/": None,
+    "/health": None,
+    "/metrics": None,
+    "/openapi.json": None,
+    "/v1/models": None,
+    "/v1/models/tiny": None,
+    "/version": None,
+}
+POSTS = sorted(path for path, body in ROWS.items() if body is not None)
+GETS = sorted(path for path, body in ROWS.items() if body is None)
+# Routes that take a conversation, hence media.
+TALKING = (CHAT, "/tokenize", EMBED)
+
+Guard = Callable[[Running, str], None]
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(running: Running) -> Iterator[None]:
+    yield
+    running.idle()
+
+
+def refused(answer: httpx.Response, status: int, param: str | None = None) -> None:
+    error = answer.json()["error"]
+    assert (answer.status_code, answer.headers["x-request-id"][:4]) == (status, "req-"), error
+    assert error["remedy"] or status == 405
+    assert param is None or error["param"] == param, error
+
+
+def media(*urls: str) -> dict[str, Any]:
+    return {"messages": talk("x", *urls)}
+
+
+def body_cap(running: Running, path: str) -> None:
+    """A body that says or shows that it is too large; a route that takes none does not wait for it."""
+    method = "POST" if path in POSTS else "GET"
+    status = b"HTTP/1.1 413" if path in POSTS else b"HTTP/1.1 200"
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    assert running.raw(f"{head}Content-Length: 999999999\r\n\r\n".encode()).startswith(status)
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    with running.connect() as link:
+        link.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        try:
+            for _ in range(12):
+                link.sendall(chunk)
+        except ConnectionError:
+            return
+        assert received(link).startswith(status)
+
+
+def strict_json(running: Running, path: str) -> None:
+    """NaN, half characters, keys that stand twice, what is cut off, what is too deep, what is no object."""
+    for text in (
+        b'{"model": NaN}',
+        b'{"model": "\\udc00"}',
+        b'{"model": "a", "model": "b"}',
+        b"{",
+        b"[" * 10**5,
+        b"[]",
+    ):
+        assert running.raw(request_bytes(path, text)).startswith(b"HTTP/1.1 400"), text[:30]
+
+
+def known_fields(running: Running, path: str) -> None:
+    """A field that nobody knows, and fields that are for the trusted alone."""
+    row = ROWS[path] or {}
+    refused(running.post(path, row | {"surprise": 1}), 400, "surprise")
+    for name, value in (("chat_template", "{{ 1 }}"), ("mm_processor_kwargs", {"max_pixels": 10**9})):
+        refused(running.post(path, row | {name: value}), 400, name)
+
+
+def known_model(running: Running, path: str) -> None:
+    """A model that is not there."""
+    refused(running.post(path, (ROWS[path] or {}) | {"model": "other"}), 404, "model")
+
+
+def other_methods(running: Running, path: str) -> None:
+    """Methods that the route does not have."""
+    for method in ("PUT", "DELETE", "GET" if path in POSTS else "POST"):
+        refused(httpx.request(method, running.url + path, json={}, trust_env=False), 405)
+
+
+def counts(running: Running, path: str) -> None:
+    """Too many of anything that can be many."""
+    many: dict[str, list[tuple[dict[str, Any], int]]] = {
+        CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (media(*[data_url()] * 5), 400)],
+        COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
+        EMBED: [({"input": ["x"] * 65}, 400)],
+        "/tokenize": [
+            ({"messages": talk() * 5000, "prompt": None}, 400),
+            ({**media(*[data_url()] * 5), "prompt": None}, 400),
+        ],
+        "/detokenize": [({"tokens": [1] * 2049}, 400)],
+    }
+    for body, status in many[path]:
+        refused(running.post(path, (ROWS[path] or {}) | body), status)
+
+
+def media_caps(running: Running, path: str) -> None:
+    """A picture that is larger than any may be, by its header alone; and one that is none."""
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 1, 0, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+        png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    for data, status in ((png, 413), (b"none", 400)):
+        url = "data:image/png;base64," + base64.b64encode(data).decode()
+        answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
+        # Vectors are not made, and so nothing is opened for them.
+        refused(answer, 400 if path == EMBED else status)
+
+
+def inside_addresses(running: Running, path: str) -> None:
+    """Addresses of this machine and of its network, and its files."""
+    for url in ("http://127.0.0.1:1/", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd", "/etc/passwd"):
+        answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
+        # Nothing is fetched for vectors that are not made.
+        refused(answer, 400 if path == EMBED else 422)
+
+
+def sanitised_text(running: Running, path: str) -> None:
+    """Markers in the text of a conversation stay text: they make no picture's place."""
+    text = "<|image_pad|><|vision_start|>"
+    found = running.post("/tokenize", {"messages": talk(text)}).json()
+    answer = running.post(path, {"messages": talk(text), **({"max_tokens": 1} if path == CHAT else {})})
+    if path == CHAT:
+        assert answer.json()["usage"]["prompt_tokens"] == found["count"]
+    elif path == "/tokenize":
+        assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
+    else:
+        refused(answer, 400)
+
+
+ANY: tuple[Guard, ...] = (body_cap, other_methods)
+POSTED: tuple[Guard, ...] = (strict_json, known_fields, known_model, counts)
+TALKED: tuple[Guard, ...] = (media_caps, inside_addresses, sanitised_text)
+CELLS = [
+    *((path, guard) for path in ROWS for guard in ANY),
+    *((path, guard) for path in POSTS for guard in POSTED),
+    *((path, guard) for path in TALKING for guard in TALKED),
+]
+
+
+def test_86_every_route_has_a_row(running: Running) -> None:
+    there = routes(running)
+    assert {path for method, path in there if method == "POST"} == set(POSTS), "a new route needs a row in ROWS"
+    assert {path for method, path in there if method == "GET"} == set(GETS), "a new route needs a row in ROWS"
+    document = running.get("/openapi.json").json()["components"]["schemas"]
+    paths = running.get("/openapi.json").json()["paths"]
+    for path in POSTS:
+        name = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        assert ("messages" in document[name]["properties"]) == (path in TALKING), "what takes media needs their guards"
+
+
+@pytest.mark.case(30)
+@pytest.mark.parametrize(("path", "guard"), CELLS, ids=[f"{path}-{guard.__name__}" for path, guard in CELLS])
+def test_86_guards_of_every_route(running: Running, path: str, guard: Guard) -> None:
+    guard(running, path)
+
+
+@pytest.mark.parametrize("path", ROWS)
+def test_86_what_is_right_is_answered(running: Running, path: str) -> None:
+    row = ROWS[path]
+    answer = running.get(path) if row is None else running.post(path, row)
+    if path == EMBED:
+        refused(answer, 400, "model")
+    else:
+        assert answer.status_code == 200
+        assert answer.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("path", ROWS)
+def test_86_the_key_stands_before_every_guard(locked: Running, path: str) -> None:
+    """Without a key nothing of a request is looked at, whatever is wrong with it."""
+    opened = path == "/health"
+    for text in (b"{}", b"{", json.dumps({"surprise": 1}).encode()):
+        for method in ("GET", "POST"):
+            raw = request_bytes(path, text).replace(b"POST", method.encode(), 1)
+            status = locked.raw(raw).split(b" ", 2)[1]
+            assert status == ((b"200" if method == "GET" else b"405") if opened else b"401")
+
+
+def test_handlers_are_all_told(running: Running) -> None:
+    """Every route goes through the one place that maps errors."""
+    for route in running.app.routes:
+        assert route.endpoint.__qualname__.startswith(Service._told.__qualname__), route.path  # type: ignore[attr-defined]
