@@ -152,7 +152,13 @@ def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
         extra = part.model_extra
         if extra and not options.trust_processor_options:
             name = next(iter(extra))
-            raise HttpError(400, f"The field {name[:64]!r} is not known here.", param="messages", code="unknown_field")
+            raise HttpError(
+                400,
+                f"The field {name[:64]!r} is not known here.",
+                "If it is the processor's, the operator may start the server with --trust-request-mm-kwargs.",
+                param="messages",
+                code="unknown_field",
+            )
         source = plain.get(plain["type"])
         if isinstance(source, str) and plain["type"].endswith("_url"):
             plain[plain["type"]] = {"url": source}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beheld.text.detokenize import Detokenizer, token_text
+from beheld.text.detokenize import Detokenizer, token_bytes, token_text
 from tests.text import tokenizers_small as small
 
 KINDS = [small.byte_level, small.llama, small.metaspace, small.word_pieces, small.cleaned_word_pieces]
@@ -140,3 +140,11 @@ class StrippingTokenizer:
 def test_a_decoder_that_strips_its_ends(ids: list[int], skip: bool) -> None:
     tokenizer = StrippingTokenizer()
     assert "".join(increments(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", [small.byte_level, small.llama], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("text", ["絵", "👩", "é\u0301", "\x80", "a"])
+def test_bytes_of_tokens_are_their_own(kind: Callable[[], Any], text: str) -> None:
+    tokenizer = kind()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(token_bytes(tokenizer, token_id) for token_id in ids).strip() == text.encode()
