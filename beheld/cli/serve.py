@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +49,18 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     model = model_of(arguments, actions)
     options = engine_options(arguments)
     server = server_options(arguments, model, options)
+    with _ended_by_signal():
+        return _serve(model, options, server, _place(arguments))
+
+
+def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
     from beheld.server.listen import listen
 
     listener = listen(server)
     from beheld.engine.process import spawn
 
     # The engine's process loads its libraries while this one loads the same.
-    place = spawn() if _place(arguments) == "process" else "thread"
+    place = spawn() if where == "process" else "thread"
     from beheld.api.async_llm import AsyncLLM
     from beheld.server.serve import run as serve
 
@@ -62,6 +70,20 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
         return 0 if llm.alive else 3
     finally:
         llm.close()
+
+
+@contextlib.contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """SIGTERM ends this process with 0 while there is nothing to drain: the server sets a handler of its own later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # No exception: what is being imported might catch it. The engine's process ends when this one is gone.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def model_of(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> str | None:

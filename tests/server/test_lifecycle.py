@@ -121,6 +121,15 @@ def test_69_sigterm_drains_and_exits_with_0() -> None:
         assert process.wait(7) == 0
 
 
+def test_69_sigterm_while_it_loads_ends_all_of_it_with_0() -> None:
+    mark = f"sigterm-{os.getpid()}"
+    with begun("--engine", "process", mark=mark) as (process, port):
+        until(lambda: len(marked(mark)) > 1 and listens(port), 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        until(lambda: not marked(mark), 5)
+
+
 def test_69_a_second_signal_ends_at_once() -> None:
     with served("--max-model-len", "2048", "--drain-timeout", "60", "--engine", "process") as (process, port):
         threads = []
