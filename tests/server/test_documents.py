@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import queue
 import re
 import shlex
 import threading
@@ -19,8 +20,12 @@ import openai
 import pytest
 import torch
 
+from beheld import mote
 from beheld.cli.flags import engine_options
+from beheld.cli.main import main
 from beheld.cli.serve import add_arguments
+from beheld.server import listen as listening
+from beheld.server import serve
 from tests import tiny
 from tests.oracle import cases, reference
 from tests.server.running import ENGINE, Running
@@ -245,3 +250,61 @@ def test_the_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(options) == sum(word.startswith("--") for word in words)
         if "limit_mm_per_prompt" in options:
             assert options["limit_mm_per_prompt"] == {"image": 2}
+
+
+def run_line(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run `beheld serve` with these words in this process; gives its address, and ends it when it is asked again."""
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ended: list[int] = []
+    monkeypatch.setattr(serve, "make", lambda *told, make=serve.make: _told(make(*told), made))
+    command = ["serve", *words, "--port", "0", "--num-gpu-blocks-override", "600", "--disable-log-stats"]
+    monkeypatch.setattr(listening, "listen", lambda options, listen=listening.listen: _told(listen(options), made))
+    thread = threading.Thread(target=lambda: _told(ended.append(main(command)), made))
+    thread.start()
+    listener, (server, _) = made.get(timeout=60), made.get(timeout=60)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(30)
+    assert ended == [0]
+
+
+def _told(thing: Any, queue: queue.SimpleQueue[Any]) -> Any:
+    queue.put(thing)
+    return thing
+
+
+@pytest.mark.parametrize(
+    ("number", "family", "limit", "num_pictures"),
+    [(0, "qwen2_vl", 4096, 2), (1, "llava_onevision", 8192, 1), (2, "mote", None, 1)],
+)
+def test_the_command_lines_serve(
+    monkeypatch: pytest.MonkeyPatch, number: int, family: str, limit: int | None, num_pictures: int
+) -> None:
+    """The three lines as they stand, with another model in the place of theirs, and questions within their limits."""
+    line = re.findall(r"^vllm serve (?:.*\\\n)*.*$", page(), re.MULTILINE)[number]
+    _, _, _, *words = shlex.split(line.replace("\\\n", " "))
+    model = str(Path(mote.__file__).parent) if family == "mote" else str(tiny.checkpoint(family))
+    # The small checkpoint has fewer positions than the real one.
+    longer = (
+        [] if family != "llava_onevision" else ["--hf-overrides", '{"text_config": {"max_position_embeddings": 8192}}']
+    )
+    running = run_line([model, *words, *longer], monkeypatch)
+    url = next(running)
+    pictures = [
+        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{base64.b64encode(picture(k)).decode()}"}}
+        for k in range(num_pictures + 1)
+    ]
+    with openai.OpenAI(base_url=url + "/v1", api_key="EMPTY", max_retries=0) as client:
+        (told,) = client.models.list().data
+        assert told.id == Path(model).name
+        if limit is not None:
+            assert told.model_extra is not None
+            assert told.model_extra["max_model_len"] == limit
+        content: Any = [{"type": "text", "text": "What is it?"}, *pictures[:num_pictures]]
+        ask: Any = {"model": told.id, "max_completion_tokens": 4, "messages": [{"role": "user", "content": content}]}
+        assert client.chat.completions.create(**ask).usage.completion_tokens in range(1, 5)  # type: ignore[union-attr]
+        if "--limit-mm-per-prompt" in words:
+            content.append(pictures[-1])
+            with pytest.raises(openai.BadRequestError, match="image"):
+                client.chat.completions.create(**ask)
+    assert next(running, None) is None
