@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from beheld.inputs.tokens import PromptTokenizer
 from beheld.inputs.video import Clip
 
 _SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
+
+# Sets of options whose arguments are kept; a caller who gives others each time gains nothing.
+_MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +57,7 @@ class ItemProcessor:
         self._loaded: Any = None
         self._identity: bytes | None = None
         self._own_tokenizer: PromptTokenizer | None = None
+        self._known_arguments: dict[tuple[str, str], dict[str, Any]] = {}
 
     # ------------------------------------------------------------------ what it is
 
@@ -168,7 +173,7 @@ class ItemProcessor:
             content = content.frames
         elif job.modality == "audio":
             content = content.samples
-        arguments = _sub_arguments(processor, job.modality, call_options)
+        arguments = self._arguments(processor, job.modality, call_options)
         if self._family.call is not None:
             return self._family.call(processor, job.modality, content, arguments, job.setting)
         method = getattr(processor, _METHODS[job.modality], None)
@@ -181,6 +186,18 @@ class ItemProcessor:
         if len(texts) != 1:
             raise ProcessError(f"The processor made {len(texts)} items of one {job.modality}.")
         return outputs, texts[0]
+
+    def _arguments(self, processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """As `_sub_arguments`, found once for the same options: checking them takes transformers a millisecond."""
+        if "video_metadata" in options:
+            return _sub_arguments(processor, modality, options)
+        key = (modality, repr(sorted(options.items())))
+        known = self._known_arguments.get(key)
+        if known is None:
+            known = _sub_arguments(processor, modality, options)
+            if len(self._known_arguments) < _MOST_KNOWN:
+                self._known_arguments[key] = known
+        return copy.deepcopy(known)
 
     def _item(self, job: Job, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
         import torch

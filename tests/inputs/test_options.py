@@ -9,6 +9,7 @@ import torch
 from transformers import AutoProcessor
 
 from beheld.core.errors import BeheldError, MediaError, ParamsError
+from beheld.inputs import processor
 from beheld.inputs.options import merged
 from tests import tiny
 from tests.inputs import pipes
@@ -99,3 +100,18 @@ def test_wrong_values_are_errors_of_ours(options: dict[str, Any]) -> None:
         pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs=options)
     assert isinstance(caught.value, BeheldError)
     assert caught.value.item == "image 1"
+
+
+def test_options_are_checked_by_transformers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ones again are known; others are not taken for them."""
+    family = "qwen2_vl"
+    pipe = pipes.make(family)
+    merge, merges = processor._sub_arguments, []
+    monkeypatch.setattr(processor, "_sub_arguments", lambda *given: merges.append(given[2]) or merge(*given))
+    sizes = [{"max_pixels": 28 * 28 * n} for n in (4, 9, 4, 9)]
+    counts = [
+        pipes.ask(pipe, family, [tiny.picture(224, 145, seed)], mm_processor_kwargs=size).spans[0].item.num_embeds
+        for seed, size in enumerate(sizes)
+    ]
+    assert counts[0] == counts[2] != counts[1] == counts[3]
+    assert len(merges) == 2
