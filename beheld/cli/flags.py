@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
@@ -40,8 +42,14 @@ def add_engine_flags(parser: argparse.ArgumentParser, list_nargs: str | None = N
             how = {"nargs": list_nargs, "action": _Several, "metavar": "VALUE"}
         else:
             how = {"type": _reader(kind), "metavar": "VALUE"}
+        how["help"] = plain(MEANINGS.get(field.name, ("", ""))[1])
         made.append(group.add_argument(*_spellings(field.name), default=None, dest=field.name, **how))
     return made
+
+
+def plain(meaning: str) -> str:
+    """Words of the documents as --help shows them."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "").replace("%", "%%")
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,8 +71,8 @@ def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
         else:
             kind = type(field.default) if isinstance(field.default, int | float) else str
             how = {"type": kind, "choices": told.get("choices")} | ({} if "choices" in told else {"metavar": "VALUE"})
-        meaning = told["meaning"].replace("`", "").replace("%", "%%")
-        made.append(group.add_argument(*_spellings(told["flag"]), default=None, dest=field.name, help=meaning, **how))
+        how["help"] = plain(told["meaning"])
+        made.append(group.add_argument(*_spellings(told["flag"]), default=None, dest=field.name, **how))
     return made
 
 

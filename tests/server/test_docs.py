@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
 from beheld.cli import bench, chat, serve
+from beheld.cli.flags import _SKIPPED
+from beheld.cli.meanings import MEANINGS
+from beheld.core.config import EngineArgs
+from beheld.server import bounds
 from beheld.server.options import ServerOptions
 from beheld.utils import env
+from tests.server import flag_table
 from tests.server.cases import ROOT
 from tests.server.running import Running
 
@@ -44,18 +51,22 @@ def test_every_flag_is_told_and_no_other() -> None:
     assert told <= serving | others, f"docs/serving.md tells of {sorted(told - serving - others)}"
 
 
-@pytest.mark.parametrize(
-    ("flag", "default"),
-    [
-        ("--host", ServerOptions.host),
-        ("--port", ServerOptions.port),
-        ("--max-body-mib", ServerOptions.max_body_bytes >> 20),
-        ("--max-concurrent-requests", ServerOptions.max_requests),
-        ("--drain-timeout", f"{ServerOptions.drain_s:g}"),
-    ],
-)
-def test_defaults_are_those_of_the_code(flag: str, default: object) -> None:
-    assert re.search(rf"^\| `{flag}` \| {re.escape(str(default))} \|", PAGE, re.MULTILINE)
+def test_the_table_of_flags_is_what_the_code_says() -> None:
+    assert flag_table.page() == PAGE, "python -m tests.server.flag_table"
+    assert set(MEANINGS) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
+
+
+def test_every_dependency_is_told_and_no_other() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Dependencies")[1].split("\n## ")[0]
+    told = {
+        name.strip() for row in re.findall(r"^\| ([a-z][^|]*) \|", section, re.MULTILINE) for name in row.split(",")
+    }
+    names = {re.split("[><=]", entry)[0] for entry in project["dependencies"]}
+    assert told - {"package"} == names
+    development = section.split("For development:")[1]
+    for entry in project["optional-dependencies"]["dev"]:
+        assert re.search(rf"\b{re.split('[><=]', entry)[0]}\b", development), entry
 
 
 def test_fixed_limits_are_those_of_the_code() -> None:
@@ -66,6 +77,9 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         f"idle connections {ServerOptions.keep_alive_s:g} s",
         f"prompts of a request {ServerOptions.max_answers} in all",
         f"{ServerOptions.max_tools} tools",
+        f"{bounds.MAX_DEPTH} deep with {bounds.MAX_KEYS:,} keys, as many lists and objects",
+        f"{bounds.MAX_VALUES:,} values",
+        f"{bounds.MAX_MESSAGES} messages of {bounds.MAX_PARTS} parts",
         f"`/health` within {ServerOptions.health_s:g} s",
     ):
         assert words in " ".join(PAGE.split()), words
