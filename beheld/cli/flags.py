@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,21 @@ from beheld.core.params import nearest
 _SKIPPED = frozenset({"model", "logits_processors"})
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, list_nargs: str | None = None) -> list[argparse.Action]:
+def add_engine_flags(
+    parser: argparse.ArgumentParser, list_nargs: str | None = None, *, names: Collection[str] | None = None
+) -> list[argparse.Action]:
     """One flag per field of EngineArgs; dashes and underscores are both understood.
 
     Args:
         parser: of the command.
         list_nargs: argparse's nargs of options that are lists. With None, commas part the values: a command whose words
             may follow its options needs that.
+        names: of the fields that mean something to the command; None for all.
     """
     group = parser.add_argument_group("engine options")
     made = []
     for field in dataclasses.fields(EngineArgs):
-        if field.name in _SKIPPED:
+        if field.name in _SKIPPED or (names is not None and field.name not in names):
             continue
         kind = str(field.type)
         how: dict[str, Any]

@@ -1,27 +1,39 @@
-"""`beheld verify MODEL [PICTURE...]`: transformers and beheld on the same input, and the first stage that differs."""
+"""`beheld verify MODEL [MEDIA...]`: transformers and beheld on the same input, and the first stage that differs."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
+from beheld.cli.flags import add_engine_flags, engine_options
+from beheld.cli.media import references
 from beheld.core.errors import UserError
+
+# What both sides follow, or what must not change an answer; the rest would mean nothing here.
+_OPTIONS = frozenset(
+    (
+        *("tokenizer", "tokenizer_mode", "trust_remote_code", "revision", "tokenizer_revision", "download_dir"),
+        *("hf_token", "hf_overrides", "dtype", "max_model_len", "max_num_batched_tokens", "block_size"),
+        *("num_gpu_blocks_override", "limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs"),
+    )
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or mote")
-    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="picture files; without any, a made-up one")
-    parser.add_argument("--text-only", action="store_true", help="ask without pictures")
-    parser.add_argument("--question", default="What is in this picture?", help="for the chat template")
-    parser.add_argument("--prompt", help="the whole prompt with the family's markers, instead of a question")
+    parser.add_argument(
+        "media", nargs="*", metavar="MEDIA", help="files: pictures, videos, sounds; without any, one is made up"
+    )
+    parser.add_argument("--text-only", action="store_true", help="ask without media")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--question", help="for the chat template, if there is one")
+    asked.add_argument("--prompt", help="the whole prompt with the family's markers, instead of a question")
     parser.add_argument("--max-tokens", type=int, default=12, help="tokens to answer (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="type of both models (default: %(default)s)")
-    parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_flags(parser, names=_OPTIONS)
     parser.set_defaults(run=run)
 
 
@@ -30,28 +42,24 @@ def run(arguments: argparse.Namespace) -> int:
     import os
 
     os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
+    if arguments.max_tokens < 1:
+        raise UserError(f"--max-tokens must be at least 1, got {arguments.max_tokens}.")
+    refs = references(arguments.media)
+    for name, ref in zip(arguments.media, refs, strict=True):
+        if isinstance(ref.source, str | bytes):
+            raise UserError(f"{name!r} is no file.", "Fetch it first: both sides must be given the same.")
+    if refs and arguments.text_only:
+        raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
     from beheld.core.config import EngineArgs
+    from beheld.verify.asking import made_up_of, question_of
     from beheld.verify.run import verify
-    from beheld.verify.trace import Question
 
-    missing = [name for name in arguments.pictures if not Path(name).is_file()]
-    if missing:
-        raise UserError(f"There is no file {missing[0]!r}.")
-    images: list[Any] = [Path(name) for name in arguments.pictures]
-    if not images and not arguments.text_only:
-        from beheld.verify.run import made_up
-
-        images = made_up(1 if arguments.prompt is None else 0)
-    question = Question(
-        text=arguments.question if arguments.prompt is None else arguments.prompt,
-        images=() if arguments.text_only else tuple(images),
-        templated="chat" if arguments.prompt is None else "plain",
-        max_tokens=arguments.max_tokens,
-    )
-    args = EngineArgs(
-        model=None if arguments.model == "mote" else arguments.model,
-        dtype=arguments.dtype,
-        trust_remote_code=arguments.trust_remote_code,
+    options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
+    args = EngineArgs(model=None if arguments.model == "mote" else arguments.model, **options)
+    if not refs and not arguments.text_only and arguments.prompt is None:
+        refs = made_up_of(args)
+    question = question_of(
+        args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
     stages, culprit = verify(args, question)
     if arguments.json:

@@ -11,11 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.core.media import MODALITIES
+from beheld.verify.layout import pairs
 from beheld.verify.trace import Trace
 
 SAME, DIFFERENT, NOT_COMPARED = "same", "different", "not compared"
 # By how much values may differ, relative to the largest, after stages that round differently: the order of sums.
 _ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# What the processor makes of pixels -> the stage.
+_PIXELS = {
+    **dict.fromkeys(("pixel_values", "image_patches", "image_pixel_values"), "pixel values"),
+    "pixel_values_videos": "pixel values of video",
+}
+# The processor's output there -> its name here.
+_NAMES = {"image_patches": "pixel_values"}
 
 
 @dataclass(frozen=True)
@@ -38,13 +47,10 @@ def compare(theirs: Trace, ours: Trace) -> list[Stage]:
     return [
         *_layout(theirs),
         _text("rendered prompt", theirs.rendered, ours.rendered),
-        _ids("token ids", list(theirs.prompt_ids), list(ours.prompt_ids)),
+        _prompts(theirs, ours),
         *_features(theirs.features, ours.features),
-        _floats("encoder output", theirs.encoded_EH, ours.encoded_EH),
-        _floats("merged embeddings", theirs.embeds_TH, _narrowed(ours.embeds_TH, theirs.embeds_TH)),
-        _positions(theirs.positions, ours.positions),
-        _logits(theirs, ours),
-        _ids("tokens", theirs.token_ids, ours.token_ids),
+        *_encoded(theirs.encoded, ours.encoded),
+        *_computed(theirs, ours),
     ]
 
 
@@ -63,7 +69,7 @@ def _layout(theirs: Trace) -> list[Stage]:
 
 def _text(name: str, theirs: str | None, ours: str | None) -> Stage:
     if theirs is None or ours is None:
-        return Stage(name, NOT_COMPARED, "the prompt was given as it is")
+        return Stage(name, NOT_COMPARED, "the prompt was given as it is, or the checkpoint brings no template")
     if theirs == ours:
         return Stage(name, SAME, f"{len(theirs)} characters")
     place = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours)))
@@ -83,21 +89,60 @@ def _ids(name: str, theirs: list[int], ours: list[int]) -> Stage:
     )
 
 
-def _features(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[Stage]:
+def _prompts(theirs: Trace, ours: Trace) -> Stage:
+    stage = _ids("token ids", list(theirs.prompt_ids), list(ours.prompt_ids))
+    if stage.verdict == SAME or not ours.media_ids:
+        return stage
+    told = [[token for token in side.prompt_ids if token not in ours.media_ids] for side in (theirs, ours)]
+    if told[0] != told[1]:
+        return stage
+    return Stage(stage.name, DIFFERENT, f"{stage.detail}; they differ in the number of places of media alone")
+
+
+def _computed(theirs: Trace, ours: Trace) -> list[Stage]:
+    """The stages that say something only if both sides were asked the same."""
+    if theirs.prompt_ids != ours.prompt_ids:
+        names = ("merged embeddings", "positions", "logits", "tokens")
+        return [Stage(name, NOT_COMPARED, "the prompts differ") for name in names]
+    return [
+        _floats("merged embeddings", theirs.embeds_TH, _narrowed(ours.embeds_TH, theirs.embeds_TH)),
+        _positions(theirs.positions, ours.positions),
+        _logits(theirs, ours),
+        _ids("tokens", theirs.token_ids, ours.token_ids),
+    ]
+
+
+def _features(theirs: dict[str, list[Tensor]], ours: dict[str, list[Tensor]]) -> list[Stage]:
     if not theirs and not ours:
         return [Stage("pixel values", NOT_COMPARED, "there are no media")]
-    stages = []
-    for name, want in theirs.items():
-        stage = "pixel values" if name.startswith("pixel_values") and "mask" not in name else f"processor's {name}"
-        got = ours.get(name)
-        if got is None or got.shape != want.shape:
-            shape = "absent" if got is None else f"{tuple(got.shape)}"
-            stages.append(Stage(stage, NOT_COMPARED, f"{tuple(want.shape)} there, {shape} here: laid out differently"))
-        elif torch.equal(got.to(want.dtype), want):
-            stages.append(Stage(stage, SAME, f"{tuple(want.shape)}, equal"))
-        else:
-            stages.append(_floats(stage, want.float(), got.float()))
-    return stages
+    return [_feature(name, want, ours.get(_NAMES.get(name, name))) for name, (want,) in theirs.items()]
+
+
+def _feature(name: str, want: Tensor, got: list[Tensor] | None) -> Stage:
+    stage = _PIXELS.get(name, f"processor's {name}")
+    if got is None:
+        return Stage(stage, NOT_COMPARED, f"{tuple(want.shape)} there, none here: it is no part of an item")
+    parts = pairs(name, want, got)
+    if parts is None:
+        shapes = ", ".join(f"{tuple(item.shape)}" for item in got)
+        return Stage(stage, DIFFERENT, f"{tuple(want.shape)} there, {shapes} here")
+    worst = Stage(stage, SAME, f"{tuple(want.shape)}, equal")
+    for number, (part, item) in enumerate(parts, 1):
+        if torch.equal(item.to(part.dtype), part):
+            continue
+        worst = _floats(stage, part.float(), item.float())
+        if worst.verdict == DIFFERENT:
+            return Stage(stage, DIFFERENT, f"of item {number}: {worst.detail}")
+    return worst
+
+
+def _encoded(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[Stage]:
+    """One stage for each kind of media; that of pictures, or of a lone kind, has the plain name."""
+    kinds = [kind for kind in MODALITIES if kind in theirs or kind in ours] or ["image"]
+    return [
+        _floats("encoder output" if kind == kinds[0] else f"encoder output of {kind}", theirs.get(kind), ours.get(kind))
+        for kind in kinds
+    ]
 
 
 def _narrowed(ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:

@@ -16,62 +16,66 @@ from beheld.inputs.pipeline import InputPipeline
 from beheld.verify.trace import Question, Trace
 
 
-def trace(args: EngineArgs, question: Question) -> Trace:
-    """Record what beheld makes of the question.
+class Engine:
+    """An engine of this process that is watched; `close` ends it.
 
     Raises:
-        BeheldError: it cannot answer; the message says why.
+        BeheldError: it cannot start; the message says why.
     """
-    # One step for the prompt, no graphs and no steps ahead: every stage passes by where it is watched.
-    args = dataclasses.replace(
-        args, enforce_eager=True, async_scheduling=False, enable_prefix_caching=False, max_num_seqs=1, seed=0
-    )
-    setup = start(args)
-    args.max_num_batched_tokens = setup.config.max_model_len
-    pipeline = InputPipeline(setup.info, setup.config, args)
-    made = Trace()
-    try:
-        request = _request(pipeline, question)
+
+    def __init__(self, args: EngineArgs) -> None:
+        # No graphs and no steps ahead: every stage passes by where it is watched.
+        args = dataclasses.replace(
+            args, enforce_eager=True, async_scheduling=False, enable_prefix_caching=False, max_num_seqs=1, seed=0
+        )
+        self._setup = start(args)
+        try:
+            self._pipeline = InputPipeline(self._setup.info, self._setup.config, args)
+        except BaseException:
+            self._setup.core.executor.close()
+            raise
+
+    def close(self) -> None:
+        """End the engine and its workers."""
+        self._pipeline.close()
+        self._setup.core.executor.close()
+
+    def trace(self, question: Question) -> Trace:
+        """Record what beheld makes of the question.
+
+        Raises:
+            BeheldError: it cannot answer; the message says why.
+        """
+        core, made = self._setup.core, Trace(media_ids=frozenset(self._setup.info.placeholder_ids.values()))
+        request = _request(self._pipeline, question)
         made.rendered = request.prompt if question.templated == "chat" else None
         made.prompt_ids = tuple(request.token_ids)
-        made.features = _features([span.item for span in request.spans])
-        executor: Any = setup.core.executor
+        for span in request.spans:
+            for name, feature in span.item.features.items():
+                if isinstance(feature, Tensor):
+                    made.features.setdefault(name, []).append(feature)
+        executor: Any = core.executor
         watch = _Watch(made, len(request.token_ids), executor.runner)
-        setup.core.add(request)
-        while setup.core.has_work:
-            _, events = setup.core.step(None)
+        core.add(request)
+        while core.has_work:
+            _, events = core.step(None)
             for event in events:
                 if event.error is not None:
                     raise event.error
                 if event.token_id is not None:
                     made.token_ids.append(event.token_id)
         watch.finish(request)
-    finally:
-        pipeline.close()
-        setup.core.executor.close()
-    return made
+        return made
 
 
 def _request(pipeline: InputPipeline, question: Question) -> Any:
     params = SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True)
     if question.templated == "plain":
-        data = {"multi_modal_data": {"image": list(question.images)}} if question.images else {}
+        data = {"multi_modal_data": {kind: list(items) for kind, items in question.media.items()}}
         return pipeline.prepare({"prompt": question.text, **data}, params, request_id="verify")
-    content: list[dict[str, Any]] = [{"type": "image", "image": image} for image in question.images]
-    content.append({"type": "text", "text": question.text})
-    messages = [{"role": "user", "content": content if question.images else question.text}]
-    return pipeline.prepare_chat(messages, params, request_id="verify")
-
-
-def _features(items: list[Any]) -> dict[str, Tensor]:
-    """The items' tensors one after the other, where they can be."""
-    made = {}
-    for name in dict.fromkeys(name for item in items for name in item.features):
-        parts = [item.features[name] for item in items if name in item.features]
-        tensors = [part for part in parts if isinstance(part, Tensor)]
-        if tensors and len(tensors) == len(parts) and len({part.shape[1:] for part in tensors}) == 1:
-            made[name] = torch.cat(tensors)
-    return made
+    parts = [{"type": kind, kind: item} for kind, items in question.media.items() for item in items]
+    content = [*parts, {"type": "text", "text": question.text}] if parts else question.text
+    return pipeline.prepare_chat([{"role": "user", "content": content}], params, request_id="verify")
 
 
 class _Watch:
@@ -101,14 +105,9 @@ class _Watch:
         made.embeds_TH = embeds_TH
         made.positions = [torch.cat(self._positions[:steps], dim=-1), *self._positions[steps:]]
         made.logits = [logits[0].float() for logits in self._logits if logits.shape[0]]
-        made.encoded_EH = self._encoded(request)
-
-    def _encoded(self, request: Any) -> Tensor | None:
-        """What the tower gave for the items; None if it is not kept by itself."""
-        rows = []
+        rows: dict[str, list[Tensor]] = {}
         for span in request.spans:
             found = self._runner.encoder.known(span.item.digest)
-            if found is None:
-                return None
-            rows.append(found.cpu())
-        return torch.cat(rows) if rows else None
+            if found is not None:
+                rows.setdefault(span.item.modality, []).append(found.cpu())
+        made.encoded = {modality: torch.cat(parts) for modality, parts in rows.items()}

@@ -9,8 +9,8 @@ Shapes: T tokens, X position axes.
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,61 +20,109 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
-from beheld.inputs.families import family_of
-from beheld.inputs.tokens import load_tokenizer
 from beheld.models.load import converted_weights, model_class_of
+from beheld.verify.given import Processor
 from beheld.verify.trace import Question, Trace
 
-# Families whose method gives what a projector behind the tower then makes embeddings of.
-_PROJECTED_LATER = frozenset({"llama4", "molmo2"})
+# (Family, kind of media) whose method gives what is projected or filled up before it enters the prompt.
+_COMPLETED_LATER = frozenset({("llama4", "image"), ("molmo2", "image"), ("molmo2", "video"), ("gemma3n", "audio")})
 # Families whose decoder is given ids and pictures, and merges them itself.
 _MERGED_INSIDE = frozenset({"chameleon", "phi4_multimodal"})
-# Families with markers that only the repository's own code reads.
-_OTHER_MARKERS = frozenset({"ernie4_5_vl_moe", "phi4_multimodal"})
 # Families that transformers computes right with this attention alone; None leaves the choice to it, part by part.
 _ATTENTION: dict[str, str | None] = {"gemma4": None, "phi4_multimodal": "eager"}
+# What a processor says of a prompt as a whole, not of an item.
+_OF_THE_PROMPT = (
+    "input_ids",
+    "attention_mask",
+    "token_type",
+    "mm_token",
+    "moe_mm_token",
+    "position_ids",
+    "labels",
+    "batch_num",
+)
+
+T = TypeVar("T")
 
 
-def trace(args: EngineArgs, question: Question) -> Trace:
-    """Record what transformers makes of the question, with the checkpoint of `args`, on the CPU, in `args.dtype`.
+class Reference:
+    """transformers' model and processor of the checkpoint of `args`, on the CPU, in `args.dtype`.
 
     Raises:
-        ModelError: transformers cannot run it.
+        ModelError: transformers cannot load them.
     """
+
+    def __init__(self, args: EngineArgs) -> None:
+        path = resolve(args)
+        hf_config = read_config(path, args)
+        self._info = read_info(path, args, hf_config)
+        self._model, self._converted = _told(lambda: _model(hf_config, self._info, args))
+        self._adapter: str | None = None
+        self._processor = _told(lambda: Processor(self._info, args))
+
+    def trace(self, question: Question) -> Trace:
+        """Record what transformers makes of the question.
+
+        Raises:
+            ModelError: it cannot answer.
+        """
+        return _told(lambda: self._trace(question))
+
+    def _trace(self, question: Question) -> Trace:
+        model, info, made = self._model, self._info, Trace(converted=self._converted)
+        self._adapt(question)
+        inputs = {
+            name: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            for name, value in self._processor.inputs(question, made).items()
+        }
+        made.prompt_ids = tuple(inputs["input_ids"][0].tolist())
+        made.features = {
+            name: [value]
+            for name, value in inputs.items()
+            if isinstance(value, Tensor) and value.numel() and not name.startswith(_OF_THE_PROMPT)
+        }
+        if info.is_encoder_decoder:
+            # The encoder reads the prompt; the decoder begins with the token that starts every answer.
+            made.features["input_ids"] = [inputs["input_ids"]]
+            assert info.decoder_start_id is not None
+            made.prompt_ids = (info.decoder_start_id,)
+        with torch.inference_mode():
+            if not info.is_encoder_decoder:
+                made.encoded = _encoded(model, info, inputs, list(question.media))
+            # BLIP-2's own generate wants a picture; without one, its language model answers alone.
+            speaker = model.language_model if info.model_type == "blip-2" and not question.media else model
+            _answer(speaker, info, inputs, question.max_tokens, made)
+        return made
+
+    def _adapt(self, question: Question) -> None:
+        """Put the adapter in that the checkpoint brings for the question's media, or take out the one before."""
+        found = next(iter(built_in(self._info, tuple(question.media)).values()), None)
+        wanted = None if found is None else found.request.lora_name
+        if wanted == self._adapter:
+            return
+        # One at a time: two that hang on one layer would need to be told apart there.
+        if self._adapter is not None:
+            self._model.delete_adapter(self._adapter)
+        if found is not None:
+            self._model.load_adapter(found.request.lora_path, adapter_name=wanted)
+        self._adapter = wanted
+        self._model.eval()
+
+
+def _told(act: Callable[[], T]) -> T:
+    """What `act` gives; what goes wrong in transformers as one line of ours."""
     try:
-        return _trace(args, question)
+        return act()
     except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError, RuntimeError) as error:
         text = str(error).strip().splitlines()
         raise ModelError(f"transformers cannot answer: {text[0] if text else type(error).__name__}") from error
 
 
-def _trace(args: EngineArgs, question: Question) -> Trace:
-    path = resolve(args)
-    hf_config = read_config(path, args)
-    info = read_info(path, args, hf_config)
-    made = Trace()
-    model = _model(hf_config, info, args, question, made)
-    inputs = _inputs(info, args, question, made)
-    inputs = {k: v.to(model.dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
-    made.prompt_ids = tuple(inputs["input_ids"][0].tolist())
-    made.features = {k: v for k, v in inputs.items() if isinstance(v, Tensor) and v.shape[0] and _is_feature(k)}
-    if info.is_encoder_decoder:
-        # The encoder reads the prompt; the decoder begins with the token that starts every answer.
-        made.features["input_ids"] = inputs["input_ids"]
-        assert info.decoder_start_id is not None
-        made.prompt_ids = (info.decoder_start_id,)
-    with torch.inference_mode():
-        if not info.is_encoder_decoder:
-            made.encoded_EH = _encoded(model, info, inputs)
-        _answer(model, info, inputs, question.max_tokens, made)
-    return made
-
-
-def _model(hf_config: Any, info: ModelInfo, args: EngineArgs, question: Question, made: Trace) -> Any:
-    """transformers' model, set to greedy answers; what was converted for it goes into `made`."""
+def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]:
+    """transformers' model, set to greedy answers, and in words what was converted for it."""
     from transformers import GenerationConfig
 
-    hf_config, weights, made.converted = converted_weights(hf_config, info)
+    hf_config, weights, words = converted_weights(hf_config, info)
     # Soft caps are computed by transformers' eager attention alone.
     capped = getattr(hf_config.get_text_config(decoder=True), "attn_logit_softcapping", None)
     model: Any = model_class_of(info, hf_config).from_pretrained(
@@ -96,11 +144,7 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs, question: Question
     for part in parts:
         if hasattr(part, "generation_config"):
             part.generation_config = plain
-    if question.images:
-        for adapter in built_in(info, ("image",)).values():
-            model.load_adapter(adapter.request.lora_path, adapter_name=adapter.request.lora_name)
-            model.set_adapter(adapter.request.lora_name)
-    return model.eval()
+    return model.eval(), words
 
 
 def _make_room(model: Any, most: int) -> None:
@@ -117,78 +161,29 @@ def _make_room(model: Any, most: int) -> None:
                 module.weight = longer
 
 
-def _is_feature(name: str) -> bool:
-    return not name.startswith(("input_ids", "attention_mask", "token_type", "mm_token_type", "position_ids"))
+def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[str]) -> dict[str, Tensor]:
+    """What the model's own methods make of the media, by kind; without those that have no such method."""
+    made = {}
+    for kind in kinds:
+        # Some processors give the frames of a video as pictures.
+        as_pictures = kind == "video" and "pixel_values_videos" not in inputs
+        if (info.model_type, kind) in _COMPLETED_LATER or (as_pictures and "image" in kinds):
+            continue
+        name = f"get_{'image' if as_pictures else kind}_features"
+        for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):
+            known = () if method is None else inspect.signature(method).parameters
+            given = {k: v for k, v in inputs.items() if k in known}
+            if method is not None and given:
+                made[kind] = _rows(method(**given, return_dict=True), kind)
+                break
+    return made
 
 
-def pictures(question: Question) -> list[Any]:
-    """The question's pictures as transformers is given them: upright, RGB."""
-    from PIL import Image, ImageOps
-
-    opened = [image if isinstance(image, Image.Image) else Image.open(image) for image in question.images]
-    return [ImageOps.exif_transpose(image).convert("RGB") for image in opened]
-
-
-def _inputs(info: ModelInfo, args: EngineArgs, question: Question, made: Trace) -> dict[str, Any]:
-    """The model's inputs, by the processor in one call; what it renders goes into `made`."""
-    parts = _processor(info, args)
-    images = pictures(question)
-    media = {"images": [images]} if images else {}
-    text, ends = question.text, {}
-    if question.templated == "chat":
-        content = [{"type": "image"} for _ in images] + [{"type": "text", "text": question.text}]
-        messages = [{"role": "user", "content": content if images else question.text}]
-        text = parts.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        # A template writes the ends itself.
-        ends = {"add_special_tokens": False}
-        made.rendered = text
-    tokenizer = getattr(parts, "tokenizer", parts)
-    if tokenizer.pad_token is None:
-        # Some processors ask for padding also of a lone text.
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
-    text = _with_markers(text, info, len(images), tokenizer)
-    return dict(parts(text=[text], return_tensors="pt", **media, **ends))
-
-
-def _processor(info: ModelInfo, args: EngineArgs) -> Any:
-    """The checkpoint's processor, or the tokenizer of a model that takes text alone."""
-    from transformers import AutoProcessor
-
-    if not info.modalities:
-        return load_tokenizer(info, args)
-    load = family_of(info).load
-    if load is not None:
-        return load(Path(info.path))
-    return AutoProcessor.from_pretrained(info.path, trust_remote_code=args.trust_remote_code)
-
-
-def _with_markers(text: str, info: ModelInfo, count: int, tokenizer: Any) -> str:
-    """The text with markers that transformers' processor reads, where the published code reads others."""
-    family = family_of(info)
-    marks = {modality: tokenizer.convert_ids_to_tokens(index) for modality, index in info.placeholder_ids.items()}
-    if "image" in family.numbered:
-        first, *rest = text.split(marks["image"])
-        marked = [f"(image {number}: <Image>{marks['image']}</Image>){part}" for number, part in enumerate(rest, 1)]
-        return first + "".join(marked)
-    if info.model_type not in _OTHER_MARKERS or family.rewrite is None:
-        return text
-    written = family.rewrite(text, {"image": count})
-    pieces = (written,) if isinstance(written, str) else written
-    return "".join(piece if isinstance(piece, str) else marks[piece.modality] for piece in pieces)
-
-
-def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any]) -> Tensor | None:
-    """What the model's own method makes of the pictures; None if it has no such method, or gives something before."""
-    if info.model_type in _PROJECTED_LATER:
-        return None
-    method = getattr(model, "get_image_features", None) or getattr(
-        getattr(model, "model", None), "get_image_features", None
-    )
-    if method is None or "pixel_values" not in inputs:
-        return None
-    known = inspect.signature(method).parameters
-    result = method(**{k: v for k, v in inputs.items() if k in known}, return_dict=True)
-    pooled = result.pooler_output
+def _rows(output: Any, kind: str) -> Tensor:
+    """(E, H) of a tower's output, without what fills shorter sounds up."""
+    pooled, heard = output.pooler_output, getattr(output, "attention_mask", None)
+    if kind == "audio" and heard is not None and isinstance(pooled, Tensor) and heard.shape == pooled.shape[:2]:
+        return pooled[heard.bool()]
     parts = pooled if isinstance(pooled, list | tuple) else [pooled]
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 

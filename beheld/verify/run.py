@@ -3,37 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from beheld.core.config import EngineArgs
-from beheld.verify import ours, reference
 from beheld.verify.compare import Stage, compare, first_difference
+from beheld.verify.ours import Engine
+from beheld.verify.reference import Reference
 from beheld.verify.trace import Question
 
 
+class Sides:
+    """Both sides of one checkpoint, held at once, for question after question; `close` ends them.
+
+    Raises:
+        BeheldError: a side cannot load it.
+    """
+
+    def __init__(self, args: EngineArgs) -> None:
+        args = _on_cpu(args)
+        self._reference = Reference(args)
+        self._engine = Engine(args)
+
+    def __enter__(self) -> Sides:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both."""
+        self._engine.close()
+
+    def ask(self, question: Question) -> tuple[list[Stage], Stage | None]:
+        """All stages, and the first that differs.
+
+        Raises:
+            BeheldError: a side cannot answer.
+        """
+        stages = compare(self._reference.trace(question), self._engine.trace(question))
+        return stages, first_difference(stages)
+
+
 def verify(args: EngineArgs, question: Question) -> tuple[list[Stage], Stage | None]:
-    """All stages, and the first that differs; both sides compute on the CPU.
+    """All stages, and the first that differs; both sides compute on the CPU, one after the other.
 
     Raises:
         BeheldError: a side cannot answer at all.
     """
-    dtype = "float32" if args.dtype == "auto" else args.dtype
-    args = dataclasses.replace(args, dtype=dtype, device="cpu")
-    theirs = reference.trace(args, question)
-    mine = ours.trace(args, question)
-    stages = compare(theirs, mine)
+    args = _on_cpu(args)
+    # The one model is let go before the other is loaded.
+    theirs = Reference(args).trace(question)
+    engine = Engine(args)
+    try:
+        stages = compare(theirs, engine.trace(question))
+    finally:
+        engine.close()
     return stages, first_difference(stages)
 
 
-def made_up(count: int) -> list[Any]:
-    """Pictures of coloured noise with a shape in them, always the same; no two alike."""
-    import numpy as np
-    from PIL import Image, ImageDraw
-
-    made = []
-    for index in range(count):
-        noise = np.random.default_rng(index).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-        image = Image.fromarray(noise).resize((160, 120), Image.Resampling.BILINEAR)
-        ImageDraw.Draw(image).ellipse((20 + 30 * index, 20, 90 + 30 * index, 90), fill=(220, 40, 40))
-        made.append(image)
-    return made
+def _on_cpu(args: EngineArgs) -> EngineArgs:
+    return dataclasses.replace(args, dtype="float32" if args.dtype == "auto" else args.dtype, device="cpu")

@@ -19,6 +19,9 @@ class Question:
     Attributes:
         text: a question for the chat template, or the whole prompt with the family's own markers.
         images: files, or anything that PIL opens.
+        videos: pairs of frames, uint8 (frames, height, width, 3), and what is known of them: "fps",
+            "total_num_frames", "frames_indices", "duration".
+        sounds: pairs of mono samples and their rate in Hz.
         templated: "chat" puts the question through the chat template, "plain" takes the text as it is.
         max_tokens: how many tokens are answered, greedily, whatever ends the text.
     """
@@ -27,6 +30,14 @@ class Question:
     images: Sequence[Any] = ()
     templated: str = "chat"
     max_tokens: int = 12
+    videos: Sequence[tuple[Any, dict[str, Any]]] = ()
+    sounds: Sequence[tuple[Any, int]] = ()
+
+    @property
+    def media(self) -> dict[str, Sequence[Any]]:
+        """Modality -> its items, of the kinds that are asked about."""
+        kinds = {"image": self.images, "video": self.videos, "audio": self.sounds}
+        return {kind: items for kind, items in kinds.items() if items}
 
 
 @dataclass(eq=False)
@@ -36,8 +47,9 @@ class Trace:
     Attributes:
         rendered: the prompt as text.
         prompt_ids: with all placeholders replaced.
-        features: the processor's tensors by name, those of all items one after the other.
-        encoded_EH: what the tower gave for all items.
+        media_ids: the ids that stand where embeddings of media go.
+        features: the processor's tensors by name: one of the whole prompt, or one of each item that has it.
+        encoded: modality -> (E, H) that the tower gave for all items of that kind.
         embeds_TH: the prompt's embeddings with those of the items in their places.
         positions: (X, T) of the prompt, then of each token answered.
         logits: (V) that chose each answered token.
@@ -47,8 +59,9 @@ class Trace:
 
     rendered: str | None = None
     prompt_ids: tuple[int, ...] = ()
-    features: dict[str, Tensor] = field(default_factory=dict)
-    encoded_EH: Tensor | None = None
+    media_ids: frozenset[int] = frozenset()
+    features: dict[str, list[Tensor]] = field(default_factory=dict)
+    encoded: dict[str, Tensor] = field(default_factory=dict)
     embeds_TH: Tensor | None = None
     positions: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)

@@ -8,34 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor
 
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
-from beheld.core.plan import SpanView
 from beheld.models.hf import HFAdapter
-from beheld.runner.encoder import EncoderStore
-from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, Stage, compare
-from beheld.verify.run import made_up, verify
+from beheld.verify.asking import made_up
+from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, Stage, compare, first_difference
+from beheld.verify.layout import pairs
+from beheld.verify.run import verify
 from beheld.verify.trace import Question, Trace
 from tests import tiny, tiny_adapted, tiny_cross, tiny_quantized
 from tests.checkpoint.test_convert import main_branch
-
-FAMILIES = ["llama", "llava", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "paligemma", "glm4v"]
-# Families of which transformers must be asked in another way: other markers, positions, classes, merging.
-PECULIAR = ["chameleon", "florence2", "fuyu", "gemma4", "hunyuan_vl", "llama4", "mantis", "molmo2", "qwen2_5_omni"]
+from tests.inputs.pipes import write_video
 
 
 def prompt_of(family: str, count: int) -> str:
     return tiny.wrap(family, tiny.markers(family, num_images=1) * count + "What is it?")
-
-
-def run(family: str, images: list[Any]) -> tuple[dict[str, Stage], Stage | None]:
-    return ask(tiny.checkpoint(family), prompt_of(family, len(images)), images)
 
 
 def ask(folder: Path, prompt: str, images: list[Any]) -> tuple[dict[str, Stage], Stage | None]:
@@ -43,34 +33,6 @@ def ask(folder: Path, prompt: str, images: list[Any]) -> tuple[dict[str, Stage],
     args = EngineArgs(model=str(folder), media_workers=0)
     stages, culprit = verify(args, Question(prompt, tuple(images), "plain", 6))
     return {stage.name: stage for stage in stages}, culprit
-
-
-def pictures(family: str) -> list[Any]:
-    if family not in tiny.IMAGE_FAMILIES:
-        return []
-    return made_up(1 if family in tiny.LONE_FAMILIES else 2)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_differs(family: str) -> None:
-    stages, culprit = run(family, pictures(family))
-    assert culprit is None
-    for name in ("token ids", "merged embeddings", "logits", "tokens"):
-        assert stages[name].verdict == SAME, name
-    if family in tiny.IMAGE_FAMILIES:
-        assert stages["encoder output"].verdict == SAME
-
-
-@pytest.mark.parametrize("family", PECULIAR)
-def test_nothing_differs_in_peculiar_families(family: str) -> None:
-    if family not in tiny.TINY:
-        pytest.skip("this version of transformers has no such family")
-    stages, culprit = run(family, pictures(family)[:1])
-    assert culprit is None
-    # An encoder's prompt enters no decoder.
-    compared = ("tokens", "logits", "processor's input_ids" if family == "florence2" else "merged embeddings")
-    assert [stages[name].verdict for name in compared] == [SAME] * 3
-    assert "layout" not in stages
 
 
 def main_phi(folder: Path) -> str:
@@ -130,30 +92,64 @@ def test_what_goes_wrong_in_a_converted_layout(tmp_path: Path, monkeypatch: pyte
     assert culprit.name == "logits"
 
 
-def test_sides_of_different_lengths_are_compared() -> None:
-    theirs, mine = (Trace(positions=[torch.arange(count)[None]]) for count in (5, 3))
-    (stage,) = [stage for stage in compare(theirs, mine) if stage.name == "positions"]
-    assert (stage.verdict, stage.detail) == (DIFFERENT, "5 there, 3 here")
-
-
-def test_a_picture_that_is_not_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "turned.png"
-    noise = np.random.default_rng(0).integers(0, 256, (84, 56, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    Image.fromarray(noise).save(file, exif=exif)
-    assert run("qwen2_5_vl", [file])[1] is None
-    monkeypatch.setattr("PIL.ImageOps.exif_transpose", lambda image: image)
-    from beheld.verify import reference
-
-    upright = Image.fromarray(noise[::-1, ::-1].copy())
-    monkeypatch.setattr(reference, "pictures", lambda question: [upright])
-    _, culprit = run("qwen2_5_vl", [file])
+def test_prompts_of_different_lengths_are_told_apart_where_they_begin_to_differ() -> None:
+    theirs, mine = (
+        Trace(
+            prompt_ids=(1, *[9] * count, 2),
+            media_ids=frozenset({9}),
+            features={"pixel_values": [torch.zeros(count, 3)]},
+            embeds_TH=torch.zeros(count + 2, 4),
+            positions=[torch.arange(count + 2)[None]],
+            logits=[torch.zeros(5)],
+            token_ids=[0],
+        )
+        for count in (5, 3)
+    )
+    stages = {stage.name: stage for stage in compare(theirs, mine)}
+    culprit = first_difference(list(stages.values()))
     assert culprit is not None
-    assert culprit.name == "pixel values"
+    assert culprit.name == "token ids"
+    assert culprit.detail.startswith("7 there, 5 here; from 4 on: ")
+    assert culprit.detail.endswith("they differ in the number of places of media alone")
+    assert stages["pixel values"].detail == "(5, 3) there, (3, 3) here"
+    later = {stages[name].verdict for name in ("merged embeddings", "positions", "logits", "tokens")}
+    assert later == {NOT_COMPARED}
 
 
-def test_a_wrong_rotary_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_of_different_lengths_and_axes_are_compared() -> None:
+    for theirs, mine, detail in (
+        (torch.arange(5)[None], torch.arange(3)[None], "5 there, 3 here"),
+        (torch.zeros(3, 4), torch.ones(4, 4), "of the prompt: [0.0, 0.0, 0.0] there, [1.0, 1.0, 1.0, 1.0] here"),
+    ):
+        traces = [Trace(positions=[positions]) for positions in (theirs, mine)]
+        (stage,) = [stage for stage in compare(*traces) if stage.name == "positions"]
+        assert (stage.verdict, stage.detail) == (DIFFERENT, detail)
+
+
+def test_items_are_found_in_a_tensor_of_all() -> None:
+    small, large = torch.arange(6.0).reshape(1, 2, 3), torch.arange(8.0).reshape(1, 2, 4)
+    filled = torch.full((1, 2, 1), 7.0)
+    strung = torch.cat([torch.cat([small, filled], 2), large])
+    # Items follow each other along the first dimension, or along the second where the first is one.
+    beside = strung[None]
+    for whole, items in ((strung, [small, large]), (beside, [small[None], large[None]])):
+        found = pairs("pixel_values", whole, items)
+        assert found is not None
+        assert all(torch.equal(part, item) for part, item in found)
+    assert pairs("pixel_values", strung, [small, small, large]) is None
+    assert pairs("pixel_values", strung, [torch.zeros(2, 3, 4)]) is None
+    assert pairs("pixel_values", strung, []) is None
+    running = torch.tensor([[0, 1], [2, -1], [3, 4]])
+    found = pairs("image_token_pooling", running, [running[:2], torch.tensor([[0, 1]])])
+    assert found is not None
+    assert all(torch.equal(part, item) for part, item in found)
+    found = pairs("image_token_pooling", running[2:], [torch.tensor([[1, 0]])])
+    assert found is not None
+    assert not torch.equal(*found[0])
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "glm4v", "ernie4_5_vl_moe", "qwen3_vl"])
+def test_a_wrong_rotary_delta(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = HFAdapter.positions
 
     def wrong(self: HFAdapter, token_ids: Any, spans: Any) -> Any:
@@ -161,28 +157,91 @@ def test_a_wrong_rotary_delta(monkeypatch: pytest.MonkeyPatch) -> None:
         return positions, delta + 1
 
     monkeypatch.setattr(HFAdapter, "positions", wrong)
-    _, culprit = run("qwen2_5_vl", made_up(1))
+    _, culprit = ask(tiny.checkpoint(family), prompt_of(family, 1), made_up(1))
     assert culprit is not None
     assert culprit.name == "positions"
     assert "answered token 1" in culprit.detail
 
 
-def test_swapped_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = EncoderStore._source
-
-    def wrong(self: EncoderStore, span: SpanView) -> Tensor:
-        others = [embeds for digest, embeds in self._embeds.items() if digest != span.digest]
-        return others[0] if others else right(self, span)
-
-    monkeypatch.setattr(EncoderStore, "_source", wrong)
-    _, culprit = run("qwen2_5_vl", made_up(2))
-    assert culprit is not None
-    assert culprit.name == "merged embeddings"
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """Stage -> verdict, of a command that finds nothing wrong."""
+    assert main(["verify", *words, "--max-tokens", "3", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["first_difference"] is None
+    return {stage["name"]: stage["verdict"] for stage in answer["stages"]}
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "mote", "examples/scene.png", "--max-tokens", "3", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["first_difference"] is None
-    verdicts = {stage["name"]: stage["verdict"] for stage in told["stages"]}
+    verdicts = told(capsys, "mote", "examples/scene.png")
     assert verdicts["rendered prompt"] == verdicts["pixel values"] == verdicts["tokens"] == SAME
+
+
+@pytest.mark.parametrize(
+    ("family", "stage"),
+    [
+        ("llama", "rendered prompt"),
+        ("qwen2_audio", "processor's input_features"),
+        ("paligemma", "pixel values"),
+        ("fuyu", "pixel values"),
+        ("mantis", "pixel values"),
+        ("florence2", "pixel values"),
+        ("chameleon", "pixel values"),
+        ("phi4_mm", "pixel values"),
+        ("voxtral", "processor's input_features"),
+    ],
+)
+def test_what_is_not_said_is_made_up(family: str, stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # Text to a model of text, a sound to one that hears, a plain prompt where there is no chat template.
+    verdicts = told(capsys, str(tiny.checkpoint(family)))
+    assert verdicts[stage] == verdicts["tokens"] == SAME
+
+
+def test_files_of_all_kinds_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.wav").write_bytes(tiny.wav(tiny.sound(0.4, 3)))
+    tiny.picture(84, 56, 1).save(tmp_path / "b.png")
+    folder = str(tiny.checkpoint("qwen2_5_omni"))
+    marks = tiny.markers("qwen2_5_omni", num_images=1, num_sounds=1)
+    # Files stand behind options as well as before them.
+    said = ["--prompt", tiny.wrap("qwen2_5_omni", marks + "What?"), str(tmp_path / "b.png")]
+    options = ["--max-model-len", "512", "--mm-processor-kwargs", '{"max_pixels": 3136}']
+    verdicts = told(capsys, folder, str(tmp_path / "a.wav"), *said, *options)
+    for name in ("pixel values", "processor's input_features", "encoder output", "encoder output of audio", "logits"):
+        assert verdicts[name] == SAME, name
+
+
+def test_a_video_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_video(tmp_path / "v.mp4", tiny.frames(10))
+    verdicts = told(capsys, str(tiny.checkpoint("qwen2_5_vl")), str(tmp_path / "v.mp4"))
+    assert verdicts["rendered prompt"] == verdicts["pixel values of video"] == verdicts["logits"] == SAME
+
+
+def test_options_reach_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    folder, picture = str(tiny.checkpoint("qwen2_vl")), "examples/scene.png"
+    sizes = []
+    for options in ([], ["--mm-processor-kwargs", '{"max_pixels": 3136}']):
+        assert main(["verify", folder, picture, "--max-tokens", "1", *options]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pixel values")]
+        sizes.append(line.split("same")[1])
+    assert sizes[0] != sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("llama", "examples/scene.png"), "does not take image; it takes text only"),
+        (("qwen2_vl", "missing.png"), "There is no file 'missing.png'"),
+        (("qwen2_vl", "https://example.com/a.png"), "is no file. Fetch it first"),
+        (("qwen2_vl", "examples/scene.png", "--text-only"), "--text-only was said, and media were given"),
+        (("qwen2_vl", "--max-tokens", "0"), "--max-tokens must be at least 1"),
+    ],
+)
+def test_what_cannot_be_asked(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    family, *rest = words
+    assert main(["verify", str(tiny.checkpoint(family)), *rest]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_an_option_without_meaning_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", "mote", "--tensor-parallel-size", "2"])
+    assert "--tensor-parallel-size" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Questions from what a user names: files, a question or a whole prompt; what is left out is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.info import read_info
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
+from beheld.core.errors import PromptError, TemplateError
+from beheld.core.media import MODALITIES, MediaRef
+from beheld.inputs import audio, video
+from beheld.inputs.families import family_of
+from beheld.inputs.template import ChatTemplates
+from beheld.inputs.tokens import load_tokenizer
+from beheld.verify.trace import Question
+
+_QUESTIONS = {
+    "image": "What is in this picture?",
+    "video": "What happens in this video?",
+    "audio": "What do you hear?",
+}
+_TEXT_QUESTION = "What is the capital of France?"
+_RATE = 16000
+
+
+def question_of(
+    args: EngineArgs, media: Sequence[MediaRef], *, text: str | None, prompt: str | None, max_tokens: int
+) -> Question:
+    """What to ask the model of `args`.
+
+    Args:
+        args: names the model.
+        media: pictures, videos and sounds, as files.
+        text: a question; None for one that suits the media.
+        prompt: the whole prompt with its markers instead of a question; the media are those named, then.
+        max_tokens: of the answer.
+
+    Raises:
+        UserError: the model does not take such media, or a file cannot be read.
+    """
+    info = read_info(resolve(args), args)
+    for ref in media:
+        if ref.modality not in info.modalities:
+            takes = " and ".join(info.modalities) or "text only"
+            raise PromptError(f"The model {info.name!r} does not take {ref.modality}; it takes {takes}.")
+    items = {kind: [_opened(ref, args) for ref in media if ref.modality == kind] for kind in MODALITIES}
+    kinds = [kind for kind, found in items.items() if found]
+    if prompt is not None:
+        return _question(prompt, "plain", max_tokens, items)
+    asked = text or (_QUESTIONS[kinds[0]] if kinds else _TEXT_QUESTION)
+    tokenizer = load_tokenizer(info, args)
+    if _takes_parts(info, args, tokenizer, bool(kinds)):
+        return _question(asked, "chat", max_tokens, items)
+    written = "".join(_marker(kind, info, tokenizer) * len(items[kind]) for kind in kinds)
+    return _question(written + asked, "plain", max_tokens, items)
+
+
+def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
+    """True if there is a template, and one that places media; where to write them in a text nobody agreed upon."""
+    templates = ChatTemplates(tokenizer, Path(info.path), family_of(info).template)
+    try:
+        template = templates.resolve(None, None)
+    except TemplateError:
+        return False
+    return not with_media or templates.takes_list(template, args.chat_template_content_format)
+
+
+def made_up_of(args: EngineArgs) -> list[MediaRef]:
+    """One item of the first kind that the model of `args` takes; none if it takes text alone."""
+    taken = read_info(resolve(args), args).modalities
+    kind = next((kind for kind in MODALITIES if kind in taken), None)
+    if kind is None:
+        return []
+    return [MediaRef(kind, {"image": lambda: made_up(1)[0], "video": _clip, "audio": _sound}[kind]())]
+
+
+def made_up(count: int) -> list[Any]:
+    """Pictures of coloured noise with a shape in them, always the same; no two alike."""
+    import numpy as np
+    from PIL import Image, ImageDraw
+
+    made = []
+    for index in range(count):
+        noise = np.random.default_rng(index).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        image = Image.fromarray(noise).resize((160, 120), Image.Resampling.BILINEAR)
+        ImageDraw.Draw(image).ellipse((20 + 30 * index, 20, 90 + 30 * index, 90), fill=(220, 40, 40))
+        made.append(image)
+    return made
+
+
+def _clip() -> tuple[Any, dict[str, Any]]:
+    """Eight frames, two a second, in which the shape crosses the picture."""
+    import numpy as np
+
+    frames = np.stack([np.roll(np.asarray(made_up(1)[0]), 12 * index, axis=1) for index in range(8)])
+    return frames, _metadata(8, 2.0, range(8))
+
+
+def _sound() -> tuple[Any, int]:
+    """One second of two tones."""
+    import numpy as np
+
+    time = np.arange(_RATE) / _RATE
+    return (0.3 * np.sin(880 * time) + 0.2 * np.sin(5000 * time * time)).astype(np.float32), _RATE
+
+
+def _opened(ref: MediaRef, args: EngineArgs) -> Any:
+    """A picture's file as it is; the frames or samples of other files, which both sides are given."""
+    if not isinstance(ref.source, Path) or ref.modality == "image":
+        return ref.source
+    data = ref.source.read_bytes()
+    if ref.modality == "audio":
+        wave = audio.open_bytes(data, MediaLimits())
+        return wave.samples, wave.rate
+    options = (args.media_io_kwargs or {}).get("video", {})
+    clip = video.open_bytes(data, video.Sampling.of(options), MediaLimits())
+    return clip.frames, _metadata(clip.total, clip.fps, clip.indices or ()) if clip.fps else {}
+
+
+def _metadata(total: int, fps: float, indices: Sequence[int]) -> dict[str, Any]:
+    return {"total_num_frames": total, "fps": fps, "duration": total / fps, "frames_indices": list(indices)}
+
+
+def _marker(kind: str, info: ModelInfo, tokenizer: Any) -> str:
+    """How an item is written in a prompt of this family; not at all where the family puts it before every prompt."""
+    family = family_of(info)
+    if kind in family.most and family.rewrite is not None:
+        return ""
+    found: str = family.markers.get(kind) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
+    return found
+
+
+def _question(text: str, templated: str, max_tokens: int, items: Mapping[str, Sequence[Any]]) -> Question:
+    return Question(text, items["image"], templated, max_tokens, items["video"], items["audio"])

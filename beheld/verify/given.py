@@ -1,0 +1,156 @@
+"""What transformers' own processor makes of a question.
+
+Pictures come from their files; frames of videos and samples of sounds are those that beheld is given, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
+from beheld.inputs import audio
+from beheld.inputs.families import Family, family_of
+from beheld.inputs.tokens import load_tokenizer
+from beheld.verify.trace import Question, Trace
+
+# Families with markers that only the repository's own code reads.
+_OTHER_MARKERS = frozenset({"ernie4_5_vl_moe", "phi4_multimodal"})
+# Families whose processor takes two frames a second, whatever is known of them, unless it is told otherwise.
+_TOLD_RATES = frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
+
+
+class Processor:
+    """The checkpoint's processor as transformers loads it, or the tokenizer of a model that takes text alone."""
+
+    def __init__(self, info: ModelInfo, args: EngineArgs) -> None:
+        self._info = info
+        self._family: Family = family_of(info)
+        self._options = dict(args.mm_processor_kwargs or {})
+        self._parts = _load(info, args, self._family)
+        self._tokenizer = getattr(self._parts, "tokenizer", self._parts)
+        if self._tokenizer.pad_token is None:
+            # Some processors ask for padding also of a lone text.
+            self._tokenizer.pad_token = self._tokenizer.convert_ids_to_tokens(0)
+
+    def inputs(self, question: Question, made: Trace) -> dict[str, Any]:
+        """The model's inputs, by the processor in one call; what it renders goes into `made`."""
+        text, ends = question.text, {}
+        if question.templated == "chat":
+            text = self._rendered(question, made)
+            # A processor adds the tokenizer's ends unless the template wrote the first of them; a tokenizer never does.
+            bos = getattr(self._tokenizer, "bos_token", None)
+            if not self._info.modalities or (bos and text.startswith(bos)):
+                ends = {"add_special_tokens": False}
+        text = self._with_markers(text, question)
+        if self._info.model_type == "voxtral":
+            return self._joined(text, question)
+        return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **self._options, **ends))
+
+    def _rendered(self, question: Question, made: Trace) -> str:
+        # Some templates ask for the item itself, none for what it is.
+        parts = [{"type": kind, kind: "given"} for kind, items in question.media.items() for _ in items]
+        content = [*parts, {"type": "text", "text": question.text}] if parts else question.text
+        messages = [{"role": "user", "content": content}]
+        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+        if getattr(self._parts, "chat_template", None):
+            text: str = self._parts.apply_chat_template(messages, **options)
+        else:
+            # Some processors do not look where older checkpoints keep the template, and some checkpoints bring none.
+            template = self._tokenizer.chat_template or self._family.template or None
+            text = self._tokenizer.apply_chat_template(messages, chat_template=template, **options)
+        if self._tokenizer.chat_template or getattr(self._parts, "chat_template", None):
+            made.rendered = self._family.begun(text, self._tokenizer)
+        return text
+
+    def _media(self, question: Question) -> dict[str, Any]:
+        """The call's arguments for media."""
+        given: dict[str, Any] = {}
+        if question.images:
+            # One inner list to a prompt, as apply_chat_template has it.
+            given["images"] = [pictures(question)]
+        if question.videos:
+            given["videos"] = [frames for frames, _ in question.videos]
+            known = [metadata for _, metadata in question.videos]
+            if all(known):
+                # The frames are chosen; some processors would choose among them again.
+                given |= {"video_metadata": known, "do_sample_frames": False}
+                if self._info.model_type in _TOLD_RATES:
+                    given["fps"] = known[0]["fps"]
+        if question.sounds:
+            given |= {"audio": self._waves(question), "audio_kwargs": {"sampling_rate": self._rate}}
+        return given
+
+    @property
+    def _rate(self) -> int:
+        extractor = getattr(self._parts, "feature_extractor", None) or self._parts.audio_processor
+        return int(extractor.sampling_rate)
+
+    def _waves(self, question: Question) -> list[Any]:
+        limits = MediaLimits()
+        return [
+            audio.resampled(audio.from_array(samples, rate, limits), self._rate).samples
+            for samples, rate in question.sounds
+        ]
+
+    def _joined(self, text: str, question: Question) -> dict[str, Any]:
+        """Text and sound joined by hand: this processor does it by means of another library, mistral-common."""
+        parts, ears = self._parts, _audio_config(self._info)
+        options = {
+            "sampling_rate": self._rate,
+            "padding": True,
+            "truncation": False,
+            "pad_to_multiple_of": 480000,
+            "return_tensors": "pt",
+        }
+        sounds = [parts._retrieve_input_features([wave], 3000, **options) for wave in self._waves(question)]
+        embeds = ears.max_source_positions * ears.hidden_size // ears.intermediate_size
+        first, *rest = text.split(parts.audio_token)
+        filled = [parts.audio_token * (embeds * len(made)) + piece for made, piece in zip(sounds, rest, strict=True)]
+        made = {"input_ids": self._tokenizer(first + "".join(filled), return_tensors="pt")["input_ids"]}
+        return made | ({"input_features": torch.cat(sounds)} if sounds else {})
+
+    def _with_markers(self, text: str, question: Question) -> str:
+        """The text with markers that transformers' processor reads, where the published code reads others."""
+        marks = {
+            kind: self._tokenizer.convert_ids_to_tokens(index) for kind, index in self._info.placeholder_ids.items()
+        }
+        if "image" in self._family.numbered:
+            first, *rest = text.split(marks["image"])
+            marked = [f"(image {number}: <Image>{marks['image']}</Image>){part}" for number, part in enumerate(rest, 1)]
+            return first + "".join(marked)
+        if self._info.model_type not in _OTHER_MARKERS or self._family.rewrite is None:
+            return text
+        written = self._family.rewrite(text, {kind: len(items) for kind, items in question.media.items()})
+        pieces = (written,) if isinstance(written, str) else written
+        return "".join(piece if isinstance(piece, str) else marks[piece.modality] for piece in pieces)
+
+
+def pictures(question: Question) -> list[Any]:
+    """The question's pictures as transformers is given them: upright, RGB."""
+    from PIL import Image, ImageOps
+
+    opened = [image if isinstance(image, Image.Image) else Image.open(image) for image in question.images]
+    return [ImageOps.exif_transpose(image).convert("RGB") for image in opened]
+
+
+def _load(info: ModelInfo, args: EngineArgs, family: Family) -> Any:
+    from transformers import AutoProcessor
+
+    if not info.modalities:
+        return load_tokenizer(info, args)
+    if family.load is not None:
+        parts = family.load(Path(info.path))
+    else:
+        parts = AutoProcessor.from_pretrained(info.path, trust_remote_code=args.trust_remote_code)
+    if args.tokenizer is not None:
+        parts.tokenizer = load_tokenizer(info, args)
+    return parts
+
+
+def _audio_config(info: ModelInfo) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(info.path).audio_config

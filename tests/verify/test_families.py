@@ -1,0 +1,166 @@
+"""`beheld verify` of every family: nothing differs in any kind of question, and faults are named at their stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from torch import Tensor
+
+from beheld.core.config import EngineArgs
+from beheld.core.plan import SpanView
+from beheld.inputs import decode
+from beheld.runner.encoder import EncoderStore
+from beheld.verify.compare import DIFFERENT, SAME, Stage
+from beheld.verify.run import Sides
+from beheld.verify.trace import Question
+from tests import tiny
+
+TOKENS = 5
+# Families whose towers give what is completed later, or whose model has no method for its tower, by kind of media.
+WITHOUT_ENCODER_STAGE = {
+    **dict.fromkeys(("llama4", "molmo2", "fuyu", "mllama", "florence2", "phi4_mm"), ("image", "video", "audio")),
+    **dict.fromkeys(("gemma3n", "qwen2_audio"), ("audio",)),
+}
+
+
+class Verified:
+    """Both sides of a family's tiny checkpoint."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.sides = Sides(EngineArgs(model=str(tiny.checkpoint(family)), media_workers=0))
+
+    def ask(
+        self, *images: Any, videos: Any = (), sounds: Any = (), templated: str = "plain"
+    ) -> tuple[dict[str, Stage], Stage | None]:
+        """All stages by name, and the first that differs."""
+        text = "What is it?"
+        if templated == "plain":
+            marks = [(images, "num_images"), (videos, "num_videos"), (sounds, "num_sounds")]
+            placed = "".join(tiny.markers(self.family, **{name: len(items)}) for items, name in marks)
+            text = tiny.wrap(self.family, placed + text)
+        stages, culprit = self.sides.ask(Question(text, images, templated, TOKENS, videos, sounds))
+        return {stage.name: stage for stage in stages}, culprit
+
+    @property
+    def most(self) -> int:
+        """Pictures to a prompt."""
+        return 1 if self.family in tiny.LONE_FAMILIES else 2
+
+
+@pytest.fixture(scope="module", params=list(tiny.TINY))
+def verified(request: pytest.FixtureRequest) -> Iterator[Verified]:
+    made = Verified(request.param)
+    yield made
+    made.sides.close()
+
+
+def check(verified: Verified, answer: tuple[dict[str, Stage], Stage | None], kind: str = "") -> None:
+    stages, culprit = answer
+    assert culprit is None, culprit
+    same = {"token ids", "logits", "tokens"}
+    if verified.family == "florence2":
+        # An encoder's prompt enters no decoder.
+        same.add("processor's input_ids")
+    else:
+        same |= {"merged embeddings", "positions"}
+    if kind and kind not in WITHOUT_ENCODER_STAGE.get(verified.family, ()):
+        same.add("encoder output")
+    if kind == "image":
+        same.add("pixel values")
+    assert {name for name in same if stages[name].verdict != SAME} == set()
+
+
+def clip() -> tuple[Any, dict[str, Any]]:
+    return tiny.frames(6, 3), {"total_num_frames": 6, "fps": 2.0, "duration": 3.0, "frames_indices": list(range(6))}
+
+
+def sounds(count: int) -> list[tuple[Any, int]]:
+    return [(tiny.sound(0.61, 5 + seed), tiny.SOUND_RATE) for seed in range(count)]
+
+
+def test_text(verified: Verified) -> None:
+    if verified.family in tiny.PICTURE_FAMILIES:
+        pytest.skip("answers about pictures only")
+    check(verified, verified.ask())
+
+
+def test_pictures(verified: Verified) -> None:
+    if verified.family not in tiny.IMAGE_FAMILIES:
+        pytest.skip("takes no pictures")
+    # Of different sizes, so that some processors fill the smaller one up.
+    check(verified, verified.ask(*tiny.pictures(verified.most)), "image")
+
+
+def test_a_video(verified: Verified) -> None:
+    if verified.family not in tiny.VIDEO_FAMILIES:
+        pytest.skip("takes no videos")
+    check(verified, verified.ask(videos=(clip(),)), "video")
+
+
+def test_sounds(verified: Verified) -> None:
+    if verified.family not in tiny.SOUND_FAMILIES:
+        pytest.skip("hears nothing")
+    check(verified, verified.ask(sounds=sounds(2)), "audio")
+
+
+def test_a_conversation(verified: Verified) -> None:
+    family = verified.family
+    if family in tiny.CHATLESS_FAMILIES:
+        pytest.skip("transformers has no chat template for it")
+    images = tiny.pictures(verified.most) if family in tiny.IMAGE_FAMILIES else []
+    heard = sounds(1) if family in tiny.SOUND_FAMILIES and not images else []
+    answer = verified.ask(*images, sounds=heard, templated="chat")
+    check(verified, answer, "image" if images else "audio" if heard else "")
+    assert answer[0]["rendered prompt"].verdict == SAME
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_a_picture_that_is_not_turned(
+    verified: Verified, orientation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if verified.family not in tiny.IMAGE_FAMILIES:
+        pytest.skip("takes no pictures")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    tiny.picture(120, 80, 70 + orientation).save(tmp_path / "turned.png", exif=exif)
+    monkeypatch.setattr(decode, "_upright", lambda image: (image, 1))
+    stages, culprit = verified.ask(tmp_path / "turned.png")
+    assert culprit is not None
+    assert stages["pixel values"].verdict == DIFFERENT
+    if orientation == 3:
+        assert culprit.name == "pixel values"
+    else:
+        # Where a picture lying on its side takes other places in the prompt, these differ before.
+        places = stages["token ids"].verdict == DIFFERENT
+        assert culprit.name == ("token ids" if places else "pixel values")
+    monkeypatch.undo()
+    exif[0x0112] = orientation - 1
+    tiny.picture(120, 80, 70 + orientation).save(tmp_path / "turned.png", exif=exif)
+    check(verified, verified.ask(tmp_path / "turned.png"), "image")
+
+
+def test_swapped_pictures(verified: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+    if verified.family not in tiny.IMAGE_FAMILIES or verified.most < 2:
+        pytest.skip("takes no two pictures")
+    if verified.family == "mllama":
+        pytest.skip("its layers attend to pictures beside the text")
+    right, pair = EncoderStore._source, [tiny.picture(84, 56, 31), tiny.picture(84, 56, 32)]
+
+    def wrong(self: EncoderStore, span: SpanView) -> Tensor:
+        seen.append(span.digest)
+        others = [digest for digest in self._embeds if digest != span.digest and digest in mine]
+        return self._embeds[others[0]] if others else right(self, span)
+
+    seen: list[bytes] = []
+    mine: set[bytes] = set()
+    monkeypatch.setattr(EncoderStore, "_source", wrong)
+    assert verified.ask(*pair)[1] is None
+    mine.update(seen)
+    _, culprit = verified.ask(*pair)
+    assert culprit is not None
+    assert culprit.name == "merged embeddings"
