@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint import missing, quantized
+from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.known import NEEDS, REFUSED
 from beheld.checkpoint.resolve import CONFIG, read_json
@@ -71,7 +72,10 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         if known is not None:
             config = AutoConfig.for_model(known[0], **known[1])
         else:
-            config = AutoConfig.from_pretrained(str(path), trust_remote_code=args.trust_remote_code)
+            config = own_first(
+                lambda trust: AutoConfig.from_pretrained(str(path), trust_remote_code=trust),
+                trusted=args.trust_remote_code,
+            )
     except Exception as error:
         kind = raw.get("model_type") or "unnamed"
         raise ModelError(
@@ -163,7 +167,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
         num_layers=text.decoder_layers if encodes else text.num_hidden_layers,
-        max_model_len=int(getattr(text, "max_position_embeddings", None) or 2048),
+        max_model_len=_reach(text),
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
         position_axes=axes,
@@ -282,6 +286,23 @@ def _form(text: Any, layer: int) -> tuple[int, int]:
         text = text.per_layer_config[layer]
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def _reach(text: Any) -> int:
+    """The longest sequence that a text configuration is made for, rotary scaling counted in.
+
+    Of the scalings, "linear" and "yarn" say how far they stretch the positions that a model was trained on. "llama3"
+    and "longrope" stand beside the stretched length already, and "dynamic" follows the longest sequence of a batch, so
+    that answers would depend on what runs beside them. Where every kind of layer has a scaling of its own, the length
+    beside them is the model's.
+    """
+    known = int(getattr(text, "max_position_embeddings", None) or 2048)
+    rope = _rope(text) or {}
+    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    if kind not in ("linear", "yarn") or not isinstance(factor, int | float):
+        return known
+    trained = (rope.get("original_max_position_embeddings") if kind == "yarn" else None) or known
+    return max(known, int(trained * factor))
 
 
 def _rope_switch(text: Any) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.code import own_first
 from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError
@@ -91,7 +92,10 @@ class ItemProcessor:
             if self._family.load is not None:
                 found = self._family.load(Path(self._info.path))
             else:
-                found = AutoProcessor.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
+                found = own_first(
+                    lambda trust: AutoProcessor.from_pretrained(self._info.path, trust_remote_code=trust),
+                    trusted=self._args.trust_remote_code,
+                )
         except Exception as error:
             raise ModelError(
                 f"The processor of {self._info.name!r} cannot be loaded: {_first_line(error)}.",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.resolve import CONFIG, read_json, resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
@@ -188,7 +189,10 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
         options["mistral_format"] = False
     try:
         options |= own_config(read_json(folder / CONFIG))
-        found = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=args.trust_remote_code, **options)
+        found = own_first(
+            lambda trust: AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust, **options),
+            trusted=args.trust_remote_code,
+        )
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(

@@ -1,8 +1,8 @@
 """What the documents' scripts ask the network for, laid onto the disk: repositories, pictures, videos.
 
-Under each repository's name lies a tiny checkpoint of its family, in the layout of the Hugging Face cache. Where a
-script needs more room than the tiny checkpoint was made for, its configuration is widened; where it needs an input of a
-kind that the weights depend on, the weights are made anew.
+Under each repository's name lies a tiny checkpoint of its family, in the layout of the Hugging Face cache. Its
+configuration is as long as the repository's own, where that is below 32768 positions; where a script needs an input of
+a kind that the weights depend on, the weights are made anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Laid:
 
     Attributes:
         family: the tiny checkpoint.
-        positions: what its text model is said to be made for; None leaves it as it is.
+        positions: what its text model is said to be made for, 32768 where it is more; None leaves it as it is.
+        rope: the scaling of its rotary positions.
         vocabulary: rows of its embeddings and its head, where a script names ids beyond the tiny ones.
         config, preprocessor: changes of config.json, after which the weights are made anew, and of its preprocessor.
         make: writes the tiny checkpoint in the repository's own layout, where transformers has another.
@@ -43,6 +44,7 @@ class Laid:
 
     family: str
     positions: int | None = 32768
+    rope: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Laid:
 
 
 REPOSITORIES: dict[str, Laid] = {
-    "CohereForAI/aya-vision-8b": Laid("aya_vision"),
+    "CohereForAI/aya-vision-8b": Laid("aya_vision", positions=8192),
     "CohereLabs/command-a-vision-07-2025": Laid("cohere2_vision"),
     "HuggingFaceM4/Idefics3-8B-Llama3": Laid(
         "idefics3",
@@ -58,22 +60,22 @@ REPOSITORIES: dict[str, Laid] = {
         config={"vision_config": {"image_size": 364, "patch_size": 91}},
         preprocessor={"max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}},
     ),
-    "Qwen/Qwen2-Audio-7B-Instruct": Laid("qwen2_audio"),
+    "Qwen/Qwen2-Audio-7B-Instruct": Laid("qwen2_audio", positions=8192),
     "Qwen/Qwen2-VL-2B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2-VL-7B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2.5-VL-3B-Instruct": Laid("qwen2_5_vl"),
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
-    "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", vocabulary=128_256),
-    "adept/fuyu-8b": Laid("fuyu"),
+    "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
+    "adept/fuyu-8b": Laid("fuyu", positions=16384),
     "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe"),
     "facebook/bart-large": Laid("florence2", positions=None),
-    "facebook/chameleon-7b": Laid("chameleon"),
+    "facebook/chameleon-7b": Laid("chameleon", positions=4096),
     "google/gemma-3-4b-it": Laid("gemma3"),
     "google/gemma-3n-E2B-it": Laid("gemma3n"),
-    "google/paligemma-3b-mix-224": Laid("paligemma"),
-    "google/paligemma2-3b-ft-docci-448": Laid("paligemma2"),
-    "llava-hf/LLaVA-NeXT-Video-7B-hf": Laid("llava_next_video"),
-    "llava-hf/llava-1.5-7b-hf": Laid("llava"),
+    "google/paligemma-3b-mix-224": Laid("paligemma", positions=8192),
+    "google/paligemma2-3b-ft-docci-448": Laid("paligemma2", positions=8192),
+    "llava-hf/LLaVA-NeXT-Video-7B-hf": Laid("llava_next_video", positions=4096, rope={"factor": 2.0, "type": "linear"}),
+    "llava-hf/llava-1.5-7b-hf": Laid("llava", positions=4096),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": Laid("llava_onevision"),
     "llava-hf/llava-v1.6-mistral-7b-hf": Laid("llava_next"),
     "meta-llama/Llama-3.2-11B-Vision-Instruct": Laid("mllama"),
@@ -152,6 +154,9 @@ def _fill(folder: Path, laid: Laid) -> None:
     inner = config.get("text_config", config)
     if laid.positions is not None:
         inner["max_position_embeddings"] = laid.positions
+    if laid.rope:
+        inner.pop("rope_parameters", None)
+        inner["rope_scaling"] = dict(laid.rope)
     if laid.vocabulary is not None:
         _widen(folder, laid.vocabulary)
         inner["vocab_size"] = laid.vocabulary
