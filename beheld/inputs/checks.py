@@ -39,6 +39,13 @@ class Checks:
                     f"{self.info.architecture} has no embeddings in its text: it attends to media beside it.",
                     "Give the media.",
                 )
+        for modality in {ref.modality: None for ref in media if embeds.given(ref.source)}:
+            if isinstance(reason := self.family.embedded.get(modality), str):
+                raise MediaError(
+                    f"Embeddings of {modality} cannot be given to {self.info.architecture}: "
+                    f"{reason.format(modality=modality)}.",
+                    f"Give the {modality} itself.",
+                )
         for modality in {ref.modality: None for ref in media}:
             if modality not in self.info.modalities:
                 takes = " and ".join(self.info.modalities) or "text only"

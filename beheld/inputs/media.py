@@ -290,6 +290,10 @@ class ItemMaker:
             raise DecodeError(f"One part holds the embeddings of {len(found)} items.", "Give one item per part.")
         with clock.stage("digest"):
             item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
+        around = self._family.embedded.get(ref.modality)
+        if isinstance(around, tuple):
+            before, behind = (text.format(setting=task.setting) for text in around)
+            item = self._processor.between(item, before, behind)
         item = replace(item, digest=digest.salted(item.digest, task.salt))
         given = {"source": "embeddings", "shape": list(found[0].tensor.shape)}
         processed = Processed(item, {"embeddings": item.num_embeds}, ())

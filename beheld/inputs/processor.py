@@ -160,6 +160,17 @@ class ItemProcessor:
         lead, core, tail = tokenizer.edges(text)
         return lead, tokenizer.replacement(core), tail
 
+    def between(self, item: MediaItem, before: str, behind: str) -> MediaItem:
+        """The item of nothing but embeddings, with what is written before them and behind."""
+        tokenizer = self._tokenizer if self._tokenizer.inner is not None else self._prompt_tokenizer(self.loaded())
+        placeholder = item.replacement_ids[0]
+        marker = tokenizer.inner.convert_ids_to_tokens(placeholder)
+        lead, core, tail = tokenizer.edges(before + marker * item.num_embeds + behind)
+        ids = tokenizer.replacement(core)
+        mask = tuple(token == placeholder for token in ids)
+        assert sum(mask) == item.num_embeds, f"{marker!r} is not one token"
+        return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
+
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
         """The engine's tokenizer; the processor's own if the engine was told to do without one."""
         if self._tokenizer.inner is not None:

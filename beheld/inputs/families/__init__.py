@@ -27,6 +27,9 @@ class Place:
     modality: str
 
 
+# Why embeddings cannot stand for an item.
+LAID_OUT = "the prompt says how {modality} is laid out or when it was, which embeddings do not tell"
+
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text, or
 # its ids where the tokenizer cannot make them of a text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
@@ -59,6 +62,9 @@ class Family:
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
         added: special tokens that the processor adds to its tokenizer, in this order, where they are missing.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
+        embedded: modality -> what is written before and behind embeddings that are given in an item's place, with
+            "{setting}" for the item's; or the reason, as a half sentence, why they cannot be given. Nothing is written
+            if it is absent.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +84,7 @@ class Family:
     load: Callable[[Path], Any] | None = None
     added: tuple[str, ...] = ()
     most: Mapping[str, int] = field(default_factory=dict)
+    embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
 
     def begun(self, text: str, tokenizer: Any) -> str:
         """The text with what the processor lets it begin with; `tokenizer` is transformers' own."""
@@ -101,26 +108,32 @@ _FILES = {
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
     "chameleon": "chameleon",
+    "cohere2_vision": "tiled",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
     "florence2": "florence2",
     "fuyu": "fuyu",
     "gemma3": "gemma3",
     "gemma3n": "gemma3n",
+    "gemma4": "gemma4",
     "glm46v": "glm4v",
     "glm4v": "glm4v",
     "glm4v_moe": "glm4v",
     "hunyuan_vl": "hunyuan_vl",
+    "idefics3": "tiled",
     "internvl": "internvl",
     "lfm2_vl": "lfm2_vl",
     "llama4": "llama4",
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
+    "mistral3": "tiled",
     "mllama": "mllama",
     "molmo2": "molmo2",
     "paligemma": "paligemma",
     "phi4_multimodal": "phi4_multimodal",
     "qwen2_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
     "qwen2_5_omni_thinker": "qwen_omni",
     "qwen3_omni_moe_thinker": "qwen3_omni",
     "smolvlm": "smolvlm",
@@ -131,7 +144,7 @@ _FILES = {
 
 # Families whose model is another one's: by the processor that their files name, which transformers lacks, and by the
 # architecture that users' overrides name.
-_BY_PROCESSOR = {"MLlavaProcessor": "mantis"}
+_BY_PROCESSOR = {"MLlavaProcessor": "mantis", "PixtralProcessor": "tiled"}
 _BY_ARCHITECTURE = {"MantisForConditionalGeneration": "mantis"}
 _NAMING_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 

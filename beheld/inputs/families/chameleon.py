@@ -14,4 +14,4 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text + _ANSWER
 
 
-FAMILY = Family(rewrite=rewrite)
+FAMILY = Family(rewrite=rewrite, embedded={"image": ("<racm3:break>", "<eoss>")})

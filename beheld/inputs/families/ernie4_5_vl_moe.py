@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
 _SPELLINGS = {"<|image@placeholder|>": "<|IMAGE_PLACEHOLDER|>", "<|video@placeholder|>": "<|VIDEO_PLACEHOLDER|>"}
 
@@ -22,4 +22,5 @@ FAMILY = Family(
         "video": "<|VIDEO_START|><|VIDEO_PLACEHOLDER|><|VIDEO_END|>",
     },
     rewrite=rewrite,
+    embedded={"video": LAID_OUT},
 )

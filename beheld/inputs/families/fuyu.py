@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.inputs.families import Family, Place
+from beheld.inputs.families import LAID_OUT, Family, Place
 
 _MARKS = re.compile(r"\|SPEAKER\||\|NEWLINE\||<s>")
 _ANSWER = "<0x04>"
@@ -39,4 +39,4 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ..
     return Place("image"), text + _ANSWER
 
 
-FAMILY = Family(call=call, rewrite=rewrite, most={"image": 1})
+FAMILY = Family(call=call, rewrite=rewrite, most={"image": 1}, embedded={"image": LAID_OUT})

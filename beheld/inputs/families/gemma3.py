@@ -4,4 +4,7 @@ from __future__ import annotations
 
 from beheld.inputs.families import Family
 
-FAMILY = Family(places={"image": "<start_of_image>"})
+FAMILY = Family(
+    places={"image": "<start_of_image>"},
+    embedded={"image": ("\n\n<start_of_image>", "<end_of_image>\n\n")},
+)

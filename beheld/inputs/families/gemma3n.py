@@ -34,4 +34,10 @@ def call(
     return outputs, processor.full_audio_sequence
 
 
-FAMILY = Family(call=call)
+FAMILY = Family(
+    call=call,
+    embedded={
+        "image": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
+        "audio": ("\n\n<start_of_audio>", "<end_of_audio>\n\n"),
+    },
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
 FAMILY = Family(
     markers={
@@ -10,4 +10,5 @@ FAMILY = Family(
         "video": "<|begin_of_video|><|video|><|end_of_video|>",
     },
     embedded_as={"video": "image"},
+    embedded={"video": LAID_OUT},
 )

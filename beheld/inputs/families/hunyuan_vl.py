@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from beheld.core.errors import PromptError
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
 _START, _IMAGE, _END = (f"<｜hy_place▁holder▁no▁{number}｜>" for number in (100, 102, 101))
 _MARKER = _START + _IMAGE + _END
@@ -22,4 +22,4 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text
 
 
-FAMILY = Family(markers={"image": _MARKER}, rewrite=rewrite)
+FAMILY = Family(markers={"image": _MARKER}, rewrite=rewrite, embedded={"image": LAID_OUT})

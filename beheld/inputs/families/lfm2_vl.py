@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
 
 def call(
@@ -18,4 +18,4 @@ def call(
     return outputs, texts[0]
 
 
-FAMILY = Family(call=call)
+FAMILY = Family(call=call, embedded={"image": LAID_OUT})

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
-FAMILY = Family(places={"image": "<|image|>"})
+FAMILY = Family(places={"image": "<|image|>"}, embedded={"image": LAID_OUT})

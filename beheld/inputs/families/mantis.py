@@ -32,4 +32,9 @@ def call(
     return outputs, f"(image {setting}: <Image>{texts[0]}</Image>)"
 
 
-FAMILY = Family(call=call, numbered=frozenset(("image",)), load=load)
+FAMILY = Family(
+    call=call,
+    numbered=frozenset(("image",)),
+    load=load,
+    embedded={"image": ("(image {setting}: <Image>", "</Image>)")},
+)

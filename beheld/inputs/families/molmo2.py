@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
 FAMILY = Family(
     places={"image": "<|image|>", "video": "<|video|>"},
     begins="with bos or eos",
     host_only=frozenset(("video_metadata", "image_num_crops")),
     most={"video": 1},
+    embedded={"image": LAID_OUT, "video": LAID_OUT},
 )

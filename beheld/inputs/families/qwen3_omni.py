@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from beheld.inputs.families import qwen_omni
+from beheld.inputs.families import qwen3_vl, qwen_omni
 
 FAMILY = replace(
     qwen_omni.FAMILY,
@@ -13,4 +13,5 @@ FAMILY = replace(
         "video": "<|vision_start|><|video_pad|><|vision_end|>",
         "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
     },
+    embedded=qwen3_vl.FAMILY.embedded,
 )

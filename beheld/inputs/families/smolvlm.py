@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.inputs.families import Family
+from beheld.inputs.families import LAID_OUT, Family
 
 
 def call(
@@ -19,4 +19,4 @@ def call(
     return outputs, texts[0]
 
 
-FAMILY = Family(places={"video": "<video>"}, call=call)
+FAMILY = Family(places={"video": "<video>"}, call=call, embedded={"image": LAID_OUT, "video": LAID_OUT})
