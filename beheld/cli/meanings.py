@@ -62,7 +62,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "`decode`: only that; `process`: they run the processor too; `auto`: the latter with a GPU",
     ),
     "media_limits": (
-        "those of `MediaLimits`",
+        "see below",
         'JSON of bounds on media, as `{"max_pixels": 4000000, "max_audio_s": 60}`',
     ),
     "strict_media": ("", "refuse what would be cut, resampled or dropped of media"),

@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     model = model_of(arguments, actions)
     options = engine_options(arguments)
     server = server_options(arguments, model, options)
+    kept_apart(server, options)
     with _ended_by_signal():
         return _serve(model, options, server, _place(arguments))
 
@@ -113,6 +114,24 @@ def model_of(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) 
 
 def _like_a_model(word: str) -> bool:
     return word != "" and "=" not in word and ("/" in word or Path(word).expanduser().is_dir())
+
+
+def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
+    """Media are processed in processes that can be killed where requests may say how: their options can make any work
+    of a small item. `engine` holds the options of the engine, and is changed.
+
+    Raises:
+        ConfigError: these processes were switched off.
+    """
+    if not server.trust_processor_options:
+        return
+    if engine.get("media_work", "auto") not in ("auto", "process") or engine.get("media_workers") == 0:
+        raise ConfigError(
+            "--trust-request-mm-kwargs needs processes that process media and can be killed.",
+            "Leave --media-work and --media-workers out.",
+            param="trust_request_mm_kwargs",
+        )
+    engine["media_work"] = "process"
 
 
 def _place(arguments: argparse.Namespace) -> str:

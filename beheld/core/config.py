@@ -310,7 +310,7 @@ class MediaLimits:
     max_pixels: int = 128_000_000
     max_pixels_per_byte: int = 256
     max_frames: int = 2048
-    max_decoded_bytes: int = 2 << 30
+    max_decoded_bytes: int = 1 << 30
     max_audio_s: float = 3600.0
     max_audio_samples: int = 400_000_000
     work_timeout_s: Mapping[str, float] = field(default_factory=lambda: {"image": 20.0, "video": 120.0, "audio": 60.0})

@@ -263,7 +263,10 @@ def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: St
 
 
 def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[int]]:
-    """Where spellings that run over a border begin: text number -> offsets in that text."""
+    """Where spellings that run over a border begin: text number -> offsets in that text.
+
+    Every place within reach of a border is looked at once, whatever the number of spellings.
+    """
     if len(texts) < 2 or control.pattern is None:
         return {}
     reach = max(map(len, control.ids)) - 1
@@ -272,17 +275,14 @@ def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[in
     for text in texts:
         starts.append(starts[-1] + len(text))
     broken: dict[int, set[int]] = {}
+    seen = 0
     for border in starts[1:-1]:
-        low = max(0, border - reach)
-        window = joined[low : border + reach]
-        for spelling in control.ids:
-            place = window.find(spelling)
-            while place >= 0:
-                begin = low + place
-                if begin < border < begin + len(spelling):
-                    owner = bisect_right(starts, begin) - 1
-                    broken.setdefault(owner, set()).add(begin - starts[owner])
-                place = window.find(spelling, place + 1)
+        for begin in range(max(seen, border - reach), border):
+            # Those that begin before this border and after the last one; longer ones run over the next ones too.
+            if joined[begin] in control.beginnings and control.longest_at(joined, begin) > border - begin:
+                owner = bisect_right(starts, begin) - 1
+                broken.setdefault(owner, set()).add(begin - starts[owner])
+        seen = max(seen, border)
     return broken
 
 

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from beheld.core.errors import PromptError
@@ -65,6 +66,29 @@ class ControlTokens:
         spelled = sorted(ids, key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
         return cls(ids, pattern, strips, frozenset(folded))
+
+    @cached_property
+    def beginnings(self) -> dict[str, Any]:
+        """The spellings as a tree: letter -> what may follow; "" stands where one ends."""
+        tree: dict[str, Any] = {}
+        for spelling in self.ids:
+            node = tree
+            for letter in spelling:
+                node = node.setdefault(letter, {})
+            node[""] = {}
+        return tree
+
+    def longest_at(self, text: str, begin: int) -> int:
+        """Letters of the longest spelling that begins there; 0 if none does."""
+        node, longest = self.beginnings, 0
+        for place in range(begin, len(text)):
+            found = node.get(text[place])
+            if found is None:
+                break
+            node = found
+            if "" in node:
+                longest = place + 1 - begin
+        return longest
 
     def spelled_in(self, text: str) -> bool:
         """True if `text` spells a control token."""

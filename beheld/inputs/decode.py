@@ -15,9 +15,13 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError
+from beheld.inputs import header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _ORIENTATION = 0x0112
+# Of so many pixels a file may say as little as it likes.
+_ANY_PIXELS = 16_000_000
+_SHRINK = "Shrink it first."
 _WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 
 
@@ -60,13 +64,43 @@ def open_bytes(data: bytes, limits: MediaLimits) -> Picture:
 
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.DecompressionBombError as error:
-        raise LimitError("The picture has too many pixels.", "Shrink it first.") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise LimitError("The picture has too many pixels.", _SHRINK) from error
     except Exception as error:
         raise DecodeError(
             "The bytes are not a picture that can be read.", f"Known formats: {', '.join(FORMATS)}."
         ) from error
+    check_size(*image.size, limits, len(data))
     return from_pil(image, limits, image.format)
+
+
+def check_header(data: bytes, limits: MediaLimits) -> None:
+    """Refuse a picture for what its header claims; nothing is decoded.
+
+    Raises:
+        LimitError: more pixels than allowed.
+    """
+    size = header.size_of(data)
+    if size is not None:
+        check_size(*size, limits, len(data))
+
+
+def check_size(width: int, height: int, limits: MediaLimits, num_bytes: int | None = None) -> None:
+    """Refuse a picture for its size.
+
+    Args:
+        width, height: in pixels.
+        limits: bounds.
+        num_bytes: of its file, if it came as one.
+
+    Raises:
+        LimitError: more pixels than allowed, or far more than its file can have anything to say about.
+    """
+    pixels = width * height
+    if pixels > limits.max_pixels:
+        raise LimitError(f"The picture has {width} x {height} pixels; the limit is {limits.max_pixels}.", _SHRINK)
+    if num_bytes is not None and pixels > max(_ANY_PIXELS, limits.max_pixels_per_byte * num_bytes):
+        raise LimitError(f"The picture has {width} x {height} pixels in {num_bytes} bytes, nearly all alike.", _SHRINK)
 
 
 def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> Picture:
@@ -79,10 +113,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     width, height = image.size
     if width < 1 or height < 1:
         raise DecodeError(f"The picture is empty: {width} x {height} pixels.")
-    if width * height > limits.max_pixels:
-        raise LimitError(
-            f"The picture has {width} x {height} pixels; the limit is {limits.max_pixels}.", "Shrink it first."
-        )
+    check_size(width, height, limits)
     given: dict[str, Any] = {"width": width, "height": height, "mode": image.mode}
     if file_format:
         given["format"] = file_format

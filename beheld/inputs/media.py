@@ -10,15 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.config import MediaLimits, ModelInfo
-from beheld.core.errors import BeheldError, DecodeError, EngineError, MediaLossError, ProcessError, WorkerError
+from beheld.core.errors import (
+    BeheldError,
+    DecodeError,
+    EngineError,
+    LimitError,
+    MediaLossError,
+    ProcessError,
+    WorkerError,
+)
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
-from beheld.inputs import audio, decode, digest, embeds, video
+from beheld.inputs import audio, decode, digest, embeds, header, video
 from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
 from beheld.inputs.fetch import Fetched, FetchRules, fetch
+from beheld.inputs.gate import Gate
 from beheld.inputs.opening import Source
 from beheld.inputs.processor import ItemProcessor, Job
 from beheld.inputs.workers import Workers
+
+_UNKNOWN_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,8 @@ class ItemMaker:
         self._rules = rules
         self._workers = workers
         self._io_options = io_options
+        # Workers that process too have bounds of their own.
+        self._gate = Gate(rules.limits.max_decoded_bytes)
         self._strict = strict
 
     @property
@@ -129,6 +142,9 @@ class ItemMaker:
             raise error_type(
                 error.reason, error.remedy, stage=error.stage, param=error.param, item=error.item or task.name
             ) from error
+        except MemoryError as error:
+            reason = f"Preparing the {task.ref.modality} took more memory than there is."
+            raise LimitError(reason, "Send a smaller one.", item=task.name) from error
         except Exception as error:
             raise ProcessError(
                 f"The {task.ref.modality} could not be prepared ({type(error).__name__}: {error}).",
@@ -162,6 +178,11 @@ class ItemMaker:
 
     def _made_here(self, task: Task, source: Source, clock: _Clock) -> tuple[Content, Processed, bool]:
         """Opened, looked up, and processed in this process; True if the cache held it."""
+        modality = task.ref.modality
+        with self._gate.within(_opened_bytes(modality, source.payload)):
+            return self._made_inside(task, source, clock)
+
+    def _made_inside(self, task: Task, source: Source, clock: _Clock) -> tuple[Content, Processed, bool]:
         modality = task.ref.modality
         with clock.stage("decode"):
             opened, content = self._workers.open(modality, source, self._processor.rate)
@@ -227,6 +248,8 @@ class ItemMaker:
             raise DecodeError("There are 0 bytes.")
         if len(data) > self._limits.max_item_bytes:
             raise DecodeError(f"There are {len(data)} bytes; the limit is {self._limits.max_item_bytes}.")
+        if task.ref.modality == "image":
+            decode.check_header(data, self._limits)
         sampling = self._sampling(task) if task.ref.modality == "video" else None
         with clock.stage("digest"):
             how = f"{task.ref.modality} {sampling}"
@@ -323,6 +346,16 @@ class ItemMaker:
             digest=processed.item.digest.hex(),
         )
         return Prepared(processed.item, receipt)
+
+
+def _opened_bytes(modality: str, payload: Any) -> int:
+    """About what a source takes once it is opened. Of videos and sounds only decoding tells; most take less."""
+    if not isinstance(payload, bytes):
+        return int(getattr(payload, "nbytes", 0))
+    if modality != "image":
+        return _UNKNOWN_BYTES
+    width, height = header.size_of(payload) or (0, 0)
+    return 3 * width * height or _UNKNOWN_BYTES
 
 
 def _is_encoded(source: Any) -> bool:

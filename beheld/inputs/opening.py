@@ -53,8 +53,8 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
             assert source.sampling is not None
             clip = video.open_bytes(payload, source.sampling, limits)
         return clip, Content(source.digest, clip.given, clip.lost)
-    wave = audio.open_bytes(payload, limits) if isinstance(payload, bytes) else payload
-    wave = audio.resampled(wave, rate())
+    encoded = isinstance(payload, bytes)
+    wave = audio.open_bytes(payload, limits, rate()) if encoded else audio.resampled(payload, rate())
     return wave, Content(source.digest, wave.given, wave.lost)
 
 

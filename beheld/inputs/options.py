@@ -13,6 +13,8 @@ GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kw
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
 _RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
 _RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of"))
+# Of the weights: the sizes of what a tower takes in, and of what it joins.
+_FIXED = frozenset(("patch_size", "temporal_patch_size", "merge_size", "num_channels"))
 
 
 def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def of_modality(processor: Any, modality: str, options: Mapping[str, Any]) -> di
     loaded.
 
     Raises:
-        ParamsError: an option is unknown; the message names the nearest known one.
+        ParamsError: an option is unknown (the message names the nearest known one), or not to be chosen.
     """
     names = {kind: known_names(processor, kind) for kind in GROUPS}
     out: dict[str, Any] = {}
@@ -71,7 +73,21 @@ def of_modality(processor: Any, modality: str, options: Mapping[str, Any]) -> di
             if name not in names[modality]:
                 _refuse(name, names[modality])
             out[name] = value
-    return _pixels_to_size(part_of(processor, modality), out)
+    part = part_of(processor, modality)
+    _check_fixed(part, out)
+    return _pixels_to_size(part, out)
+
+
+def _check_fixed(part: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what the weights have decided: with another value, features are not what the towers take."""
+    for name in _FIXED & set(options):
+        own = getattr(part, name, options[name])
+        if options[name] != own:
+            raise ParamsError(
+                f"{name} is {own!r} in this model, whose weights were made for it; it cannot be {options[name]!r}.",
+                "Leave it out.",
+                param="mm_processor_kwargs",
+            )
 
 
 def _refuse(name: str, known: frozenset[str]) -> None:

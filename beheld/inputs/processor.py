@@ -136,6 +136,7 @@ class ItemProcessor:
 
         Raises:
             ProcessError: the processor refuses the content.
+            MemoryError: there is not enough.
         """
         processor = self.loaded()
         try:
@@ -144,6 +145,8 @@ class ItemProcessor:
         except BeheldError:
             raise
         except Exception as error:
+            if _out_of_memory(error):
+                raise MemoryError from error
             raise ProcessError(
                 f"The model's processor refused the {job.modality}: {_first_line(error)}.",
                 "Change its size or shape, or the processor's options.",
@@ -312,6 +315,11 @@ def _describe(job: Job, item: MediaItem, processor: Any) -> tuple[Mapping[str, A
     if job.modality == "video":
         return used_video(job.content, item, part)
     return used_audio(job.content, item, part)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch says of the host's memory only in words that there is none."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -47,21 +47,18 @@ class Sealer:
             frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
         )
         self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
-        self._rehearsal: Rehearsal | None = None
-        if config.media_workers:
-            self._rehearsal = Rehearsal(_REHEARSERS, self._rehearsal_settings)
+        self._rehearsal = Rehearsal(_REHEARSERS, self._rehearsal_settings)
         self._processors = EngineProcessors(config.logits_processors, config)
         self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
 
     @property
     def rehearser_pids(self) -> tuple[int, ...]:
         """The numbers of the processes that compile grammars."""
-        return () if self._rehearsal is None else self._rehearsal.pids
+        return self._rehearsal.pids
 
     def close(self) -> None:
         """End the processes that compile grammars."""
-        if self._rehearsal is not None:
-            self._rehearsal.close()
+        self._rehearsal.close()
 
     def _rehearsal_settings(self) -> Settings:
         return Settings(self._tokenizer_json(), self._info.vocab_size, self._eos)
@@ -121,10 +118,7 @@ class Sealer:
             if getattr(params, name):
                 raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
         grammar = grammar_of(params.structured_outputs)
-        if self._rehearsal is not None:
-            self._rehearsal.run(grammar)
-        else:
-            self.compiler.matcher(grammar)
+        self._rehearsal.run(grammar)
         return grammar
 
     def _tokenizer_json(self) -> str | None:

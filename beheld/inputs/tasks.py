@@ -97,6 +97,8 @@ def load(settings: Settings) -> Callable[[Any], Any]:
 
     # The readers of the usual formats; those of the others are not wanted.
     Image.preinit()
+    # This process is ours alone, and here our own limits decide.
+    Image.MAX_IMAGE_PIXELS = None
     processor = _processor(settings) if settings.info is not None else None
 
     def work(task: Open | Make) -> Opened | Made:

@@ -51,7 +51,7 @@ class ChatTemplates:
         cls, tokenizer: Any, info: ModelInfo, config: EngineConfig, args: EngineArgs, fallback: str
     ) -> ChatTemplates:
         """The templates of an engine; see there for what it was told."""
-        renderers = Renderers(info, for_workers(info, args)) if config.media_workers and tokenizer is not None else None
+        renderers = Renderers(info, for_workers(info, args)) if tokenizer is not None else None
         return cls(tokenizer, Path(info.path), fallback, renderers)
 
     def close(self) -> None:

@@ -117,6 +117,7 @@ def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
                     f"{len(indices)} frames would be taken of the video; the limit is {limits.max_frames}.",
                     "Set num_frames or fps lower.",
                 )
+            _check_bytes(len(indices) * int(stream.width or 0) * int(stream.height or 0) * 3, limits)
             taken = _decode(container, stream, index, indices, limits)
             given = {"format": str(container.format.name), "width": stream.width, "height": stream.height}
     except av.FFmpegError as error:
@@ -178,6 +179,7 @@ def _decode(
 ) -> list[tuple[int, Any]]:
     """The frames at `indices`, each with its index. A key frame between here and the next target is jumped to."""
     taken: list[tuple[int, Any]] = []
+    num_bytes = 0
     frames = container.decode(stream)
     # The frame that the decoder gives next, where counting must do because there are no times.
     position = 0
@@ -196,10 +198,20 @@ def _decode(
             # A decoder may leave out a damaged frame; the next one takes its place.
             if rank >= target:
                 taken.append((rank, _rgb(frame, limits)))
+                num_bytes += taken[-1][1].nbytes
+                _check_bytes(num_bytes, limits)
                 break
         else:
             break
     return taken
+
+
+def _check_bytes(num_bytes: int, limits: MediaLimits) -> None:
+    if num_bytes > limits.max_decoded_bytes:
+        raise LimitError(
+            f"The frames of the video take {num_bytes} bytes; the limit is {limits.max_decoded_bytes}.",
+            "Set num_frames or fps lower, or shrink it first.",
+        )
 
 
 def _rgb(frame: Any, limits: MediaLimits) -> Any:

@@ -102,7 +102,7 @@ class ServerOptions:
     trust_processor_options: bool = _said(
         False,
         "trust-request-mm-kwargs",
-        "requests may set processor options, also in content parts",
+        "requests may set processor options, also in content parts; media are then processed where that can be killed",
         shown="off",
     )
     show_page: bool = _said(True, "no-page", "no page at /", shown="")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beheld.core.request import Request
+from beheld.inputs import chat
+from beheld.inputs.control import ControlTokens
 from tests import tiny
 from tests.inputs import pipes
 
@@ -149,3 +154,27 @@ def test_trusted_prompts_keep_their_markers() -> None:
     pipe = pipes.shared("qwen2")
     request = pipe.prepare("<|im_start|>user\nHi<|im_end|>", pipes.ONE_TOKEN, request_id="0")
     assert pipe.tokenizer.convert_tokens_to_ids("<|im_end|>") in request.token_ids
+
+
+def test_borders_are_searched_as_by_hand_and_soon() -> None:
+    """Against the plainest search there is; and the work does not grow with parts times spellings."""
+    rng = random.Random(0)
+    for _ in range(300):
+        spellings = {"".join(rng.choices("<a>|", k=rng.randint(1, 5))) for _ in range(rng.randint(1, 6))}
+        known = ControlTokens({s: n for n, s in enumerate(sorted(spellings))}, re.compile("x"), {}, frozenset())
+        texts = ["".join(rng.choices("<a>|", k=rng.randint(0, 4))) for _ in range(rng.randint(1, 6))]
+        joined, found = "".join(texts), set()
+        borders = [sum(map(len, texts[:n])) for n in range(1, len(texts))]
+        for spelling in spellings:
+            for begin in range(len(joined)):
+                if joined.startswith(spelling, begin) and any(begin < b < begin + len(spelling) for b in borders):
+                    found.add(begin)
+        starts = [0, *borders]
+        ours = {starts[number] + place for number, places in chat._crossings(texts, known).items() for place in places}
+        assert ours == found, (texts, spellings)
+    many = {f"<unused{n}>": n for n in range(6000)}
+    known = ControlTokens(many, re.compile("x"), {}, frozenset())
+    begin = time.perf_counter()
+    assert chat._crossings(["a"] * 24_000, known) == {}
+    chat._crossings(["<unused1"] * 24_000, known)
+    assert time.perf_counter() - begin < 3.0

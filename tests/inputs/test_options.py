@@ -115,3 +115,14 @@ def test_options_are_checked_by_transformers_once(monkeypatch: pytest.MonkeyPatc
     ]
     assert counts[0] == counts[2] != counts[1] == counts[3]
     assert len(merges) == 2
+
+
+@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize(("name", "value"), [("patch_size", 7), ("temporal_patch_size", 0), ("merge_size", 1)])
+def test_what_the_weights_decided_cannot_be_chosen(name: str, value: int, group: bool) -> None:
+    """With other sizes the towers failed on what they were given, or took it for something else."""
+    options = {"images_kwargs": {name: value}} if group else {name: value}
+    with pytest.raises(ParamsError, match=f"{name} is .* in this model"):
+        pipes.ask(pipes.shared("qwen2_vl"), "qwen2_vl", LARGE, mm_processor_kwargs=options)
+    own = getattr(pipes.shared("qwen2_vl")._processor.loaded().image_processor, name)
+    assert pipes.ask(pipes.shared("qwen2_vl"), "qwen2_vl", LARGE, mm_processor_kwargs={name: own}).spans

@@ -17,8 +17,9 @@ import torch
 
 from beheld import LLM, SamplingParams
 from beheld.core.config import MediaLimits, MediaWork
-from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError, WorkerError
-from beheld.core.request import Request
+from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError, TemplateError, WorkerError
+from beheld.core.params import StructuredOutputs
+from beheld.core.request import ForeignTemplate, Request
 from beheld.inputs import tasks
 from beheld.inputs.opening import Source
 from beheld.inputs.pipeline import InputPipeline
@@ -154,6 +155,32 @@ def test_31_72_time_and_memory_are_bounded() -> None:
         if limits is tight:
             assert workers.open("image", small, lambda: 0)[0].size == (70, 84)
         workers.close()
+
+
+@pytest.mark.case(21, 27)
+def test_processing_that_runs_away_costs_one_item() -> None:
+    """What a request's options make of a small picture ends at a worker's bounds, and not with this process."""
+    limits = {"max_work_bytes": 256 << 20}
+    pipe = pipes.make(FAMILY, {"media_workers": 1, "media_work": MediaWork.PROCESS}, media_limits=limits)
+    data = pipes.encoded(tiny.picture(64, 64, 1))
+    with pytest.raises(LimitError, match="more memory") as caught:
+        pipes.ask(pipe, FAMILY, data, mm_processor_kwargs={"min_pixels": 10**9})
+    assert caught.value.item == "image 1"
+    same(pipes.ask(pipe, FAMILY, data), pipes.ask(pipes.shared(FAMILY), FAMILY, data))
+    pipe.close()
+
+
+def test_without_workers_the_other_guards_stay() -> None:
+    """Templates and grammars of strangers run in processes of their own, whoever decodes media."""
+    pipe = pipes.make("qwen2", {"media_workers": 0})
+    talk = [{"role": "user", "content": "Hi"}]
+    bomb = ForeignTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    with pytest.raises(TemplateError, match="takes more than"):
+        pipe.prepare_chat(talk, pipes.ONE_TOKEN, request_id="0", chat_template=bomb)
+    params = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputs(choice=["yes"]))
+    assert pipe.prepare("Hi", params, request_id="1").params.grammar is not None
+    assert pipe._sealer.rehearser_pids
+    pipe.close()
 
 
 def test_the_engine_uses_one_and_closing_ends_it() -> None:

@@ -9,13 +9,15 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
 
 import pytest
 
 from beheld.cli import bench, chat, serve
 from beheld.cli.flags import _SKIPPED
 from beheld.cli.meanings import MEANINGS
-from beheld.core.config import EngineArgs
+from beheld.core.config import EngineArgs, MediaLimits
 from beheld.server import bounds
 from beheld.server.options import ServerOptions
 from beheld.utils import env
@@ -114,3 +116,12 @@ def test_every_variable_is_told_and_no_other() -> None:
     for name, rest in env.TABLE.items():
         known |= {name, *rest[:-1]}
     assert told == known
+
+
+@pytest.mark.parametrize("limit", [field.name for field in fields(MediaLimits)])
+def test_limits_on_media_are_told_with_their_defaults(limit: str) -> None:
+    default = getattr(MediaLimits(), limit)
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    if isinstance(default, Mapping):
+        shown = ", ".join(f"{modality} {seconds:g}" for modality, seconds in default.items())
+    assert f"\n| `{limit}` | {shown} |" in PAGE

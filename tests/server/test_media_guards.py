@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import base64
 import contextlib
+import os
 import socket
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from beheld.cli import serve
+from beheld.core.errors import ConfigError
 from tests.server.running import Running, data_url, talk
 
 CHAT = "/v1/chat/completions"
@@ -27,6 +34,106 @@ def _undisturbed(running: Running) -> Iterator[None]:
 def asking(kind: str, url: str, **more: Any) -> dict[str, Any]:
     part = {"type": kind, kind: {"url": url}}
     return {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1, **more}
+
+
+# ---------------------------------------------------------------------- addresses
+
+SPELLINGS = """
+localhost LOCALHOST localhost. 127.0.0.1 127.0.0.1. 127.1 127.0.1 127.0.0.2 127.255.255.254 0 0.0.0.0 0x0 00
+0x7f000001 0x7F.1 0x7f.0x0.0x0.0x1 0177.0.0.1 0177.1 017700000001 2130706433 127.000.000.001 １２７.0.0.1 ①②⑦.0.0.1
+127。0。0。1 10.0.0.1 10.255.255.255 0x0a000001 167772161 172.16.0.1 172.31.255.254 192.168.0.1 192.168.1.1 3232235777
+169.254.169.254 0xA9FEA9FE 2852039166 0251.0376.0251.0376 100.64.0.1 100.100.100.200 192.0.0.8 192.0.2.1 192.88.99.1
+198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255 [::] [::1] [0:0:0:0:0:0:0:1]
+[::ffff:127.0.0.1] [::ffff:7f00:1] [::ffff:10.0.0.1] [::127.0.0.1] [64:ff9b::7f00:1] [64:ff9b:1::1] [2002:7f00:1::]
+[2001::1] [2001:db8::1] [3fff::1] [5f00::1] [100::1] [2620:4f:8000::1] [fc00::1] [fd12:3456::1] [fe80::1] [fec0::1]
+[ff02::1] [ff0e::1] [::1%25lo] user@127.0.0.1 a:b@127.0.0.1 example.test\\@127.0.0.1 127.0.0.1\\@example.test
+"""
+HOSTS = SPELLINGS.split()
+
+
+@pytest.fixture(scope="module")
+def canary() -> Iterator[socket.socket]:
+    """A port of this machine at which nobody may knock."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        listening.setblocking(False)
+        yield listening
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+@pytest.mark.parametrize("kind", ["image_url", "video_url", "audio_url"])
+def test_1_none_of_many_spellings_leads_inside(running: Running, canary: socket.socket, kind: str) -> None:
+    assert len(HOSTS) > 60
+    port = canary.getsockname()[1]
+    spent: list[float] = []
+    for number, host in enumerate(HOSTS):
+        body = asking(kind, f"http://{host}:{port}/x")
+        # The other routes that take messages do the same with them.
+        path, statuses = (CHAT, (400, 422)) if number % 3 or kind != "image_url" else ("/tokenize", (400, 422))
+        if path != CHAT:
+            del body["max_tokens"]
+        begin = time.perf_counter()
+        answer = running.post(path, body)
+        spent.append(time.perf_counter() - begin)
+        assert answer.status_code in statuses, (host, answer.text)
+    assert sorted(spent)[len(spent) // 2] < 0.1
+    embedding = {"messages": asking(kind, f"http://127.0.0.1:{port}/x")["messages"]}
+    assert running.post("/v1/embeddings", embedding).status_code == 400
+
+
+# ---------------------------------------------------------------------- time and memory
+
+
+def resident_bytes() -> int:
+    """Memory of this process, which is the server's too."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_21_bombs_cost_nothing_and_keep_nobody_waiting(running: Running) -> None:
+    """The case's own file, sixteen at once, beside an ordinary picture."""
+    rows = zlib.compress(bytes((1 + 1663) * 13300), 9)
+    pieces = [(b"IHDR", struct.pack(">IIBBBBB", 13300, 13300, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in pieces
+    )
+    body = asking("image_url", "data:image/png;base64," + base64.b64encode(bomb).decode())
+    small = {"messages": talk("x", data_url(seed=21)), "max_tokens": 1}
+    assert running.post(CHAT, small).status_code == 200
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(running.post(CHAT, body).status_code)) for _ in range(16)
+    ]
+    before, begin = resident_bytes(), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    assert running.post(CHAT, small).status_code == 200
+    for thread in threads:
+        thread.join()
+    assert time.perf_counter() - begin < 3.0
+    assert statuses == [413] * 16
+    assert resident_bytes() - before < 48 << 20
+
+
+@pytest.mark.case(27, 41)
+def test_trusted_options_are_processed_where_that_can_be_killed() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+
+    def decided(*flags: str) -> dict[str, Any]:
+        arguments = parser.parse_args(["m", *flags])
+        engine = serve.engine_options(arguments)
+        options = serve.server_options(arguments, "m", engine)
+        serve.kept_apart(options, engine)
+        return engine
+
+    assert "media_work" not in decided()
+    assert decided("--media-workers", "0") == {"media_workers": 0}
+    assert decided("--trust-request-mm-kwargs")["media_work"] == "process"
+    assert decided("--trust-request-mm-kwargs", "--media-work", "auto")["media_work"] == "process"
+    for flags in (("--media-work", "decode"), ("--media-workers", "0")):
+        with pytest.raises(ConfigError, match="processes"):
+            decided("--trust-request-mm-kwargs", *flags)
 
 
 def test_7_who_hangs_up_on_silent_servers_keeps_nobody_waiting(

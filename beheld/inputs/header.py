@@ -1,0 +1,79 @@
+"""The size of a picture from the first bytes of its file, so that one that is too large is refused before it costs."""
+
+from __future__ import annotations
+
+import struct
+
+# A file may hold any number of segments before its size; one with more of them than this is left to the decoder.
+_MAX_SEGMENTS = 4096
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels that the header claims; None where none is found.
+
+    It reads PNG, JPEG, GIF, BMP and WebP. The decoder asks its own reader again before it decodes.
+    """
+    try:
+        if data[:8] == b"\x89PNG\r\n\x1a\n":
+            return _pair(">II", data, 16)
+        if data[:3] == b"GIF":
+            return _pair("<HH", data, 6)
+        if data[:2] == b"BM":
+            return _bmp(data)
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return _webp(data)
+        if data[:2] == b"\xff\xd8":
+            return _jpeg(data)
+    except (struct.error, IndexError):
+        return None
+    return None
+
+
+def _pair(form: str, data: bytes, offset: int) -> tuple[int, int]:
+    width, height = struct.unpack_from(form, data, offset)
+    return width, height
+
+
+def _bmp(data: bytes) -> tuple[int, int]:
+    (header,) = struct.unpack_from("<I", data, 14)
+    if header == 12:
+        return _pair("<HH", data, 18)
+    width, height = _pair("<ii", data, 18)
+    # Rows from top to bottom have a negative height.
+    return abs(width), abs(height)
+
+
+def _webp(data: bytes) -> tuple[int, int] | None:
+    kind = data[12:16]
+    if kind == b"VP8X" and len(data) >= 30:
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        width, height = _pair("<HH", data, 26)
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def _jpeg(data: bytes) -> tuple[int, int] | None:
+    """The first frame header behind the segments before it."""
+    place = 2
+    for _ in range(_MAX_SEGMENTS):
+        marker = data.find(b"\xff", place)
+        if marker < 0:
+            return None
+        kind = data[marker + 1]
+        if kind in _FRAMES:
+            height, width = _pair(">HH", data, marker + 5)
+            return width, height
+        if kind in (0x00, 0xFF, *_BARE):
+            place = marker + (1 if kind == 0xFF else 2)
+            continue
+        if kind in (0xD9, 0xDA):
+            return None
+        (length,) = struct.unpack_from(">H", data, marker + 2)
+        place = marker + 2 + length
+    return None

@@ -1,0 +1,335 @@
+"""Bounds on media: found before the work that they bound, set by the operator, and kept by liars (cases by number)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import subprocess
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import ConfigError, DecodeError, LimitError
+from beheld.inputs import audio, decode, header, video
+from beheld.inputs.gate import Gate
+from beheld.inputs.video import Sampling
+from tests import tiny
+from tests.inputs import pipes
+
+LIMITS = MediaLimits()
+FAMILY = "qwen2_5_vl"
+
+
+def flat_png(width: int, height: int) -> bytes:
+    """A PNG of one bit per pixel, all alike."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    rows = zlib.compress(bytes((1 + (width + 7) // 8) * height), 9)
+    size = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize(
+    ("file_format", "mode", "options"),
+    [
+        ("PNG", "RGB", {}),
+        ("PNG", "P", {}),
+        ("GIF", "P", {}),
+        ("BMP", "RGB", {}),
+        ("JPEG", "RGB", {}),
+        ("JPEG", "L", {"progressive": True}),
+        ("JPEG", "CMYK", {"comment": b"\xff\xc0" * 40}),
+        ("JPEG", "RGB", {"exif": b"Exif\0\0" + b"\xff\xc2\0\x11\x08\0\1\0\1" * 9}),
+        ("WEBP", "RGB", {}),
+        ("WEBP", "RGBA", {}),
+        ("WEBP", "RGB", {"lossless": True}),
+        ("WEBP", "RGB", {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
+    ],
+)
+def test_sizes_in_headers_are_those_that_are_decoded(file_format: str, mode: str, options: dict[str, Any]) -> None:
+    data = pipes.encoded(tiny.picture(301, 77, 1).convert(mode), file_format, **options)
+    assert header.size_of(data) == (301, 77)
+    for stop in range(0, 40, 3):
+        assert header.size_of(data[:stop]) in (None, (301, 77))
+
+
+def test_sizes_of_other_headers() -> None:
+    os2 = b"BM" + bytes(12) + struct.pack("<IHHHH", 12, 31, 41, 1, 24)
+    upside_down = b"BM" + bytes(12) + struct.pack("<Iii", 40, 31, -41)
+    assert header.size_of(os2) == header.size_of(upside_down) == (31, 41)
+    filled = b"\xff\xd8\xff\xff\xff\x01\xff\xd0\xff\xc0\0\x11\x08" + struct.pack(">HH", 41, 31)
+    assert header.size_of(filled) == (31, 41)
+    begin = time.perf_counter()
+    for endless in (
+        b"\xff\xd8" + b"\xff\xe0\0\2" * (1 << 20),
+        b"\xff\xd8" + b"\xff" * (4 << 20),
+        b"\xff\xd8" + bytes(9),
+    ):
+        assert header.size_of(endless) is None
+    assert time.perf_counter() - begin < 1.0
+    for nothing in (b"", b"x", b"RIFF\0\0\0\0WEBPVP8?" + bytes(20), b"\xff\xd8\xff\xda\0\2"):
+        assert header.size_of(nothing) is None
+
+
+@pytest.mark.case(21)
+def test_bombs_are_refused_from_their_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case's own file among them; nothing of it reaches a decoder."""
+    bombs = [flat_png(13300, 13300), flat_png(11000, 11000), flat_png(5000, 5000)]
+    assert len(bombs[0]) < 25_000
+    pipe = pipes.make(FAMILY)
+    pipes.ask(pipe, FAMILY, pipes.encoded(tiny.picture(56, 56, 1)))
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("a bomb was opened"))
+    begin = time.perf_counter()
+    for bomb, reason in zip(bombs, ("the limit is", "nearly all alike", "nearly all alike"), strict=True):
+        with pytest.raises(LimitError, match=reason) as caught:
+            pipes.ask(pipe, FAMILY, bomb)
+        assert caught.value.item == "image 1"
+    assert time.perf_counter() - begin < 1.0
+
+
+@pytest.mark.case(21)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_the_decoder_asks_again() -> None:
+    for bomb in (flat_png(13300, 13300), flat_png(5000, 5000)):
+        with pytest.raises(LimitError):
+            decode.open_bytes(bomb, LIMITS)
+
+
+def test_real_pictures_are_not_bombs() -> None:
+    """A blank page of 15 megapixels, the emptiest JPEG there can be of 25, and a photograph's size of 102."""
+    decode.check_header(flat_png(5000, 3000), LIMITS)
+    blank = pipes.encoded(Image.new("L", (5000, 5000), 255), "JPEG", quality=1)
+    decode.check_header(blank, LIMITS)
+    decode.check_size(11648, 8736, LIMITS, 9_000_000)
+
+
+def test_the_operator_sets_limits() -> None:
+    pipe = pipes.make(FAMILY, media_limits={"max_pixels": 5000, "work_timeout_s": {"image": 7}})
+    assert pipe._limits.work_timeout_s == {**LIMITS.work_timeout_s, "image": 7}
+    assert pipes.ask(pipe, FAMILY, pipes.encoded(tiny.picture(56, 56, 1))).spans
+    for large in (tiny.picture(84, 84, 1), pipes.encoded(tiny.picture(84, 84, 1)), np.zeros((84, 84, 3), np.uint8)):
+        with pytest.raises(LimitError, match="the limit is 5000"):
+            pipes.ask(pipe, FAMILY, large)
+    for wrong, reason in (
+        ({"max_pixel": 5}, "Did you mean 'max_pixels'"),
+        ({"max_pixels": 0}, "above 0"),
+        ({"max_pixels": 1.5}, "whole number"),
+        ({"max_audio_s": float("inf")}, "above 0"),
+        ({"max_frames": True}, "above 0"),
+        ({"work_timeout_s": {"picture": 5}}, "no modality 'picture'"),
+        ({"work_timeout_s": {"image": -1}}, "above 0"),
+        ({"work_timeout_s": 5}, "mapping"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            MediaLimits.of(wrong)
+
+
+@pytest.mark.case(21)
+def test_opened_media_have_room_for_each_in_turn() -> None:
+    gate, order = Gate(10), []
+    inside = threading.Event()
+
+    def enter(name: str, num_bytes: int) -> None:
+        with gate.within(num_bytes):
+            order.append(name)
+
+    with gate.within(6):
+        threads = [threading.Thread(target=enter, args=given) for given in (("huge", 99), ("small", 1))]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)
+        assert order == [], "who came later does not overtake, although there is room"
+        inside.set()
+    for thread in threads:
+        thread.join(5)
+    assert order == ["huge", "small"]
+
+
+@pytest.mark.parametrize("name", ["FITS", "PSD", "SVG", "MCIDAS", "WMF", "EMF", "AVIF", "HEIC"])
+@pytest.mark.case(24)
+def test_formats_that_are_not_wanted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = {
+        "FITS": b"SIMPLE  =                    T".ljust(80) + b"END".ljust(80),
+        "PSD": b"8BPS\0\1" + bytes(6) + struct.pack(">HIIHH", 3, 8, 8, 8, 3),
+        "SVG": b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+        "MCIDAS": b"\0\0\0\0\0\0\0\4" + bytes(248),
+        "WMF": b"\xd7\xcd\xc6\x9a\0\0" + struct.pack("<hhhhH", 0, 0, 9, 9, 96) + bytes(64),
+        "EMF": struct.pack("<II", 1, 108) + bytes(32) + b" EMF" + bytes(80),
+        "AVIF": b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(64),
+        "HEIC": b"\0\0\0\x20ftypheic\0\0\0\0heicmif1" + bytes(64),
+    }
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    with pytest.raises(DecodeError, match="Known formats: PNG, JPEG, WEBP, GIF, BMP"):
+        decode.open_bytes(heads[name], LIMITS)
+
+
+@pytest.mark.parametrize("name", ["TIFF", "ICO", "EPS", "PDF", "PPM", "TGA", "JPEG2000", "DDS", "SGI", "PCX"])
+@pytest.mark.case(24)
+def test_formats_that_pillow_would_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pipes.encoded(tiny.picture(32, 32, 1), name)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    with pytest.raises(DecodeError):
+        decode.open_bytes(data, LIMITS)
+
+
+# ---------------------------------------------------------------------- videos
+
+
+def changed(data: bytes, box: bytes, offset: int, value: bytes) -> bytes:
+    """An MP4 with some bytes of a box, counted from behind its name, replaced."""
+    place = data.index(box) + 4 + offset
+    return data[:place] + value + data[place + len(value) :]
+
+
+LIARS: dict[str, Callable[[bytes], bytes]] = {
+    "0 ticks per second": lambda d: changed(d, b"mdhd", 12, bytes(4)),
+    "negative duration": lambda d: changed(changed(d, b"mdhd", 16, b"\xff" * 4), b"mvhd", 16, b"\xff" * 4),
+    "10^9 frames of one time": lambda d: changed(d, b"stts", 8, struct.pack(">I", 10**9)),
+    "10^9 frames of no time": lambda d: changed(d, b"stts", 8, struct.pack(">II", 10**9, 0)),
+    "10^9 frames of one size": lambda d: changed(d, b"stsz", 4, struct.pack(">II", 1, 10**9)),
+    "10^9 frames with a size each": lambda d: changed(d, b"stsz", 8, struct.pack(">I", 10**9)),
+    "10^9 chunks": lambda d: changed(d, b"stco", 4, struct.pack(">I", 10**9)),
+    "chunks elsewhere": lambda d: changed(d, b"stco", 8, b"\x7f" * 4),
+    "key frames nowhere": lambda d: changed(d, b"stss", 4, struct.pack(">II", 10**9, 0)),
+    "65535 x 65535": lambda d: changed(d, b"mp4v", 24, b"\xff" * 4),
+    "half an index": lambda d: d[: d.index(b"stsz") + 20],
+    "no frames": lambda d: d[: d.index(b"mdat") + 4] + bytes(len(d) - d.index(b"mdat") - 4),
+}
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """40 frames of 64 x 48 pixels."""
+    frames = np.repeat(np.arange(40, dtype=np.uint8)[:, None, None, None] * 6, 48, 1).repeat(64, 2).repeat(3, 3)
+    path: Path = tmp_path_factory.mktemp("film") / "v.mp4"
+    return pipes.write_video(path, frames).read_bytes()
+
+
+@pytest.mark.parametrize("name", LIARS)
+@pytest.mark.case(28)
+def test_videos_that_lie_cost_no_more_than_their_bytes(name: str, film: bytes) -> None:
+    """Either its true frames, whatever the header says of them, or an error of the item; and soon."""
+    begin = time.perf_counter()
+    with contextlib.suppress(DecodeError, LimitError):
+        clip = video.open_bytes(LIARS[name](film), Sampling(), LIMITS)
+        assert 0 < len(clip.frames) <= 32
+        assert clip.frames.shape[1:] == (48, 64, 3)
+        times = clip.timestamps_s()
+        assert times is None or all(np.isfinite(times))
+    assert time.perf_counter() - begin < 2.0
+
+
+@pytest.mark.case(28)
+def test_an_avi_that_lies_about_its_rate_and_its_frames(tmp_path: Path) -> None:
+    data = pipes.write_video(tmp_path / "v.avi", tiny.frames(6)).read_bytes()
+    place = data.index(b"avih") + 8
+    lying = data[:place] + bytes(4) + data[place + 4 : place + 16] + struct.pack("<I", 10**9) + data[place + 20 :]
+    place = lying.index(b"strh") + 8
+    lying = lying[: place + 20] + bytes(4) + bytes(4) + lying[place + 28 :]
+    begin = time.perf_counter()
+    with contextlib.suppress(DecodeError):
+        assert 0 < len(video.open_bytes(lying, Sampling(), LIMITS).frames) <= 6
+    assert time.perf_counter() - begin < 2.0
+
+
+@pytest.mark.case(26)
+def test_what_the_frames_of_a_video_take_is_bounded(film: bytes) -> None:
+    one = 48 * 64 * 3
+    assert len(video.open_bytes(film, Sampling(), MediaLimits(max_decoded_bytes=32 * one)).frames) == 32
+    with pytest.raises(LimitError, match="frames of the video take"):
+        video.open_bytes(film, Sampling(), MediaLimits(max_decoded_bytes=32 * one - 1))
+
+
+# ---------------------------------------------------------------------- sounds
+
+
+def wav(rate: int, channels: int, frames: int, claimed_bytes: int | None = None) -> bytes:
+    """Silence of 16 bits, whose header may claim anything."""
+    data = bytes(frames * channels * 2)
+    size = len(data) if claimed_bytes is None else claimed_bytes
+    form = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2 & 0xFFFFFFFF, channels * 2, 16)
+    head = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", size & 0xFFFFFFFF)
+    return b"RIFF" + struct.pack("<I", 36 + size & 0xFFFFFFFF) + head + data
+
+
+def silence(seconds: int, rate: int, channels: int = 1) -> bytes:
+    """FLAC, some hundred bytes a minute."""
+    import av
+
+    file = io.BytesIO()
+    layout = "mono" if channels == 1 else "stereo"
+    with av.open(file, "w", format="flac") as container:
+        stream = container.add_stream("flac", rate=rate)
+        stream.layout = layout
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, rate * channels), np.int16), format="s16", layout=layout)
+        frame.rate = rate
+        for second in range(seconds):
+            frame.pts = second * rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("rate", [1, 999, 768_001, 2**31 - 1])
+@pytest.mark.case(29)
+def test_rates_that_no_sound_has(rate: int) -> None:
+    with pytest.raises(DecodeError):
+        audio.open_bytes(wav(rate, 1, 3000), LIMITS, 16000)
+    with pytest.raises(DecodeError, match="sampling rate"):
+        audio.from_array(np.zeros(9, np.float32), rate, LIMITS)
+
+
+@pytest.mark.case(29)
+def test_headers_of_sounds_that_lie() -> None:
+    heard = audio.open_bytes(wav(16000, 1, 1600, 2**31), LIMITS, 16000)
+    assert heard.given["seconds"] == 0.1, "what is there counts"
+    for data in (wav(16000, 255, 1600), wav(16000, 1, 0), wav(16000, 0, 0)):
+        with pytest.raises(DecodeError):
+            audio.open_bytes(data, LIMITS, 16000)
+
+
+@pytest.mark.case(29)
+def test_silence_is_cut_off_as_it_is_decoded() -> None:
+    """The bounds stop decoding; a sound that is long and of many channels is counted with all of them."""
+    data = silence(60, 48000, channels=2)
+    assert len(data) < 20_000
+    assert len(audio.open_bytes(data, LIMITS, 16000).samples) == 60 * 16000
+    with pytest.raises(LimitError, match="longer than 9 s"):
+        audio.open_bytes(data, MediaLimits(max_audio_s=9.0), 16000)
+    with pytest.raises(LimitError, match="more than 96000 samples"):
+        audio.open_bytes(data, MediaLimits(max_audio_samples=96_000), 16000)
+
+
+@pytest.mark.case(29)
+def test_resampling_while_decoding_gives_the_same_samples() -> None:
+    rng = np.random.default_rng(0)
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="flac") as container:
+        stream = container.add_stream("flac", rate=44100)
+        stream.layout = "stereo"
+        frame = av.AudioFrame.from_ndarray(rng.normal(0, 3000, (1, 88200)).astype(np.int16), layout="stereo")
+        frame.rate = 44100
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    data = file.getvalue()
+    for rate in (16000, 48000):
+        apart = audio.resampled(audio.open_bytes(data, LIMITS), rate)
+        together = audio.open_bytes(data, LIMITS, rate)
+        assert np.array_equal(apart.samples, together.samples)
+        assert (apart.given, apart.lost, apart.rate) == (together.given, together.lost, together.rate)
