@@ -36,6 +36,8 @@ _SPECIAL = """
 _REFUSED = tuple(map(ipaddress.ip_network, _SPECIAL.split()))
 # Names asked for at a time. Each holds a thread, since the system's resolver cannot be interrupted.
 _MAX_RESOLVING = 64
+# Bytes for which room is made at a time, of a body whose length the server does not tell.
+_STEP = 8 << 20
 _resolving = threading.BoundedSemaphore(_MAX_RESOLVING)
 _UNSAFE = frozenset("\\ \t\r\n\0")
 
@@ -142,7 +144,7 @@ async def get(
         place: where.
         max_bytes: of the body.
         stop_at: statuses whose body is not read.
-        reserve: waits until there is room for a body of so many bytes.
+        reserve: waits until there is room for so many bytes; called as a body grows whose length is not told.
 
     Returns:
         Status, the Location header, the body.
@@ -190,13 +192,18 @@ async def _body(
     known = int(length) if length.isascii() and length.isdigit() else None
     if known is not None and known > max_bytes:
         raise LimitError(f"The server would send {known} bytes; the limit is {max_bytes}.")
-    await reserve(max_bytes if known is None else known)
+    room = min(_STEP, max_bytes) if known is None else known
+    await reserve(room)
     parts: list[bytes] = []
     total = 0
     async for chunk in response.aiter_stream():
         total += len(chunk)
         if total > max_bytes:
             raise LimitError(f"The server sends more than {max_bytes} bytes.")
+        while total > room:
+            more = min(_STEP, max_bytes - room)
+            await reserve(more)
+            room += more
         parts.append(chunk)
     return b"".join(parts)
 

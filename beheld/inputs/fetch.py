@@ -97,7 +97,7 @@ async def fetch_remote(
         url: see `is_remote`.
         modality: decides how long it may take.
         rules: what may be opened.
-        reserve: waits until there is room for so many bytes; it is called at most once, and counts as time.
+        reserve: waits until there is room for so many bytes more; the waiting counts as time.
 
     Raises:
         FetchError: it may not be fetched, could not be, or took too long.

@@ -393,6 +393,48 @@ def test_items_are_named_and_the_first_failure_is_told(serve: Any) -> None:
     assert (fetched.data, fetched.source, other) == (DATA, "url", b"x")
 
 
+@pytest.mark.usefixtures("private")
+@pytest.mark.case(6)
+def test_room_is_made_for_what_comes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the length that is told, or, where none is, step by step; and it is given back."""
+    monkeypatch.setattr(dial, "_STEP", 400)
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "0.5")
+
+    def untold(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + DATA)
+
+    taken: list[int] = []
+    real = Room.take
+
+    async def noted(self: Room, num_bytes: int) -> int:
+        taken.append(num_bytes)
+        return await real(self, num_bytes)
+
+    monkeypatch.setattr(Room, "take", noted)
+    rules = FetchRules(limits=MediaLimits(max_item_bytes=1000, max_fetched_bytes=1000))
+    fetcher = Fetcher(rules)
+
+    async def ask(answer: Answer) -> Any:
+        async with fetcher.fetched([picture_at(serve(answer).url())]) as (found,):
+            assert fetcher._room._left < 1000
+            return found.source
+
+    async def both() -> None:
+        async with fetcher.fetched([picture_at(serve(plain(DATA)).url())]):
+            with pytest.raises(FetchError, match="too long"):
+                await ask(plain(DATA))
+
+    assert asyncio.run(ask(plain(DATA))).data == DATA
+    assert taken == [1000]
+    assert fetcher._room._left == 1000
+    asyncio.run(both())
+    assert fetcher._room._left == 1000
+    del taken[:]
+    assert asyncio.run(ask(untold)).data == DATA
+    assert taken == [400, 400, 200]
+    assert fetcher._room._left == 1000
+
+
 @pytest.mark.case(6)
 def test_bytes_in_flight_have_room_for_each_in_turn() -> None:
     async def story() -> None:
