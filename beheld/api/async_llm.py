@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from beheld.api.seeds import answers, mix
+from beheld.api.start import start_both
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import RequestOutput, TokenEvent
@@ -35,13 +36,11 @@ from beheld.engine.messages import (
     Unread,
 )
 from beheld.engine.process import EngineProcess, Spawned
-from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs import told
 from beheld.inputs.draft import Draft
 from beheld.inputs.pipeline import InputPipeline, PromptType
-from beheld.structured.rows import GrammarRows
 from beheld.text.collect import Collector
 
 __all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
@@ -125,9 +124,7 @@ class AsyncLLM:
             beside.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
             self._open(args, beside.info, beside.config, inputs, beside)
             return
-        setup = start(args)
-        inputs = InputPipeline(setup.info, setup.config, args)
-        setup.core.grammars = GrammarRows(inputs.compiler)
+        setup, inputs = start_both(args)
         self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
 
     def _open(

@@ -9,17 +9,16 @@ from typing import Any
 from beheld.api.feed import Job
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, mix
+from beheld.api.start import start_both
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, PromptError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest, Request
-from beheld.engine.setup import start
 from beheld.engine.stats import EngineStats
 from beheld.inputs import told
-from beheld.inputs.pipeline import InputPipeline, PromptType
-from beheld.structured.rows import GrammarRows
+from beheld.inputs.pipeline import PromptType
 
 Messages = list[dict[str, Any]]
 Prepare = Callable[..., Request]
@@ -41,11 +40,9 @@ class LLM:
         self._args = EngineArgs.from_keywords({"model": model, **options})
         # Before the weights are loaded: a wrong word should not cost minutes.
         told.check(self._args)
-        setup = start(self._args)
+        setup, self._inputs = start_both(self._args)
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config
-        self._inputs = InputPipeline(setup.info, setup.config, self._args)
-        setup.core.grammars = GrammarRows(self._inputs.compiler)
         self._run: OfflineRun | None = OfflineRun(setup.core, setup.config)
         self._num_requests = 0
 

@@ -61,18 +61,31 @@ class Setup:
     core: EngineCore
 
 
-def start(args: EngineArgs) -> Setup:
-    """Resolve the model, decide, load, and make the engine.
+@dataclass(frozen=True)
+class Decided:
+    """What is known before the weights are loaded; `config.max_model_len` may still shrink to what fits."""
+
+    info: ModelInfo
+    config: EngineConfig
+    hf_config: Any
+
+
+def start(args: EngineArgs, decided: Decided | None = None) -> Setup:
+    """Load what was decided, or decide first, and make the engine.
 
     Raises:
         ConfigError, ModelError, CapacityError: with what to do.
     """
     with paused_collector():
-        return _start(args)
+        return _start(args, decided or resolve_and_decide(args))
 
 
-def _start(args: EngineArgs) -> Setup:
-    begin = time.perf_counter()
+def resolve_and_decide(args: EngineArgs) -> Decided:
+    """Find the model, read its configuration, and decide.
+
+    Raises:
+        ConfigError, ModelError: with what to do.
+    """
     check(args)
     path = resolve(args)
     hf_config = read_config(path, args)
@@ -80,9 +93,15 @@ def _start(args: EngineArgs) -> Setup:
     config = decide(args, info)
     logger.info("This model supports the tasks: {'generate'}. Defaulting to 'generate'.")
     logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
+    return Decided(info, config, hf_config)
+
+
+def _start(args: EngineArgs, decided: Decided) -> Setup:
+    begin = time.perf_counter()
+    info = decided.info
     from beheld.executor.local import LocalExecutor
 
-    executor = LocalExecutor(hf_config, info, config, shrink=args.max_model_len is None)
+    executor = LocalExecutor(decided.hf_config, info, decided.config, shrink=args.max_model_len is None)
     core = EngineCore(info, executor)
     logger.info("init engine (load weights, create kv cache, self-test) took %.2f seconds", time.perf_counter() - begin)
     return Setup(args, info, executor.config, core)

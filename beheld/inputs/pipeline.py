@@ -44,13 +44,14 @@ class InputPipeline:
         info: what the checkpoint says.
         config: what was decided.
         args: what the user said.
+        workers: that were begun before; None begins them.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
         ConfigError, ParamsError, TemplateError: an option of the pipeline is wrong.
     """
 
-    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
+    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs, workers: Workers | None = None) -> None:
         told.check(args)
         self._info = info
         self._config = config
@@ -69,7 +70,7 @@ class InputPipeline:
         self._cache = MediaCache(config.processor_cache_bytes)
         self._limits = MediaLimits.of(args.media_limits)
         self._rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, self._limits)
-        self._workers = Workers.of(info, config, args, self._limits)
+        self._workers = workers or Workers.of(info, config, args)
         self._maker = ItemMaker(
             info,
             self._processor,

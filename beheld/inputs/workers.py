@@ -44,8 +44,9 @@ class Workers:
             self._pool.warm()
 
     @classmethod
-    def of(cls, info: ModelInfo, config: EngineConfig, args: EngineArgs, limits: MediaLimits) -> Workers:
+    def of(cls, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> Workers:
         """The workers that were decided on."""
+        limits = MediaLimits.of(args.media_limits)
         if config.media_work is not MediaWork.PROCESS or not info.modalities:
             return cls(config.media_workers, MediaWork.DECODE, Settings(limits))
         told = for_workers(info, args)

@@ -1,0 +1,28 @@
+"""Starts an engine and its input pipeline, whose processes load what they need beside it."""
+
+from __future__ import annotations
+
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import Setup, resolve_and_decide, start
+from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.workers import Workers
+from beheld.structured.rows import GrammarRows
+
+
+def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
+    """The engine, and the pipeline before it.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: with what to do; no process is left behind.
+    """
+    decided = resolve_and_decide(args)
+    # Now, so that processes which will prepare media load a processor while the weights are loaded.
+    workers = Workers.of(decided.info, decided.config, args)
+    try:
+        setup = start(args, decided)
+        inputs = InputPipeline(setup.info, setup.config, args, workers)
+    except BaseException:
+        workers.close()
+        raise
+    setup.core.grammars = GrammarRows(inputs.compiler)
+    return setup, inputs
