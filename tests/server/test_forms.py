@@ -11,7 +11,10 @@ import openai
 import pytest
 from tokenizers import AddedToken
 
+from beheld.core.params import SamplingParams
+from beheld.server.chat import Head, chunks
 from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
 from beheld.server.tools import ToolForm, tool_form, tool_use
 from beheld.structured.compile import Compiler, grammar_of
@@ -282,3 +285,27 @@ def test_marks_that_are_special_tokens_are_shown(thinking: Running) -> None:
     assert tool_form("mistral", Tokenizer()) == ToolForm("mistral", special=True)
     assert tool_form("hermes", Tokenizer()) == ToolForm("hermes", special=False)
     assert tool_form(None, Tokenizer()) is None
+
+
+@pytest.mark.parametrize(("special", "shown"), [(True, False), (False, True)])
+def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, shown: bool) -> None:
+    asked: list[SamplingParams] = []
+
+    class Model:
+        def get_default_sampling_params(self) -> SamplingParams:
+            return SamplingParams()
+
+        def chat(self, messages: Any, params: SamplingParams, *_: Any, **options: Any) -> None:
+            asked.append(params)
+
+    def ask(**options: Any) -> None:
+        body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": TOOLS, **options})
+        head = Head("x", 0, "m", lambda output, count: None)
+        chunks(Model(), body, ServerOptions(), head, None, ToolForm("mistral", special=special))  # type: ignore[arg-type]
+
+    ask()
+    ask(tool_choice="none")
+    assert [params.skip_special_tokens for params in asked] == [shown, True]
+    if special:
+        with pytest.raises(HttpError, match="special token"):
+            ask(skip_special_tokens=True)
