@@ -127,8 +127,9 @@ def test_a_body_of_many_parts_keeps_nobody_waiting(running: Running) -> None:
         sent = request_bytes(COMPLETE, body)
         with watched(running) as late:
             assert running.raw(sent, 20.0).startswith(b"HTTP/1.1 400")
-        # Parsed in the loop, the first of these held it for seconds.
-        assert max(late) < 0.5, max(late)
+        # With an error for every entry, made in the loop, the first of these held it for 19 s. The bound leaves room
+        # for a machine whose cores are all taken.
+        assert max(late) < 1.5, max(late)
     running.idle()
 
 
