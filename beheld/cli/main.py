@@ -75,7 +75,7 @@ def _check_environment() -> None:
     try:
         env.check()
     except ValueError as error:
-        raise ConfigError(str(error), "Correct it, or unset it.", param="environment") from error
+        raise ConfigError(f"{error}.", "Correct it, or unset it.", param="environment") from error
 
 
 def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
