@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from beheld import LLM, SamplingParams
+from beheld.core.errors import ProcessError, PromptTooLongError
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import cases, reference
@@ -130,6 +131,26 @@ def test_a_prefix_is_shared_up_to_the_first_other_picture(family: str) -> None:
         assert least <= hits(cases.ELSE) < len(ids)
         assert hits(*cases.fit(family, cases.TWICE)) <= start
         assert hits(cases.ONE) == (len(ids) - 1) // block * block
+
+
+EXTREMES = [(1, 1), (3, 2), (64, 2), (7, 500), (500, 7), (590, 3)]
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+@pytest.mark.case(23)
+def test_extreme_pictures_are_answered_or_refused(engines: OpenEngines, family: str) -> None:
+    """What no tower takes is refused with what to do, before the model runs: no step fails of a picture."""
+    llm = engines.get(family, "roomy")
+    for width, height in EXTREMES:
+        picture = Image.new("RGB", (width, height), (200, 30, 40))
+        prompt = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": picture}}
+        try:
+            (output,) = llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+        except (ProcessError, PromptTooLongError) as error:
+            said = error.remedy
+        else:
+            said = str(output.outputs[0].token_ids)
+        assert said, (width, height)
 
 
 @pytest.mark.skipif("molmo2" not in tiny.TINY, reason="transformers has no Molmo 2")

@@ -126,7 +126,7 @@ _FILES = {
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
-    "mistral3": "tiled",
+    "mistral3": "mistral3",
     "mllama": "mllama",
     "molmo2": "molmo2",
     "paligemma": "paligemma",
@@ -142,9 +142,9 @@ _FILES = {
 }
 
 
-# Families whose model is another one's: by the processor that their files name, which transformers lacks, and by the
-# architecture that users' overrides name.
-_BY_PROCESSOR = {"MLlavaProcessor": "mantis", "PixtralProcessor": "tiled"}
+# Families whose model is another one's: by the processor that their files name, and by the architecture that users'
+# overrides name.
+_BY_PROCESSOR = {("llava", "MLlavaProcessor"): "mantis", ("llava", "PixtralProcessor"): "tiled"}
 _BY_ARCHITECTURE = {"MantisForConditionalGeneration": "mantis"}
 _NAMING_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
@@ -152,7 +152,8 @@ _NAMING_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "toke
 def family_of(info: ModelInfo) -> Family:
     """The family of a checkpoint; the plain one if it needs no help."""
     named = [read_json(Path(info.path) / file).get("processor_class") for file in _NAMING_PROCESSORS]
-    name = next((_BY_PROCESSOR[owner] for owner in named if owner in _BY_PROCESSOR), None)
+    owners = [(info.model_type, owner) for owner in named]
+    name = next((_BY_PROCESSOR[owner] for owner in owners if owner in _BY_PROCESSOR), None)
     name = name or _BY_ARCHITECTURE.get(info.architecture) or _FILES.get(info.model_type)
     if name is None:
         return Family()

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.errors import ProcessError
 from beheld.inputs.families import LAID_OUT, Family
 
 
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture; see families.Call."""
+    """Run the processor on one picture; see families.Call.
+
+    Raises:
+        ProcessError: the picture is so narrow that it has more patches than the processor has room for.
+    """
     # Older versions of the processor have no attribute for it; there and here they are on.
     marks = getattr(processor, "use_image_special_tokens", True)
     outputs, texts = processor._process_images([[item]], use_image_special_tokens=marks, **options)
+    room = outputs["pixel_attention_mask"].shape[-1]
+    if any(height * width > room for height, width in outputs["spatial_shapes"].tolist()):
+        raise ProcessError(
+            f"The picture is so narrow that it makes more than the {room} patches that a tile has room for.",
+            "Cut it into wider or taller parts.",
+        )
     return outputs, texts[0]
 
 
