@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from tests import tiny, tiny_new
+from tests.oracle.test_oracle import LOGPROB_TOLERANCE
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
@@ -25,6 +27,31 @@ def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_list_is_that_of_the_tests() -> None:
     variants = {"gemma4_dense"}
     assert {row.name for row in known.TESTED} == set(tiny.TINY) - variants | set(tiny_new.ABSENT_FAMILIES)
+
+
+def test_what_is_said_to_be_checked_is_what_the_tests_do() -> None:
+    rows = {row.name: row for row in known.TESTED}
+    assert set(tiny.LONE_FAMILIES) == known.ONE_PICTURE
+    assert set(tiny.UNSHARED_FAMILIES) == known.WHOLE_PROMPTS
+    assert {name: value for name, value in LOGPROB_TOLERANCE.items() if name in rows} == known.TOLERANCES
+    assert set(gpu_families()) == known.ON_A_GPU
+    for kind, families in (
+        ("image", tiny.IMAGE_FAMILIES), ("video", tiny.VIDEO_FAMILIES), ("audio", tiny.SOUND_FAMILIES)
+    ):  # fmt: skip
+        told = {name for name, row in rows.items() if kind in row.takes and name in tiny.TINY}
+        assert told == set(families) & set(rows)
+
+
+def gpu_families() -> tuple[str, ...]:
+    """Those that the GPU oracle lists; without a GPU its module cannot be imported."""
+    source = (Path(__file__).parent / "gpu" / "test_oracle.py").read_text(encoding="utf-8")
+    tables = [
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAMILIES"
+    ]
+    (names,) = tables
+    return tuple(str(node.value) for node in ast.walk(names) if isinstance(node, ast.Constant))
 
 
 HERE = [row for row in known.TESTED if row.name in tiny.TINY]

@@ -291,6 +291,36 @@ NEEDS = {"gemma3n": "timm"}
 """Model type -> a package that transformers' model needs and that beheld does not bring."""
 
 
+# How the tests compare a family with transformers, where that is not the same for all; a test keeps these true.
+ONE_PICTURE = frozenset({"blip2", "florence2", "fuyu"})
+"""Families that take one picture to a prompt."""
+WHOLE_PROMPTS = frozenset({"florence2", "paligemma", "paligemma2"})
+"""Families whose prompts are computed in one step and never shared."""
+ON_A_GPU = frozenset(
+    (
+        *("chameleon", "ernie4_5_vl_moe", "florence2", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava_onevision"),
+        *("mllama", "molmo2", "paligemma", "phi4_mm", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"),
+    )
+)
+"""Families whose tokens are also compared on a GPU, with graphs and compiled layers."""
+TOLERANCES = {"gemma4": 2e-4}
+"""Family -> by how much log-probabilities may differ; else TOLERANCE."""
+TOLERANCE = 1e-4
+
+
+def checked(row: Known) -> str:
+    """In words, what the comparisons of this family cover besides those of all."""
+    words = [] if row.name in WHOLE_PROMPTS else ["cut prompts", "shared prefixes"]
+    if "image" in row.takes:
+        words.append("one picture" if row.name in ONE_PICTURE else "several pictures")
+    words += ["videos"] * ("video" in row.takes)
+    words += ["sounds"] * ("audio" in row.takes)
+    words += ["a GPU"] * (row.name in ON_A_GPU)
+    if row.name in TOLERANCES:
+        words.append(f"within {TOLERANCES[row.name]:g}")
+    return ", ".join(words)
+
+
 def markdown() -> str:
     """docs/models.md."""
     lines = [
@@ -301,16 +331,20 @@ def markdown() -> str:
         "## What runs",
         "",
         "For each of these, a small random checkpoint in the layout of the real one is part of the tests. Its greedy",
-        "answers and their log-probabilities equal those of transformers' `generate`, token by token: alone and in a",
-        "batch of sixteen, with prompts cut into steps, after a shared prefix, after preemption, with several",
-        "pictures, with videos and with sounds, as far as a family takes them.",
+        "answers equal those of transformers' `generate` in float32 on a CPU, token by token, and their",
+        f"log-probabilities within {TOLERANCE:g}: alone, in a batch of sixteen, with steps that overlap, and after",
+        "preemption. The column *also checked* says what else is compared in the same way: prompts cut into steps,",
+        "prefixes shared with another prompt, the media, and the tokens that a GPU gives with graphs and compiled",
+        "layers. `beheld verify MODEL` compares a checkpoint of yours stage by stage, of all these families.",
         "",
-        "| family | architecture | for example | takes | remarks |",
-        "|---|---|---|---|---|",
+        "| family | architecture | for example | takes | also checked | remarks |",
+        "|---|---|---|---|---|---|",
     ]
     for known in sorted(TESTED, key=lambda known: known.name):
         takes = ", ".join(("text", *known.takes))
-        lines.append(f"| {known.name} | {known.architecture} | {known.example} | {takes} | {known.note} |")
+        lines.append(
+            f"| {known.name} | {known.architecture} | {known.example} | {takes} | {checked(known)} | {known.note} |"
+        )
     lines += [
         "",
         "Other architectures of transformers with full and sliding attention are tried by the same means. At load, a",

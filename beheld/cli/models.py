@@ -18,9 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         print(known.markdown(), end="")
         return 0
-    print("runs, and answers as transformers does")
+    print("runs, and answers as transformers does: alone, in batches, after preemption, and with")
     for row in sorted(known.TESTED, key=lambda row: row.name):
-        print(f"  {row.name:18} {', '.join(('text', *row.takes)):20} {row.example}")
+        print(f"  {row.name:18} {', '.join(('text', *row.takes)):26} {row.example:50} {known.checked(row)}")
     print("refused")
     for name, reason in sorted(known.REFUSED.items()):
         print(f"  {name:18} {reason}")
