@@ -23,3 +23,26 @@ def own_environment() -> Iterator[None]:
         if name not in before:
             del os.environ[name]
     os.environ.update(before)
+
+
+# Family -> the names that documents and users have for it: `pytest -k NAME` finds its tests by these, too.
+OTHER_NAMES = {
+    "blip2": ("blip-2",),
+    "cohere2_vision": ("command_a_vision",),
+    "ernie4_5_vl_moe": ("ernie45_vl",),
+    "glm46v": ("glm4_6v",),
+    "glm4v": ("glm4_1v",),
+    "glm4v_moe": ("glm4_5v",),
+    "glm4v_moe_fp8": ("glm4_5v_fp8",),
+    "llava_next": ("llava-next",),
+    "llava_next_video": ("llava-next-video",),
+    "llava_onevision": ("llava-onevision",),
+}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let tests of one family be found by its other names."""
+    given = getattr(getattr(item, "callspec", None), "params", {}).values()
+    for family in given:
+        if isinstance(family, str):
+            item.extra_keyword_matches.update(OTHER_NAMES.get(family, ()))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.conftest import OTHER_NAMES
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
 
@@ -80,3 +81,13 @@ def test_a_checkpoint_is_made_once() -> None:
     made = (first / "config.json").stat().st_mtime_ns
     assert tiny.checkpoint("llama") == first
     assert (first / "config.json").stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize("family", tiny.TINY)
+def test_a_family_is_found_by_its_other_names(family: str, request: pytest.FixtureRequest) -> None:
+    assert request.node.extra_keyword_matches >= set(OTHER_NAMES.get(family, ()))
+
+
+def test_other_names_belong_to_families() -> None:
+    assert set(OTHER_NAMES) <= set(tiny.TINY)
+    assert not {name for names in OTHER_NAMES.values() for name in names} & set(tiny.TINY)
