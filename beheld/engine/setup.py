@@ -49,6 +49,7 @@ _NO_MEANING = {
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
 }
+_GPU_ONLY = ("gpu_memory_utilization", "enforce_eager")
 
 
 @dataclass
@@ -180,6 +181,10 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     device = _device(args.device)
     _check_ranks(args, device)
     dtype = _dtype(args.dtype, info, device)
+    if device == "cpu":
+        for name in _GPU_ONLY:
+            if getattr(args, name) != getattr(EngineArgs, name):
+                logger.info("%s has no meaning on a CPU and changes nothing.", name)
     max_model_len = _max_model_len(args, info)
     cpu = device == "cpu"
     max_num_seqs = args.max_num_seqs or (64 if cpu else 256)

@@ -19,11 +19,17 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# What transformers' generate does of a generation_config.json, and is not built.
+_NOT_HONOURED = ("begin_suppress_tokens", "sequence_bias")
+
 # One that is killed leaves the other to whoever asked beside it.
 _REHEARSERS = 2
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-HABITUAL = ("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams")
+HABITUAL = (
+    *("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams"),
+    *("suppress_tokens", "bad_words_ids", "min_new_tokens"),
+)
 """Names of generation_config.json that concern every answer; see Habits."""
 
 
@@ -83,8 +89,11 @@ class Sealer:
         grammar = self._grammar(params)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         forced = self._habits.forced_ids(num_prompt, longest)
-        if forced and grammar is not None:
-            raise ParamsError("This checkpoint forces tokens, which no grammar knows.", "Leave the grammar out.")
+        if self._habits.bind(forced) and grammar is not None:
+            raise ParamsError(
+                "This checkpoint forces or forbids tokens, which no grammar knows.",
+                "Leave the grammar out, or start with generation_config='vllm'.",
+            )
         return Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
             top_p=float(params.top_p),
@@ -92,7 +101,7 @@ class Sealer:
             min_p=float(params.min_p),
             seed=(seed if params.seed is None else params.seed) % 2**64,
             max_tokens=longest,
-            min_tokens=min(params.min_tokens, longest),
+            min_tokens=min(max(params.min_tokens, self._habits.fewest), longest),
             # Where a grammar is complete only the end can follow, whatever was said of it.
             stop_ids=own if params.ignore_eos and grammar is None else own | self._eos,
             own_stop_ids=own,
@@ -101,7 +110,7 @@ class Sealer:
             repetition_penalty=float(penalised[2]),
             logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
-            bad_words_ids=self._bad_words(params.bad_words or ()),
+            bad_words_ids=tuple(dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden))),
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             grammar=grammar,
@@ -169,11 +178,19 @@ class Habits:
         no_repeat_ngram: so many tokens in a row never come twice; 0 is off.
         forced_first: the token that follows a prompt of one token, in encoder-decoder models the start of the answer.
         forced_last: the token that ends an answer of max_tokens.
+        forbidden: token ids in a row that never come.
+        fewest: the least tokens of an answer.
     """
 
     no_repeat_ngram: int = 0
     forced_first: int | None = None
     forced_last: int | None = None
+    forbidden: tuple[tuple[int, ...], ...] = ()
+    fewest: int = 0
+
+    def bind(self, forced: Sequence[tuple[int, int]]) -> bool:
+        """True if they name tokens that must or must not come."""
+        return bool(forced or self.forbidden or self.fewest)
 
     def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
         """Pairs (position, token id); the last comes first, as transformers gives it the last word."""
@@ -186,7 +203,7 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
     """What the checkpoint does to every answer, with the user's overrides; nothing where `generation_config="vllm"`.
 
     Raises:
-        ConfigError: an override asks for beams, or for a token that the model does not have.
+        ConfigError: an override asks for beams or something else that is not built, or a token is not one of the model.
     """
     overrides = args.override_generation_config or {}
     values = (dict(generation) if args.generation_config != "vllm" else {}) | overrides
@@ -203,7 +220,33 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
             forced[name] = token = min(token, default=None)
         if token is not None and not 0 <= token < info.vocab_size:
             raise ConfigError(f"forced_{name}_token_id={token} is outside the vocabulary of {info.vocab_size}.")
-    return Habits(int(values.get("no_repeat_ngram_size") or 0), forced["bos"], forced["eos"])
+    for name in _NOT_HONOURED:
+        if overrides.get(name):
+            raise ConfigError(f"{name} is not available in this version.", f"Leave {name} out.", param=name)
+        if values.get(name):
+            logger.warning("generation_config.json sets %s, which is not available in this version: left out.", name)
+    return Habits(
+        int(values.get("no_repeat_ngram_size") or 0),
+        forced["bos"],
+        forced["eos"],
+        _forbidden(values, info),
+        int(values.get("min_new_tokens") or 0),
+    )
+
+
+def _forbidden(values: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, ...], ...]:
+    """The single tokens of suppress_tokens and the rows of bad_words_ids.
+
+    Raises:
+        ConfigError: a token is outside the vocabulary.
+    """
+    words = [(token,) for token in values.get("suppress_tokens") or ()]
+    # An end is no word, as transformers has it.
+    words += [tuple(word) for word in values.get("bad_words_ids") or () if frozenset(word) - info.eos_ids]
+    for word in words:
+        if not word or not all(isinstance(token, int) and 0 <= token < info.vocab_size for token in word):
+            raise ConfigError(f"The checkpoint forbids {word}, which are no ids of its {info.vocab_size} tokens.")
+    return tuple(words)
 
 
 def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingParams:
