@@ -28,6 +28,10 @@ MISSING: Mapping[str, Missing] = {
     "NVLM_D": Missing("NVLM_D", "nvidia/NVLM-D-72B", "InternViT-6B, a projector of its own, tagged tiles, Qwen2"),
     "bee": Missing("BeeForConditionalGeneration", "Open-Bee/Bee-8B-RL", "a projector between SigLIP and Qwen3"),
     "chatglm": Missing("GLM4VForCausalLM", "zai-org/glm-4v-9b", "an EVA2-CLIP tower; pictures at one position"),
+    # Published under the model type of DeepSeek-VL2, whose class it is not.
+    "deepseek_ocr": Missing(
+        "DeepseekOCRForCausalLM", "deepseek-ai/DeepSeek-OCR", "SAM and CLIP towers in a row, a projector, experts"
+    ),
     "deepseek_vl_v2": Missing(
         "DeepseekVLV2ForCausalLM", "deepseek-ai/deepseek-vl2-tiny", "a processor of tiles, a projector, experts"
     ),
@@ -51,7 +55,8 @@ MISSING: Mapping[str, Missing] = {
 def refuse(config: Mapping[str, Any]) -> None:
     """Raise ModelError if `config` (the content of config.json) is of a model whose definition is missing."""
     kind, named = config.get("model_type"), config.get("architectures") or ()
-    for known, missing in MISSING.items():
+    # The class says more than the type, which some share.
+    for known, missing in sorted(MISSING.items(), key=lambda row: row[1].name not in named):
         if kind != known and missing.name not in named:
             continue
         raise ModelError(

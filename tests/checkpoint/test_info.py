@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from beheld import LLM, SamplingParams
-from beheld.checkpoint.info import read_info
+from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import decide
@@ -111,3 +111,11 @@ def test_a_repositorys_code_is_used_where_it_alone_knows_the_type(tmp_path: Path
     assert info_of(folder, trust_remote_code=True).model_type == "peculiar_qwen2"
     with pytest.raises(ModelError, match="peculiar_qwen2"):
         info_of(folder)
+
+
+@pytest.mark.parametrize("name", ["DeepseekOCRForCausalLM", "DeepseekVLV2ForCausalLM"])
+def test_of_a_shared_model_type_the_class_is_named(tmp_path: Path, name: str) -> None:
+    content = {"model_type": "deepseek_vl_v2", "architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=f"no definition of {name} "):
+        read_config(tmp_path, EngineArgs(model=str(tmp_path)))
