@@ -172,9 +172,13 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
         name = f"get_{'image' if as_pictures else kind}_features"
         for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):
             known = () if method is None else inspect.signature(method).parameters
-            given = {k: v for k, v in inputs.items() if k in known}
-            if method is not None and given:
-                made[kind] = _rows(method(**given, return_dict=True), kind)
+            given = {k: v for k, v in inputs.items() if k in known or (k == "image_sizes" and "kwargs" in known)}
+            if method is None or not given:
+                continue
+            output = method(**given, return_dict=True)
+            # Older versions of transformers leave this empty in some families.
+            if output.pooler_output is not None:
+                made[kind] = _rows(output, kind)
                 break
     return made
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from packaging.version import Version
 from PIL import Image
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from beheld.verify.trace import Question
 from tests import tiny
 
 TOKENS = 5
+NEW = Version(transformers.__version__) >= Version("5.23")
 # Families whose towers give what is completed later, or whose model has no method for its tower, by kind of media.
 WITHOUT_ENCODER_STAGE = {
     **dict.fromkeys(("llama4", "molmo2", "fuyu", "mllama", "florence2", "phi4_mm"), ("image", "video", "audio")),
@@ -68,7 +71,9 @@ def check(verified: Verified, answer: tuple[dict[str, Stage], Stage | None], kin
         same.add("processor's input_ids")
     else:
         same |= {"merged embeddings", "positions"}
-    if kind and kind not in WITHOUT_ENCODER_STAGE.get(verified.family, ()):
+    # Older versions of transformers tell what their towers made of videos and sounds in fewer families.
+    told = NEW or kind == "image"
+    if kind and told and kind not in WITHOUT_ENCODER_STAGE.get(verified.family, ()):
         same.add("encoder output")
     if kind == "image":
         same.add("pixel values")
