@@ -21,6 +21,7 @@ _PROMPTS = {
     "TextPrompt": "beheld.compat.prompts:TextPrompt",
     "TokensPrompt": "beheld.compat.prompts:TokensPrompt",
 }
+_TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_chat_template_fallback_path"}
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm": _LLM | _ARGS | _PARAMS | _OUTPUTS | _PROMPTS | {"__version__": "beheld:__version__"},
@@ -48,6 +49,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "fetch_video": "beheld.compat.media:fetch_video",
     },
     "vllm.outputs": _OUTPUTS,
+    "vllm.transformers_utils": {},
+    "vllm.transformers_utils.chat_templates": _TEMPLATES,
+    "vllm.transformers_utils.chat_templates.registry": _TEMPLATES,
     "vllm.sampling_params": {
         "SamplingParams": _PARAMS["SamplingParams"],
         "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",

@@ -35,6 +35,7 @@ class ControlTokens:
         ids: spelling -> token id.
         pattern: finds the longest spelling at each place; None if there are none.
         strips: spelling -> whether the token swallows blanks on its left and on its right.
+        pieces: spellings of ordinary pieces of the vocabulary, which a tokenizer finds only where it cuts text so.
         folded: spellings that are matched after the text was normalised, so that other letters may spell them too.
     """
 
@@ -42,9 +43,10 @@ class ControlTokens:
     pattern: re.Pattern[str] | None
     strips: Mapping[str, tuple[bool, bool]]
     folded: frozenset[str]
+    pieces: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, tokenizer: Any, markers: frozenset[int]) -> ControlTokens:
+    def of(cls, tokenizer: Any, markers: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
         """Find them: special tokens, media markers, and added tokens that look like markup, as `<tool_call>` does.
 
         Other added tokens are ordinary text: some vocabularies have runs of blanks among them.
@@ -61,11 +63,12 @@ class ControlTokens:
             strips[text] = (added.lstrip, added.rstrip)
             if added.normalized:
                 folded.add(text)
-        for text in special - set(ids):
+        ordinary = frozenset(pieces) - special - set(ids)
+        for text in (special | ordinary) - set(ids):
             ids[text] = tokenizer.convert_tokens_to_ids(text)
         spelled = sorted(ids, key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
-        return cls(ids, pattern, strips, frozenset(folded))
+        return cls(ids, pattern, strips, frozenset(folded), ordinary)
 
     @cached_property
     def beginnings(self) -> dict[str, Any]:
@@ -243,11 +246,16 @@ def encode_rendered(
     for index, (kind, start, stop) in enumerate(pieces):
         text = rendered[start:stop]
         # Normalising may make tokens of other letters: such tokenizers are shown only what the template spells.
-        if kind == "token" or not (control.folded or stand_ins.within(text)):
+        # Behind a stretch of its own, an ordinary piece would be cut as if a text began with it.
+        alone = text in control.pieces
+        if not alone and (kind == "token" or not (control.folded or stand_ins.within(text))):
             trusted += text
             continue
         ids += normal(trusted) if trusted else []
         trusted = ""
+        if kind == "token":
+            ids.append(control.ids[text])
+            continue
         left = control.strips.get(rendered[slice(*pieces[index - 1][1:])], (False, False))[1] if index else False
         right = (
             control.strips.get(rendered[slice(*pieces[index + 1][1:])], (False, False))[0]

@@ -58,9 +58,12 @@ class InputPipeline:
         self._args = args
         self._family = family_of(info)
         self._tokenizer = PromptTokenizer(
-            None if args.skip_tokenizer_init else load_tokenizer(info, args), info.placeholder_ids, self._family.places
+            None if args.skip_tokenizer_init else load_tokenizer(info, args),
+            info.placeholder_ids,
+            self._family.places,
+            self._family.pieces,
         )
-        self._templates = ChatTemplates.of(self._tokenizer.inner, info, config, args, self._family.template)
+        self._templates = ChatTemplates.of(self._tokenizer.inner, info, config, args, self._family.template_text)
         if args.chat_template:
             # A wrong one is told of now, not with the first conversation.
             self._templates.resolve(args.chat_template, None)
@@ -277,11 +280,20 @@ class InputPipeline:
             tools=chat.sanitized(tools, marks, talk.stand_ins) if tools else None,
             variables=chat.sanitized(variables, marks, talk.stand_ins) if variables else None,
         )
+        if self._family.rewrite_chat is not None:
+            written = self._family.rewrite_chat(rendered, _count(talk.media))
+            if not isinstance(written, str):
+                stretch = partial(self._encode_rendered, stand_ins=talk.stand_ins, ends=False, items={})
+                ids = self._tokenizer.encode_pieces(written, stretch)
+                return lambda items: ids, talk.media, talk.stand_ins.restore(rendered)
+            rendered = written
         rendered = self._family.begun(rendered, self._tokenizer.inner)
         # A processor adds the tokenizer's own ends unless the template wrote the first of them; a bare tokenizer never
         # does.
         bos = getattr(self._tokenizer.inner, "bos_token", None)
         ends = bool(self._info.modalities) and not (bos and rendered.startswith(bos))
+        if self._family.rewrite_chat is not None:
+            ends = ends and self._family.rewritten_ends == "added"
         encode = partial(self._encode_rendered, rendered, talk.stand_ins, ends)
         return encode, talk.media, talk.stand_ins.restore(rendered)
 

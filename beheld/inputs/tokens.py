@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,19 @@ class PromptTokenizer:
         tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
         placeholder_ids: modality -> the id that marks an embedding's place.
         places: modality -> the token that an item replaces in a prompt, where it is another one.
+        pieces: ordinary pieces of the vocabulary that users' text may not become.
     """
 
     def __init__(
-        self, tokenizer: Any, placeholder_ids: Mapping[str, int], places: Mapping[str, str] | None = None
+        self,
+        tokenizer: Any,
+        placeholder_ids: Mapping[str, int],
+        places: Mapping[str, str] | None = None,
+        pieces: Sequence[str] = (),
     ) -> None:
         self.inner = tokenizer
         self._lock = threading.Lock()
+        self._pieces = tuple(pieces)
         self._embeds = dict(placeholder_ids)
         self._markers = dict(placeholder_ids)
         if tokenizer is not None:
@@ -90,12 +97,20 @@ class PromptTokenizer:
                 "Shorten it, or raise max_model_len.",
             )
 
-    def encode_pieces(self, pieces: Sequence[str | Place]) -> list[int]:
-        """Token ids of a trusted text in pieces, each of them encoded as if it stood alone, and of markers."""
+    def encode_pieces(
+        self, pieces: Sequence[str | Place], encode: Callable[[str], list[int]] | None = None
+    ) -> list[int]:
+        """Token ids of a text in pieces, each of them encoded as if it stood alone, and of markers.
+
+        Args:
+            pieces: stretches of text, and places of items.
+            encode: a stretch -> its ids; None for text that is trusted.
+        """
+        encode = encode or partial(self.encode, add_special_tokens=False)
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, str):
-                ids += self.encode(piece, add_special_tokens=False)
+                ids += encode(piece)
             else:
                 ids.append(self._markers[piece.modality])
         return ids
@@ -152,7 +167,7 @@ class PromptTokenizer:
         with self._lock:
             if self._control is None:
                 self._control = ControlTokens.of(
-                    self._require(), frozenset((*self._markers.values(), *self._embeds.values()))
+                    self._require(), frozenset((*self._markers.values(), *self._embeds.values())), self._pieces
                 )
             return self._control
 

@@ -60,7 +60,7 @@ def question_of(
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
     """True if there is a template, and one that places media; where to write them in a text nobody agreed upon."""
-    templates = ChatTemplates(tokenizer, Path(info.path), family_of(info).template)
+    templates = ChatTemplates(tokenizer, Path(info.path), family_of(info).template_text)
     try:
         template = templates.resolve(None, None)
     except TemplateError:

@@ -59,7 +59,7 @@ class Processor:
             text: str = self._parts.apply_chat_template(messages, **options)
         else:
             # Some processors do not look where older checkpoints keep the template, and some checkpoints bring none.
-            template = self._tokenizer.chat_template or self._family.template or None
+            template = self._tokenizer.chat_template or self._family.template_text or None
             text = self._tokenizer.apply_chat_template(messages, chat_template=template, **options)
         if self._tokenizer.chat_template or getattr(self._parts, "chat_template", None):
             made.rendered = self._family.begun(text, self._tokenizer)

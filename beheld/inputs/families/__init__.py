@@ -20,6 +20,9 @@ PLAIN_LAYOUT = frozenset(("image_grid_thw", "video_grid_thw", "second_per_grid_t
 PLAIN_HOST_ONLY = frozenset(("second_per_grid_ts", "video_metadata", "num_patches"))
 
 
+_TEMPLATES = Path(__file__).parents[1] / "chat_templates"
+
+
 @dataclass(frozen=True)
 class Place:
     """Where an item stands among the pieces of a prompt."""
@@ -45,7 +48,8 @@ class Family:
     Attributes:
         markers: modality -> the text that stands for an item where the chat template leaves that to the caller; the
             bare placeholder token if absent.
-        template: a chat template for checkpoints that bring none; empty if there is no agreed form.
+        template: the file in inputs/chat_templates, without its ending, for checkpoints that bring no chat template;
+            empty if there is no agreed form.
         counts: modalities whose items look different when they are alone in a prompt.
         layout: outputs of the processor that positions need.
         host_only: outputs of the processor that the model's towers do not take.
@@ -55,11 +59,14 @@ class Family:
         numbered: modalities whose items look different by their number in the prompt.
         beside: modality -> the other modality next to whose items, anywhere in a prompt, its own look different.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
+        rewrite_chat: what it makes of a rendered conversation; None leaves that as the template wrote it. What users
+            wrote there must not become a marker by it.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
         begins: what the processor lets every text begin with: "as written", or "with bos or eos" (the tokenizer's token
             for a text's beginning, or for its end if there is none).
         unbuilt: processor options that mean something which is not built -> what to do instead.
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
+        pieces: ordinary pieces of the vocabulary that steer the model as special tokens do.
         added: special tokens that the processor adds to its tokenizer, in this order, where they are missing.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
         embedded: modality -> what is written before and behind embeddings that are given in an item's place, with
@@ -78,13 +85,26 @@ class Family:
     numbered: frozenset[str] = frozenset()
     beside: Mapping[str, str] = field(default_factory=dict)
     rewrite: Rewrite | None = None
+    rewrite_chat: Rewrite | None = None
     rewritten_ends: str = "added"
     begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Path], Any] | None = None
+    pieces: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
+
+    @property
+    def template_path(self) -> Path | None:
+        """The file of the family's own chat template."""
+        return _TEMPLATES / f"{self.template}.jinja" if self.template else None
+
+    @property
+    def template_text(self) -> str:
+        """The family's own chat template; "" if there is none."""
+        path = self.template_path
+        return path.read_text(encoding="utf-8") if path is not None else ""
 
     def begun(self, text: str, tokenizer: Any) -> str:
         """The text with what the processor lets it begin with; `tokenizer` is transformers' own."""
@@ -157,5 +177,15 @@ def family_of(info: ModelInfo) -> Family:
     name = name or _BY_ARCHITECTURE.get(info.architecture) or _FILES.get(info.model_type)
     if name is None:
         return Family()
+    return _loaded(name)
+
+
+def family_of_type(model_type: str) -> Family:
+    """The family of a model type alone, without a checkpoint; the plain one if it needs no help."""
+    name = _FILES.get(model_type)
+    return Family() if name is None else _loaded(name)
+
+
+def _loaded(name: str) -> Family:
     family: Family = importlib.import_module(f"beheld.inputs.families.{name}").FAMILY
     return family

@@ -36,4 +36,6 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text[:cut] + _START + text[cut:]
 
 
-FAMILY = Family(call=call, rewrite=rewrite, rewritten_ends="written", most={"image": 1})
+FAMILY = Family(
+    template="blip2", call=call, rewrite=rewrite, rewrite_chat=rewrite, rewritten_ends="written", most={"image": 1}
+)

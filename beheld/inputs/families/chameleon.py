@@ -14,4 +14,6 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text + _ANSWER
 
 
-FAMILY = Family(rewrite=rewrite, embedded={"image": ("<racm3:break>", "<eoss>")})
+FAMILY = Family(
+    template="chameleon", rewrite=rewrite, rewrite_chat=rewrite, embedded={"image": ("<racm3:break>", "<eoss>")}
+)

@@ -85,4 +85,12 @@ ADDED = (
 )
 """What the processor adds to BART's tokenizer, and the placeholder behind it."""
 
-FAMILY = Family(rewrite=rewrite, rewritten_ends="written", most={"image": 1}, load=load, added=ADDED)
+FAMILY = Family(
+    template="plain",
+    rewrite=rewrite,
+    rewrite_chat=rewrite,
+    rewritten_ends="written",
+    most={"image": 1},
+    load=load,
+    added=ADDED,
+)

@@ -39,4 +39,12 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ..
     return Place("image"), text + _ANSWER
 
 
-FAMILY = Family(call=call, rewrite=rewrite, most={"image": 1}, embedded={"image": LAID_OUT})
+FAMILY = Family(
+    template="fuyu",
+    call=call,
+    rewrite=rewrite,
+    rewrite_chat=rewrite,
+    pieces=("|SPEAKER|", "|NEWLINE|", _ANSWER),
+    most={"image": 1},
+    embedded={"image": LAID_OUT},
+)

@@ -8,14 +8,4 @@ from __future__ import annotations
 
 from beheld.inputs.families import Family
 
-_TEMPLATE = """
-{%- for message in messages -%}
-{%- if message.role == 'system' -%}{{ message.content ~ ' ' }}
-{%- elif message.role == 'assistant' -%}{{ 'ASSISTANT: ' ~ message.content ~ (eos_token or '') }}
-{%- else -%}{{ 'USER: ' ~ message.content ~ ' ' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ 'ASSISTANT:' }}{%- endif -%}
-"""
-
-FAMILY = Family(template=_TEMPLATE)
+FAMILY = Family(template="llava")

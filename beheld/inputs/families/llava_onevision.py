@@ -12,13 +12,6 @@ from typing import Any
 
 from beheld.inputs.families import AMONG_OTHERS, Family
 
-_TEMPLATE = """
-{%- for message in messages -%}
-{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
-"""
-
 
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
@@ -38,4 +31,4 @@ def call(
     return {**own, "batch_num_images": outputs["batch_num_images"]}, texts[0]
 
 
-FAMILY = Family(template=_TEMPLATE, counts=frozenset(("image",)), call=call)
+FAMILY = Family(template="chatml", counts=frozenset(("image",)), call=call)

@@ -22,4 +22,4 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text[:cut] + _START + text[cut:] + "\n"
 
 
-FAMILY = Family(rewrite=rewrite, rewritten_ends="written")
+FAMILY = Family(template="plain", rewrite=rewrite, rewrite_chat=rewrite, rewritten_ends="written")

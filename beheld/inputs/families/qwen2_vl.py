@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from beheld.inputs.families import Family
 
-_TEMPLATE = """
-{%- for message in messages -%}
-{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
-"""
-
 FAMILY = Family(
     markers={
         "image": "<|vision_start|><|image_pad|><|vision_end|>",
         "video": "<|vision_start|><|video_pad|><|vision_end|>",
     },
-    template=_TEMPLATE,
+    template="chatml",
 )
