@@ -41,7 +41,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "device": ("", "`auto`, `cpu` or `cuda`"),
     "attention_backend": ("the fastest that fits", "name of another one"),
     "enforce_eager": ("", "no CUDA graphs and no compiled layers"),
-    "tensor_parallel_size": ("", "GPUs that share one model"),
+    "tensor_parallel_size": ("", "GPUs that share one model: more than 1 runs on one, if it holds the model"),
     "pipeline_parallel_size": ("", "all but 1 is refused"),
     "distributed_executor_backend": ("none", "`mp`, `uni` or `ray` are known; changes nothing"),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),

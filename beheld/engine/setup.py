@@ -17,6 +17,7 @@ from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
+from beheld.engine.ranks import check_ranks
 from beheld.utils.collector import paused_collector
 from beheld.utils.log import get_logger
 
@@ -102,6 +103,7 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
     info = decided.info
     from beheld.executor.local import LocalExecutor
 
+    check_ranks(args, info, decided.config, decided.hf_config)
     executor = LocalExecutor(decided.hf_config, info, decided.config, shrink=args.max_model_len is None)
     core = EngineCore(info, executor)
     logger.info("init engine (load weights, create kv cache, self-test) took %.2f seconds", time.perf_counter() - begin)
@@ -179,7 +181,6 @@ def _check_numbers(args: EngineArgs) -> None:
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     """EngineConfig from what was said, the checkpoint, and the machine."""
     device = _device(args.device)
-    _check_ranks(args, device)
     dtype = _dtype(args.dtype, info, device)
     if device == "cpu":
         for name in _GPU_ONLY:
@@ -309,22 +310,6 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def _check_ranks(args: EngineArgs, device: str) -> None:
-    """A CPU's cores share one memory: there is nothing to split. GPUs are not split over yet."""
-    if args.tensor_parallel_size == 1:
-        return
-    if device != "cpu":
-        raise ConfigError(
-            f"tensor_parallel_size={args.tensor_parallel_size} is not available in this version.",
-            "Available: 1.",
-            param="tensor_parallel_size",
-        )
-    logger.warning(
-        "tensor_parallel_size=%d has no meaning on a CPU and changes nothing: the model runs as one.",
-        args.tensor_parallel_size,
-    )
-
-
 def cpu_has_bfloat16() -> bool:
     """True if this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX)."""
     try:
@@ -411,6 +396,7 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
     hf_config = read_config(path, args)
     info = read_info(path, args, hf_config)
     config = decide(args, info)
+    check_ranks(args, info, config, hf_config)
     element_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}[config.dtype]
     parameters, weights_bytes = count_weights(hf_config, info, config)
     sizes = {

@@ -10,6 +10,7 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.runner.build import build_runner, count_weights
+from beheld.runner.capacity import available_bytes
 from beheld.runner.faults import loss_of
 from beheld.runner.runner import Handle
 
@@ -68,4 +69,4 @@ class LocalExecutor:
         del self.runner
 
 
-__all__ = ["LocalExecutor", "count_weights"]
+__all__ = ["LocalExecutor", "available_bytes", "count_weights"]

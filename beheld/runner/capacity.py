@@ -36,7 +36,7 @@ def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> C
         blocks = [m if g.kind == "cross" else min(wanted, m) if g.window else wanted
                   for g, m in zip(info.kv_groups, most, strict=True)]  # fmt: skip
     else:
-        available = config.kv_cache_bytes or max(0, _available_bytes(config) - reserved_bytes)
+        available = config.kv_cache_bytes or max(0, available_bytes(config) - reserved_bytes)
         per_block = [group.bytes_per_token(element_bytes) * size for group in info.kv_groups]
         blocks = _share(available, per_block, most)
         needed = [min(_blocks_of_one(g, config) + 1, m) for g, m in zip(info.kv_groups, most, strict=True)]
@@ -59,7 +59,7 @@ def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> C
 def longest_that_fits(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> int:
     """The greatest max_model_len, a multiple of the block size, of which one sequence fits; at most config's own."""
     element_bytes = getattr(torch, config.kv_dtype).itemsize
-    available = config.kv_cache_bytes or max(0, _available_bytes(config) - reserved_bytes)
+    available = config.kv_cache_bytes or max(0, available_bytes(config) - reserved_bytes)
     low, high = 0, config.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
@@ -114,7 +114,8 @@ def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
     return 2 * config.max_num_seqs * _blocks_of_one(group, config) + 1
 
 
-def _available_bytes(config: EngineConfig) -> int:
+def available_bytes(config: EngineConfig) -> int:
+    """Bytes that are free now and may be taken: of the GPU, or of the host for a cache beside the weights."""
     if config.device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return max(0, int(free - (1.0 - config.memory_fraction) * total))

@@ -1,0 +1,48 @@
+"""How many devices share a model: one, whatever was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import ConfigError
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+def check_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_config: Any) -> None:
+    """Say that a model which was to be split runs as one, where that can be.
+
+    A CPU's cores share one memory: there is nothing to split. GPUs are not split over yet, but scripts that ask for
+    several, because theirs were small, run where one GPU has the memory. Whether there is room for keys and values
+    beside the weights is found when they are loaded, as for any model.
+
+    Raises:
+        ConfigError: the weights alone take more than is free on one GPU.
+    """
+    asked = args.tensor_parallel_size
+    if asked == 1:
+        return
+    if config.device == "cpu":
+        logger.warning(
+            "tensor_parallel_size=%d has no meaning on a CPU and changes nothing: the model runs as one.", asked
+        )
+        return
+    from beheld.executor.local import available_bytes, count_weights
+
+    _, needed = count_weights(hf_config, info, config)
+    available = available_bytes(config)
+    sizes = f"its weights take about {needed / 2**30:.2f} GiB of the {available / 2**30:.2f} GiB that are free there"
+    if needed > available:
+        raise ConfigError(
+            f"tensor_parallel_size={asked} is not available in this version, and one GPU does not hold the model: "
+            f"{sizes}.",
+            "Available: 1, on a GPU with more memory; or take a smaller or a quantized checkpoint.",
+            param="tensor_parallel_size",
+        )
+    logger.warning(
+        "tensor_parallel_size=%d is not available in this version. The model runs on one GPU, which holds it: %s.",
+        asked,
+        sizes,
+    )

@@ -1,0 +1,81 @@
+"""A model that was to be split over GPUs runs on one that holds it, and is refused with the sizes where none does."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from beheld import LLM
+from beheld.checkpoint.info import read_config
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError
+from beheld.engine.ranks import check_ranks
+from beheld.executor import local
+from tests import tiny
+from tests.inputs import pipes
+
+FAMILY = "llava"
+
+
+def weights(device: str = "cuda") -> int:
+    """What the weights of the tiny checkpoint take in float32."""
+    hf_config = read_config(resolve(EngineArgs(model=str(tiny.checkpoint(FAMILY)))), EngineArgs())
+    model = pipes.info(FAMILY)
+    return local.count_weights(hf_config, model, pipes.config(model, device=device))[1]
+
+
+def ask(asked: int, available: int, monkeypatch: pytest.MonkeyPatch, device: str = "cuda") -> None:
+    """Check `asked` GPUs on a machine whose device has so many bytes."""
+    args = EngineArgs(model=str(tiny.checkpoint(FAMILY)), tensor_parallel_size=asked)
+    model = pipes.info(FAMILY)
+    monkeypatch.setattr(local, "available_bytes", lambda config: available)
+    check_ranks(args, model, pipes.config(model, device=device), read_config(resolve(args), args))
+
+
+def test_one_gpu_that_holds_the_model_runs_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ask(4, weights(), monkeypatch)
+    (said,) = caplog.messages
+    assert "tensor_parallel_size=4" in said
+    assert "one GPU" in said
+
+
+def test_one_that_does_not_is_refused_with_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask(2, weights() - 1, monkeypatch)
+    assert caught.value.param == "tensor_parallel_size"
+    said = str(caught.value)
+    assert "tensor_parallel_size=2" in said
+    assert f"{weights() / 2**30:.2f} GiB" in said
+    assert "more memory" in said
+
+
+def test_one_is_not_measured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        ask(1, 0, monkeypatch)
+    assert not caplog.messages
+
+
+def test_a_cpu_is_not_split(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        ask(2, 0, monkeypatch, "cpu")
+    assert ["has no meaning on a CPU" in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("through", ["engine", "plan"])
+def test_every_way_in_asks(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.api.plan import describe
+    from beheld.engine import setup
+
+    def refuse(args: EngineArgs, *found: Any) -> None:
+        raise ConfigError(f"asked for {args.tensor_parallel_size}")
+
+    monkeypatch.setattr(setup, "check_ranks", refuse)
+    options: dict[str, Any] = {"model": str(tiny.checkpoint(FAMILY)), "device": "cpu", "tensor_parallel_size": 3}
+    with pytest.raises(ConfigError, match="asked for 3"):
+        LLM(**options) if through == "engine" else describe(EngineArgs(**options))
