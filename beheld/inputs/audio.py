@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from beheld.core.config import MediaLimits
@@ -123,6 +124,11 @@ def _rate_lost(own: int, rate: int) -> tuple[str, ...]:
     return (f"the sound was resampled from {own} to {rate} Hz",) if rate < own else ()
 
 
+def _number(value: Any) -> bool:
+    """True for numbers of Python's and of numpy's kinds, which is where rates often come from."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
     """A waveform from samples (any float or 16-bit type; mono, or (channels, samples)) and their rate.
 
@@ -133,7 +139,7 @@ def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
     import numpy as np
 
     array = np.asarray(samples)
-    if isinstance(rate, bool) or not isinstance(rate, int | float):
+    if not _number(rate):
         raise DecodeError(f"The sampling rate must be a number of Hz, got {rate!r}.", "Give (samples, rate).")
     _check_rate(rate)
     lost: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,16 @@ class ItemProcessor:
         """The options of one call, checked and in the processor's terms.
 
         Raises:
-            ParamsError: one of them is unknown, or means something that is not built.
+            ParamsError: one of them is unknown, has a value that transformers does not take, or means something that is
+                not built.
         """
         for name, remedy in self._family.unbuilt.items():
             if given.get(name) or any(isinstance(group, Mapping) and group.get(name) for group in given.values()):
                 raise ParamsError(f"The option {name!r} cannot be done yet.", remedy, param="mm_processor_kwargs")
         given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
-        return options_of.of_modality(self.loaded(), modality, given)
+        own = options_of.of_modality(self.loaded(), modality, given)
+        self._arguments(self.loaded(), modality, own)
+        return own
 
     def max_frames(self) -> int | None:
         """The most frames of a video that the checkpoint was made for, if it says so; does not load the processor."""
@@ -260,15 +263,44 @@ _METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_p
 
 
 def _sub_arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the processor itself would hand to the sub-processor: its own defaults, then the options."""
+    """What the processor itself would hand to the sub-processor: its own defaults, then the options.
+
+    Raises:
+        ParamsError: an option has a value of a kind that the processor does not take.
+    """
     group = options_of.GROUPS[modality]
-    merge = processor._merge_kwargs(
-        processor.valid_processor_kwargs,
-        tokenizer_init_kwargs=processor.tokenizer.init_kwargs if hasattr(processor, "tokenizer") else {},
-        **{group: {**options, "return_tensors": "pt"}},
-    )
-    arguments: dict[str, Any] = merge[group]
-    return arguments
+
+    def merged(own: Mapping[str, Any]) -> dict[str, Any]:
+        merge: dict[str, dict[str, Any]] = processor._merge_kwargs(
+            processor.valid_processor_kwargs,
+            tokenizer_init_kwargs=processor.tokenizer.init_kwargs if hasattr(processor, "tokenizer") else {},
+            **{group: {**own, "return_tensors": "pt"}},
+        )
+        return merge[group]
+
+    try:
+        return merged(options)
+    except Exception as error:
+        for name, value in options.items():
+            _check_alone(merged, name, value)
+        raise ParamsError(
+            f"The processor of this model does not take these options: {_first_line(error)}.",
+            param="mm_processor_kwargs",
+        ) from error
+
+
+def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: Any) -> None:
+    try:
+        merged({name: value})
+    except Exception as error:
+        # The first line only says which option it is.
+        said = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
+        reason = said.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
+        raise ParamsError(
+            f"The processor of this model does not take {value!r} as {name}: {reason.rstrip('.')}.",
+            "See the processor's settings in preprocessor_config.json for a value of the right kind.",
+            param="mm_processor_kwargs",
+        ) from error
 
 
 def _timed(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, dict[str, Any]]:

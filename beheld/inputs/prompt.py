@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from beheld.core.params import nearest
 from beheld.inputs import embeds
 from beheld.inputs.decode import is_array, is_picture, is_tensor
 
+_RATE = re.compile(r"[\d.,]+ ?(k|khz|hz)?", re.ASCII | re.IGNORECASE)
 PromptType = str | Sequence[int] | Mapping[str, Any]
 
 _KEYS = (
@@ -197,9 +200,14 @@ def _videos(value: Any) -> list[Any]:
 def _sounds(value: Any) -> list[Any]:
     if _single(value) or is_array(value) or is_tensor(value):
         return [value]
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float):
+    if isinstance(value, tuple) and len(value) == 2 and (isinstance(value[1], Real) or _rate_as_text(value[1])):
         return [value]
     return _entries("audio", value)
+
+
+def _rate_as_text(value: Any) -> bool:
+    """True for "16000" and the like: a wrong sampling rate, which is told of as such, rather than a second sound."""
+    return isinstance(value, str) and _RATE.fullmatch(value) is not None
 
 
 def _entries(modality: str, value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
 from beheld.core.params import nearest, whole
-from beheld.inputs import options, video
+from beheld.inputs import video
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.seal import HABITUAL, RECOMMENDED, recommended
 
@@ -28,7 +28,7 @@ def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: 
     """Check mm_processor_kwargs, for which the processor is loaded if there are any.
 
     Raises:
-        ConfigError: the processor knows no such option, or there is nothing to process.
+        ConfigError: the processor knows no such option or does not take its value, or there is nothing to process.
     """
     name = "mm_processor_kwargs"
     if not told:
@@ -37,7 +37,7 @@ def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: 
         raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
     try:
         for modality in info.modalities:
-            options.of_modality(processor.loaded(), modality, told)
+            processor.options(modality, told)
     except ParamsError as error:
         raise ConfigError(error.reason, error.remedy, param=name) from error
 

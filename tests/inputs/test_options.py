@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from beheld.core.errors import BeheldError, MediaError, ParamsError
+from beheld.core.errors import BeheldError, ConfigError, MediaError, ParamsError
 from beheld.inputs import processor
-from beheld.inputs.options import merged
+from beheld.inputs.options import GROUPS, merged
 from tests import tiny
 from tests.inputs import pipes
 
@@ -100,6 +100,31 @@ def test_wrong_values_are_errors_of_ours(options: dict[str, Any]) -> None:
         pipes.ask(pipes.shared(family), family, [LARGE], mm_processor_kwargs=options)
     assert isinstance(caught.value, BeheldError)
     assert caught.value.item == "image 1"
+
+
+@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize(
+    ("family", "modality", "name", "value"),
+    [
+        ("qwen2_vl", "image", "size", {"longest_edge": "x"}),
+        ("llava", "image", "size", "big"),
+        ("idefics3", "image", "do_resize", "maybe"),
+        ("qwen2_vl", "video", "fps", "x"),
+        ("qwen2_5_omni", "video", "num_frames", 2.5),
+    ],
+)
+def test_a_wrong_value_is_told_of_at_the_start(family: str, modality: str, name: str, value: Any, group: bool) -> None:
+    """It failed every request instead, and a line said no more than the option's name."""
+    told = {GROUPS[modality]: {name: value}} if group else {name: value}
+    with pytest.raises(ConfigError, match=f"as {name}: Field '{name}' with value") as caught:
+        pipes.make(family, mm_processor_kwargs={"do_convert_rgb": True, **told})
+    assert caught.value.param == "mm_processor_kwargs"
+    assert repr(value) in str(caught.value)
+
+
+def test_a_wrong_value_of_a_request_is_named() -> None:
+    with pytest.raises(ParamsError, match="take 'maybe' as do_resize"):
+        pipes.ask(pipes.shared("llava"), "llava", [LARGE], mm_processor_kwargs={"do_resize": "maybe"})
 
 
 def test_options_are_checked_by_transformers_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,10 @@ def test_what_is_not_heard_is_said() -> None:
         (WAVE, "rate"),
         ([WAVE], "rate"),
         ((WAVE, 0), "rate"),
+        ((WAVE, "16000"), "sampling rate must be a number of Hz, got '16000'"),
+        ((WAVE, "16 kHz"), "sampling rate must be a number"),
+        ([(WAVE, "16000")], "sampling rate must be a number"),
+        ((WAVE, True), "sampling rate must be a number"),
         ([(WAVE, 16000), None], "None"),
         ((WAVE[:0], 16000), "0 samples"),
         ((np.full(900, np.inf, np.float32), 16000), "finite"),
@@ -113,6 +117,13 @@ def test_malformed_sounds_are_refused_by_name(sounds: Any, word: str) -> None:
     with pytest.raises(BeheldError, match=word) as caught:
         ask(pipes.make(FAMILY), sounds)
     assert caught.value.item is None or caught.value.item.startswith("audio")
+
+
+@pytest.mark.parametrize("rate", [np.int64(16000), np.float32(16000), 16000.0])
+def test_a_rate_is_a_number_of_any_kind(rate: Any) -> None:
+    plain, other = ask(pipes.shared(FAMILY), (WAVE, 16000)), ask(pipes.shared(FAMILY), (WAVE, rate))
+    assert other.token_ids == plain.token_ids
+    assert other.spans[0].item.digest == plain.spans[0].item.digest
 
 
 def test_markers_and_sounds_must_agree() -> None:
