@@ -72,6 +72,11 @@ def test_what_is_refused_says_why(model_type: str, tmp_path: Path) -> None:
     assert known.REFUSED[model_type] in str(caught.value) or "not one this version" in str(caught.value)
 
 
+def test_the_page_names_what_shares_a_class_with_another_use() -> None:
+    (row,) = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if "TIGER-Lab/VLM2Vec-Full" in line)
+    assert row.startswith("| phi3_v | Phi3VForCausalLM |")
+
+
 @pytest.mark.parametrize("model_type", missing.MISSING)
 def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")

@@ -17,11 +17,13 @@ class Missing:
         name: the class that vLLM has for it, which scripts name in hf_overrides.
         example: a public checkpoint of it.
         needs: what its definition would hold.
+        also: a checkpoint of the same class that documents name for another use; empty if there is none.
     """
 
     name: str
     example: str
     needs: str
+    also: str = ""
 
 
 MISSING: Mapping[str, Missing] = {
@@ -45,7 +47,12 @@ MISSING: Mapping[str, Missing] = {
     "minicpmo": Missing("MiniCPMO", "openbmb/MiniCPM-o-2_6", "MiniCPM-V's resampler, and a Whisper encoder"),
     "minicpmv": Missing("MiniCPMV", "openbmb/MiniCPM-V-2_6", "a resampler with two-axis positions, sliced pictures"),
     "molmo": Missing("MolmoForCausalLM", "allenai/Molmo-7B-D-0924", "overlapping tiles, pooled by attention"),
-    "phi3_v": Missing("Phi3VForCausalLM", "microsoft/Phi-3.5-vision-instruct", "CLIP tiles with line marks, Phi-3"),
+    "phi3_v": Missing(
+        "Phi3VForCausalLM",
+        "microsoft/Phi-3.5-vision-instruct",
+        "CLIP tiles with line marks, Phi-3; for VLM2Vec an embedding in place of an answer, and its own template",
+        also="TIGER-Lab/VLM2Vec-Full",
+    ),
     "qwen": Missing("QwenVLForConditionalGeneration", "Qwen/Qwen-VL", "Qwen-1, a ViT-bigG tower and its resampler"),
     "ultravox": Missing("UltravoxModel", "fixie-ai/ultravox-v0_5-llama-3_2-1b", "a Whisper encoder before Llama"),
 }
@@ -76,5 +83,9 @@ def markdown() -> list[str]:
         "",
         "| model type | vLLM's class | for example | needs |",
         "|---|---|---|---|",
-        *(f"| {kind} | {row.name} | {row.example} | {row.needs} |" for kind, row in sorted(MISSING.items())),
+        *(f"| {kind} | {row.name} | {_examples(row)} | {row.needs} |" for kind, row in sorted(MISSING.items())),
     ]
+
+
+def _examples(row: Missing) -> str:
+    return f"{row.example}, {row.also}" if row.also else row.example
