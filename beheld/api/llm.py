@@ -19,6 +19,9 @@ from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs import told
 from beheld.inputs.pipeline import PromptType
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 Messages = list[dict[str, Any]]
 Prepare = Callable[..., Request]
@@ -40,6 +43,8 @@ class LLM:
         self._args = EngineArgs.from_keywords({"model": model, **options})
         # Before the weights are loaded: a wrong word should not cost minutes.
         told.check(self._args)
+        if self._args.served_model_name is not None:
+            logger.info("served_model_name has no meaning without a server and changes nothing.")
         setup, self._inputs = start_both(self._args)
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config

@@ -366,6 +366,12 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             )
         if modality in limits:
             limits[modality] = count
+    off = [modality for modality, count in limits.items() if count == 0]
+    if off:
+        logger.info(
+            "limit_mm_per_prompt switches off %s: requests with them are refused. The towers are loaded all the same.",
+            ", ".join(off),
+        )
     return limits
 
 

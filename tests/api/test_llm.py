@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,25 @@ def test_options_that_cannot_be_honoured_are_refused_by_name(option: str, value:
     with pytest.raises(ConfigError) as caught:
         LLM(**{"model": str(tiny.checkpoint("llama")), option: value})
     assert caught.value.param == option
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        ("llama", {"served_model_name": "other"}, ["served_model_name has no meaning without a server"]),
+        ("llama", {"limit_mm_per_prompt": {"image": 0}}, []),
+        ("qwen2_vl", {"limit_mm_per_prompt": {"image": 1}}, []),
+        ("qwen2_vl", {"limit_mm_per_prompt": {"image": 0, "audio": 0}}, ["limit_mm_per_prompt switches off image: "]),
+        ("qwen2_vl", {"limit_mm_per_prompt": {"video": 0, "image": 0}}, ["switches off image, video: "]),
+    ],
+)
+def test_what_changes_less_than_it_seems_is_said_once(
+    family: str, options: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), LLM(str(tiny.checkpoint(family)), **options):
+        lines = [line for line in caplog.messages if "switches off" in line or "has no meaning" in line]
+    assert len(lines) == len(said)
+    assert all(words in line for words, line in zip(said, lines, strict=True))
 
 
 def test_what_is_not_a_model(tmp_path: Any) -> None:
