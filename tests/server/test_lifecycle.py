@@ -261,7 +261,7 @@ def test_70_a_port_that_is_taken_is_said_before_the_model_is_loaded() -> None:
     ("flags", "word"),
     [
         (["--port", "99999"], "port"),
-        (["--max-body-mib", "0"], "max_body"),
+        (["--max-body-mib", "0"], "max-body"),
         (["--config", "/nonexistent.yaml"], "nonexistent"),
         (["a", "--model", "b"], "--model"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import re
@@ -36,7 +37,11 @@ _WARM_S = 120.0
 def soaked(request: pytest.FixtureRequest) -> Iterator[Running]:
     """A server of this file's own, whose engine runs in a thread of this process or in a process."""
     found = Running("qwen2_vl", {**ENGINE, "engine": request.param})
+    # pytest keeps every line that is logged while a test runs, and there is one for each request.
+    logger = logging.getLogger("beheld")
+    before, logger.propagate = logger.propagate, False
     yield found
+    logger.propagate = before
     found.close()
 
 
