@@ -39,9 +39,10 @@ def soaked(request: pytest.FixtureRequest) -> Iterator[Running]:
     found = Running("qwen2_vl", {**ENGINE, "engine": request.param})
     # pytest keeps every line that is logged while a test runs, and there is one for each request.
     logger = logging.getLogger("beheld")
-    before, logger.propagate = logger.propagate, False
+    before = logger.level
+    logger.setLevel(logging.WARNING)
     yield found
-    logger.propagate = before
+    logger.setLevel(before)
     found.close()
 
 
