@@ -6,7 +6,8 @@ Shapes: E embeddings, H their width.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,19 @@ _KEPT, _REMEMBERED = 16, 256
 # A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while all wait, and
 # in a crowd the number of pictures of a step is a matter of chance.
 _OFTEN = 3
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[None]:
+    """Within the block, what is launched on the current stream is captured; an error in it is the one that is told."""
+    graph.capture_begin(pool=pool, capture_error_mode=mode)
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +92,6 @@ class CallGraphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # `torch.cuda.graph` would give all cached memory back to the driver, while requests run.
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                out_EH = compute(kept)
-            finally:
-                graph.capture_end()
+        with torch.cuda.stream(self._stream), recording(graph, self._pool, "thread_local"):
+            out_EH = compute(kept)
         return _Captured(graph, kept, out_EH)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import torch
+
+from beheld.models.call_graphs import recording
 
 Size = TypeVar("Size")
 Out = TypeVar("Out")
@@ -52,13 +53,10 @@ def capture(
                 step(size)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             try:
-                out = step(size)
-                graph.capture_end()
+                with recording(graph, pool, "relaxed"):
+                    out = step(size)
             except RuntimeError as error:
-                with suppress(RuntimeError):
-                    graph.capture_end()
                 raise NotCapturedError(str(error).splitlines()[0]) from error
             # The first replay takes the graph to the device; it works on padding.
             graph.replay()

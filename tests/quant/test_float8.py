@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from beheld.quant import choose, keep
 from beheld.quant.choose import DEQUANTIZED, FLOAT8
 from beheld.quant.compressed_tensors import Dequantized
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
-from tests import tiny, tiny_quantized
+from tests import interpreted, tiny, tiny_quantized
 from tests.quant.test_compressed_tensors import load, rewrite
 
 FAMILY = "glm4v_moe_fp8"
@@ -302,14 +299,4 @@ def test_layers_can_carry_adapters(kept: Any) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_in_the_interpreter() -> None:
-    """In a process of its own: Triton must be told before it is first imported, and by then another test may have."""
-    cases = Path(__file__).with_name("triton_interpreted.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=cases.parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    interpreted.run(Path(__file__).with_name("triton_interpreted.py"))
