@@ -42,6 +42,7 @@ from beheld.inputs import told
 from beheld.inputs.draft import Draft
 from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.text.collect import Collector
+from beheld.utils.departure import Departure
 
 __all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
 
@@ -252,8 +253,8 @@ class AsyncLLM:
         """The ids of a conversation, with those that stand for its media."""
         params = SamplingParams(max_tokens=1)
 
-        def draft() -> Draft:
-            return self._inputs.draft_chat(messages, params, request_id="tokens", **options)
+        def draft(**own: Any) -> Draft:
+            return self._inputs.draft_chat(messages, params, request_id="tokens", **options, **own)
 
         pool = self._pool(None, media=any(map(_holds_media, messages)))
         return list((await self._prepared(pool, draft, params)).token_ids)
@@ -375,17 +376,23 @@ class AsyncLLM:
         self._engine.send(Submit(tuple(requests)))
         return live
 
-    async def _prepared(self, pool: ThreadPoolExecutor, draft: Callable[[], Draft], params: SamplingParams) -> Request:
-        """A request, made in the pool but for what waits: other machines, and processes that compile grammars."""
-        inputs = self._inputs
-        if pool is not self._media_pool:
-            return await self._in(pool, lambda: inputs.sealed(inputs.made(draft())))
-        begun = await self._in(pool, draft)
-        async with inputs.fetched(begun) as fetched:
-            if params.structured_outputs is None:
-                return await self._in(pool, lambda: inputs.sealed(inputs.made(fetched)))
-            made = await self._in(pool, lambda: inputs.made(fetched))
-        return await self._in(self._grammar_pool, lambda: inputs.sealed(made))
+    async def _prepared(self, pool: ThreadPoolExecutor, draft: Callable[..., Draft], params: SamplingParams) -> Request:
+        """A request, made in the pool but for what waits: other machines, and processes that compile grammars.
+
+        If nobody waits for it any more, what works on it is ended, so that its thread is free for others.
+        """
+        inputs, departure = self._inputs, Departure()
+        try:
+            if pool is not self._media_pool:
+                return await self._in(pool, lambda: inputs.sealed(inputs.made(draft(departure=departure))))
+            begun = await self._in(pool, lambda: draft(departure=departure))
+            async with inputs.fetched(begun) as fetched:
+                if params.structured_outputs is None:
+                    return await self._in(pool, lambda: inputs.sealed(inputs.made(fetched)))
+                made = await self._in(pool, lambda: inputs.made(fetched))
+            return await self._in(self._grammar_pool, lambda: inputs.sealed(made))
+        finally:
+            departure.leave()
 
     def _forget(self, live: _Live) -> None:
         """The generator has ended, for whatever reason: what of it still runs is of no use."""

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from beheld.core.media import MediaItem, MediaReceipt
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest
 from beheld.inputs.prompt import ParsedPrompt
+from beheld.utils.departure import Departure
 
 ItemsByModality = Mapping[str, Sequence[MediaItem]]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is said of a request beside its prompt and its sampling parameters; see Request."""
+    """What is said of a request beside its prompt and its sampling parameters; see Request.
+
+    Attributes:
+        departure: of whoever asked; what is made for them ends with it, as far as it can be ended.
+    """
 
     request_id: str
     lora: LoRARequest | None = None
     priority: int = 0
     arrival: float = 0.0
     seed: int = 0
+    departure: Departure = field(default_factory=Departure, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

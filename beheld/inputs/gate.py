@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from beheld.utils.departure import Departure
+
 
 class Gate:
     """Lets in as many bytes as there is room for; the others wait in the order of coming.
@@ -22,13 +24,22 @@ class Gate:
         self._waiting: deque[object] = deque()
 
     @contextmanager
-    def within(self, num_bytes: int) -> Iterator[None]:
-        """Wait for room, and have it inside the block."""
+    def within(self, num_bytes: int, departure: Departure) -> Iterator[None]:
+        """Wait for room, and have it inside the block.
+
+        Raises:
+            Departed: whoever asked left before there was room.
+        """
         wanted, ticket = min(num_bytes, self._max), object()
-        with self._changed:
+
+        def free() -> bool:
+            return departure.gone or (self._waiting[0] is ticket and wanted <= self._left)
+
+        with departure.told(self._wake), self._changed:
             self._waiting.append(ticket)
             try:
-                self._changed.wait_for(lambda: self._waiting[0] is ticket and wanted <= self._left)
+                self._changed.wait_for(free)
+                departure.check()
                 self._left -= wanted
             finally:
                 self._waiting.remove(ticket)
@@ -39,3 +50,7 @@ class Gate:
             with self._changed:
                 self._left += wanted
                 self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from beheld.inputs.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.gate import Gate
 from beheld.inputs.opening import Source
 from beheld.inputs.processor import ItemProcessor, Job
+from beheld.inputs.tasks import Make
 from beheld.inputs.workers import Workers
+from beheld.utils.departure import Departure
 
 _UNKNOWN_BYTES = 128 << 20
 
@@ -42,6 +44,7 @@ class Task:
         options: processor options, all layers merged.
         setting: what of its surroundings changes its features.
         salt: callers with different ones share no item, and see nothing of each other's in the time that theirs take.
+        departure: of whoever asked.
     """
 
     ref: MediaRef
@@ -49,6 +52,7 @@ class Task:
     options: Mapping[str, Any]
     setting: str
     salt: bytes = b""
+    departure: Departure = field(default_factory=Departure, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +136,9 @@ class ItemMaker:
 
         Raises:
             MediaError, ParamsError, WorkerError: with the item's name.
+            Departed: nobody waits for it any more.
         """
+        task.departure.check()
         try:
             return self._make(task)
         except BeheldError as error:
@@ -179,17 +185,19 @@ class ItemMaker:
     def _made_here(self, task: Task, source: Source, clock: _Clock) -> tuple[Content, Processed, bool]:
         """Opened, looked up, and processed in this process; True if the cache held it."""
         modality = task.ref.modality
-        with self._gate.within(_opened_bytes(modality, source.payload)):
+        with self._gate.within(_opened_bytes(modality, source.payload), task.departure):
             return self._made_inside(task, source, clock)
 
     def _made_inside(self, task: Task, source: Source, clock: _Clock) -> tuple[Content, Processed, bool]:
         modality = task.ref.modality
         with clock.stage("decode"):
-            opened, content = self._workers.open(modality, source, self._processor.rate)
+            opened, content = self._workers.open(modality, source, self._processor.rate, task.departure)
         self._cache.remember(source.digest, content)
         known = self._known(task, content)
         if known is not None:
             return content, known, True
+        # What is processed here cannot be stopped.
+        task.departure.check()
         with clock.stage("load"):
             self._processor.loaded()
         with clock.stage("process"):
@@ -202,7 +210,9 @@ class ItemMaker:
         """Opened and processed by a worker at one go; True if the cache turned out to hold it."""
         with clock.stage("wait"):
             made = self._workers.make(
-                task.ref.modality, source, self._processor.rate, self._options(task), task.setting, task.salt
+                Make(task.ref.modality, source, None, self._options(task), task.setting, task.salt),
+                self._processor.rate,
+                task.departure,
             )
         clock.told("wait", made.milliseconds)
         self._cache.remember(source.digest, made.content)

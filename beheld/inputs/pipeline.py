@@ -31,6 +31,7 @@ from beheld.inputs.template import ChatTemplates
 from beheld.inputs.tokens import PromptTokenizer, load_tokenizer
 from beheld.inputs.workers import Workers
 from beheld.structured.compile import Compiler
+from beheld.utils.departure import Departure
 
 __all__ = ["InputPipeline", "PromptType"]
 
@@ -250,7 +251,7 @@ class InputPipeline:
         Raises:
             UserError: an item is at fault.
         """
-        items, receipts = self._items(draft.ids, draft.parsed)
+        items, receipts = self._items(draft.ids, draft.parsed, draft.order.departure)
         ids = draft.encode(items) if expand.has_edges(items) else draft.ids
         return Made(draft, ids, items, receipts)
 
@@ -355,12 +356,12 @@ class InputPipeline:
     # ------------------------------------------------------------------ items
 
     def _items(
-        self, ids: Sequence[int], parsed: ParsedPrompt
+        self, ids: Sequence[int], parsed: ParsedPrompt, departure: Departure
     ) -> tuple[dict[str, list[MediaItem]], tuple[MediaReceipt, ...]]:
         """The items of a request by modality, and their receipts in the order of the prompt."""
         if not parsed.media:
             return {}, ()
-        made = self._prepare_all(parsed.media, parsed.options, parsed.salt)
+        made = self._prepare_all(parsed.media, parsed.options, parsed.salt, departure)
         queues: dict[str, list[Prepared]] = {}
         for ref, prepared in zip(parsed.media, made, strict=True):
             queues.setdefault(ref.modality, []).append(prepared)
@@ -369,7 +370,9 @@ class InputPipeline:
         in_order = [next(waiting[token]) for token in ids if token in waiting]
         return items, tuple(indexed(prepared, index) for index, prepared in enumerate(in_order))
 
-    def _prepare_all(self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes) -> list[Prepared]:
+    def _prepare_all(
+        self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, departure: Departure
+    ) -> list[Prepared]:
         totals = _count(media)
         seen: dict[str, int] = {}
         tasks = []
@@ -382,6 +385,7 @@ class InputPipeline:
                     merged(self._args.mm_processor_kwargs, options, ref.options),
                     self._family.setting(ref.modality, seen[ref.modality], totals),
                     salt,
+                    departure,
                 )
             )
         return self._workers.map(self._maker.make, tasks)
@@ -393,7 +397,8 @@ class InputPipeline:
             UserError: an item is at fault.
         """
         self._checks.modalities(media)
-        return [indexed(prepared, index) for index, prepared in enumerate(self._prepare_all(media, {}, b""))]
+        made = self._prepare_all(media, {}, b"", Departure())
+        return [indexed(prepared, index) for index, prepared in enumerate(made)]
 
     # ------------------------------------------------------------------ sealing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, MediaWork, ModelInfo
@@ -13,6 +14,7 @@ from beheld.inputs.opening import Source, open_source, packed, unpacked
 from beheld.inputs.tasks import CODEC, Made, Make, Open, Opened, Settings
 from beheld.inputs.tokens import for_workers
 from beheld.ipc.pool import Fault, PoolSettings, WorkerFault, WorkerPool
+from beheld.utils.departure import Departure
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -63,35 +65,37 @@ class Workers:
                 raise error
         return [future.result() for future in futures]
 
-    def open(self, modality: str, source: Source, rate: Callable[[], int]) -> tuple[Any, Content]:
+    def open(
+        self, modality: str, source: Source, rate: Callable[[], int], departure: Departure | None = None
+    ) -> tuple[Any, Content]:
         """As opening.open_source; bytes are opened by a worker.
 
         Raises:
             DecodeError, LimitError: the content is at fault; also if opening it takes too long or too much memory.
             WorkerError: the worker ended.
+            Departed: whoever asked has left; a worker that was at it is gone.
         """
         if self._pool is None or not isinstance(source.payload, bytes):
             return open_source(modality, source, self._limits, rate)
         task = Open(modality, source, rate() if modality == "audio" else 0)
-        answer = self._run(modality, task)
+        answer = self._run(modality, task, departure)
         if not isinstance(answer, Opened):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")
         return unpacked(answer.crossed), answer.content
 
-    def make(
-        self, modality: str, source: Source, rate: Callable[[], int], options: Any, setting: str, salt: bytes
-    ) -> Made:
+    def make(self, task: Make, rate: Callable[[], int], departure: Departure | None = None) -> Made:
         """Open and process a source, both by a worker; only bytes are opened there.
 
         Raises:
             MediaError, ParamsError: the content or an option is at fault.
             WorkerError: the worker ended.
+            Departed: as `open`.
         """
-        content = None
+        source = task.source
         if not isinstance(source.payload, bytes):
-            opened, content = open_source(modality, source, self._limits, rate)
-            source = Source(source.kind, source.digest, packed(opened))
-        answer = self._run(modality, Make(modality, source, content, options, setting, salt))
+            opened, content = open_source(task.modality, source, self._limits, rate)
+            task = replace(task, source=Source(source.kind, source.digest, packed(opened)), content=content)
+        answer = self._run(task.modality, task, departure)
         if not isinstance(answer, Made):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")
         return answer
@@ -108,11 +112,11 @@ class Workers:
         """The numbers of the worker processes."""
         return () if self._pool is None else self._pool.pids()
 
-    def _run(self, modality: str, task: Open | Make) -> Any:
+    def _run(self, modality: str, task: Open | Make, departure: Departure | None) -> Any:
         assert self._pool is not None
         seconds = self._limits.work_timeout_s[modality]
         try:
-            return self._pool.run(task, seconds)
+            return self._pool.run(task, seconds, departure)
         except WorkerFault as fault:
             raise _told(fault, modality, seconds) from fault
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from beheld.core.errors import BeheldError, UserError, WorkerError
 from beheld.ipc.codec import Codec
 from beheld.ipc.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.ipc.link import Link, pair
+from beheld.utils.departure import Departure
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -88,6 +90,11 @@ class _Worker:
         """True if it lives and has nothing to say, as it should be while it has no task."""
         readable, _, _ = select.select([self.end], [], [], 0.0)
         return not readable
+
+    def hang_up(self) -> None:
+        """Let whoever waits for its answer, in any thread, wait no longer; it is of no further use."""
+        with contextlib.suppress(OSError):
+            self.end.shutdown(socket.SHUT_RDWR)
 
 
 class _Server:
@@ -189,19 +196,26 @@ class WorkerPool:
         # What the module said as it was loaded, which it would say again.
         self._refusal: UserError | None = None
 
-    def run(self, task: Any, timeout_s: float) -> Any:
+    def run(self, task: Any, timeout_s: float, departure: Departure | None = None) -> Any:
         """A worker's answer to `task`. Waiting for a free worker does not count as its time.
+
+        If whoever asked leaves meanwhile, neither is waited for any longer, and the worker is killed.
 
         Raises:
             WorkerFault: it took too long or too much, or its process ended; only this task is lost.
             WorkerError: workers cannot be started.
             BeheldError: what the work itself raised.
+            Departed: they have left.
         """
-        worker = self._take()
+        departure = departure or Departure()
+        worker = self._take(departure)
         try:
-            kind, said = self._ask(worker, task, timeout_s)
+            with departure.told(worker.hang_up):
+                kind, said = self._ask(worker, task, timeout_s)
         except BaseException:
             self._give_back(worker, fit=False)
+            # Then its end was our doing.
+            departure.check()
             raise
         # One that ran out of memory may hold more of it than the next task leaves over.
         self._give_back(worker, fit=kind != NO_MEMORY)
@@ -262,10 +276,11 @@ class WorkerPool:
             raise WorkerFault(Fault.ENDED, "an answer that makes no sense")
         return answer
 
-    def _take(self) -> _Worker:
-        with self._changed:
+    def _take(self, departure: Departure) -> _Worker:
+        with departure.told(self._wake), self._changed:
             while self._taken >= self._count and not self._closed:
                 self._changed.wait()
+                departure.check()
             if self._closed:
                 raise WorkerError("The engine was closed.")
             self._taken += 1
@@ -279,6 +294,10 @@ class WorkerPool:
         with self._changed:
             self._busy.add(worker)
         return worker
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _fit(self) -> _Worker:
         """An idle worker that lives, or a new one."""

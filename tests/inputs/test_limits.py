@@ -22,6 +22,7 @@ from beheld.core.errors import ConfigError, DecodeError, LimitError
 from beheld.inputs import audio, decode, header, video
 from beheld.inputs.gate import Gate
 from beheld.inputs.video import Sampling
+from beheld.utils.departure import Departed, Departure
 from tests import tiny
 from tests.inputs import pipes
 
@@ -144,10 +145,10 @@ def test_opened_media_have_room_for_each_in_turn() -> None:
     inside = threading.Event()
 
     def enter(name: str, num_bytes: int) -> None:
-        with gate.within(num_bytes):
+        with gate.within(num_bytes, Departure()):
             order.append(name)
 
-    with gate.within(6):
+    with gate.within(6, Departure()):
         threads = [threading.Thread(target=enter, args=given) for given in (("huge", 99), ("small", 1))]
         for thread in threads:
             thread.start()
@@ -157,6 +158,34 @@ def test_opened_media_have_room_for_each_in_turn() -> None:
     for thread in threads:
         thread.join(5)
     assert order == ["huge", "small"]
+
+
+@pytest.mark.case(61)
+def test_who_leaves_the_gate_keeps_nobody_behind_waiting() -> None:
+    gate, order, left = Gate(10), [], Departure()
+
+    def enter(name: str, num_bytes: int, departure: Departure) -> None:
+        try:
+            with gate.within(num_bytes, departure):
+                order.append(name)
+        except Departed:
+            order.append(f"{name} left")
+
+    with gate.within(6, Departure()):
+        threads = [threading.Thread(target=enter, args=("huge", 99, left))]
+        threads.append(threading.Thread(target=enter, args=("small", 4, Departure())))
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)
+        assert order == []
+        left.leave()
+        for thread in threads:
+            thread.join(5)
+        assert order == ["huge left", "small"]
+        enter("late", 1, left)
+    assert order[-1] == "late left"
+    with gate.within(10, Departure()):
+        assert gate._left == 0, "all of it was given back"
 
 
 @pytest.mark.parametrize("name", ["FITS", "PSD", "SVG", "MCIDAS", "WMF", "EMF", "AVIF", "HEIC"])

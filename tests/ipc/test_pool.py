@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from beheld.core.errors import ConfigError, DecodeError, EngineError, WorkerError
 from beheld.ipc.pool import Fault, PoolSettings, WorkerFault, WorkerPool
+from beheld.utils.departure import Departed, Departure
 from tests.ipc import tasks
 
 MIB = 1 << 20
@@ -100,6 +102,68 @@ def test_31_a_fault_costs_its_task_alone(pool: WorkerPool, name: str) -> None:
     assert neighbour == [None], "the task beside it never heard of it"
     assert len(pool.pids()) <= 2
     assert before not in pool.pids() or alive(before)
+
+
+@pytest.mark.parametrize("task", [("sleep", 60), ("spin", None), ("stop", None)], ids=lambda task: str(task[0]))
+def test_61_who_leaves_takes_the_work_along(task: tuple[str, Any]) -> None:
+    """Both the one that is worked for and the one that waits for a worker."""
+    pool = make(1)
+    pool.run(("echo", 1), 10)
+    (number,) = pool.pids()
+    one, other = Departure(), Departure()
+    ended: list[str] = []
+
+    def ask(name: str, departure: Departure) -> None:
+        try:
+            pool.run(task, 60, departure)
+        except Departed:
+            ended.append(name)
+
+    threads = [threading.Thread(target=ask, args=given) for given in (("one", one), ("other", other))]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    other.leave()
+    threads[1].join(2)
+    assert ended == ["other"]
+    assert alive(number), "who waits has no worker to take along"
+    one.leave()
+    threads[0].join(2)
+    assert ended == ["other", "one"]
+    assert gone([number], 2)
+    begin = time.monotonic()
+    assert pool.run(("echo", 2), 10, Departure()) == 2
+    assert time.monotonic() - begin < 1.0
+    with pytest.raises(Departed):
+        pool.run(("echo", 3), 10, one)
+    assert len(pool.pids()) == 1
+    pool.close()
+
+
+def test_61_leaving_in_every_moment_costs_no_other_task() -> None:
+    """Half of those who ask leave at some moment or other; the answers of the others are whole."""
+    pool = make(2)
+    chance = random.Random(0)
+    waits = [chance.uniform(0.0, 0.006) for _ in range(200)]
+
+    def ask(number: int) -> int | None:
+        departure = Departure()
+        if number % 2:
+            threading.Timer(waits[number], departure.leave).start()
+        try:
+            found: int = pool.run(("echo", number), 20, departure)
+        except Departed:
+            assert number % 2
+            return None
+        return found
+
+    with ThreadPoolExecutor(6) as callers:
+        found = list(callers.map(ask, range(200)))
+    assert found[::2] == list(range(0, 200, 2))
+    assert all(answer in (None, number) for number, answer in enumerate(found))
+    assert pool._taken == 0
+    assert not pool._busy
+    pool.close()
 
 
 def test_31_a_worker_killed_while_it_idles_costs_nothing(pool: WorkerPool) -> None:

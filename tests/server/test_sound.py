@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from beheld.inputs import audio
 from tests import tiny
 from tests.server.running import ENGINE, Running
 
@@ -52,6 +53,18 @@ def test_a_sound_in_the_request_and_one_by_address_are_the_same(hearing: Running
     # 0.5 s: 50 frames of features, 12 embeddings, and what the template writes around them.
     assert answers[0].usage.prompt_tokens - silent.usage.prompt_tokens > 12
     hearing.idle()
+
+
+@pytest.mark.case(31)
+def test_no_sound_is_decoded_in_the_servers_own_process(hearing: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(*_: Any) -> None:
+        raise AssertionError("decoded in the server's process")
+
+    monkeypatch.setattr(audio, "open_bytes", here)
+    unheard = base64.b64encode(tiny.wav(tiny.sound(0.5, 72))).decode()
+    answer = hearing.post("/v1/chat/completions", body(inline(unheard)))
+    assert answer.status_code == 200
+    assert not answer.json()["media"][0]["cached"]
 
 
 def test_two_sounds_in_their_order(hearing: Running) -> None:
