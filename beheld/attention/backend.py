@@ -54,6 +54,7 @@ class AttnMetadata:
             step.
         starts_B: int32, `starts` on the device, in a pass that is captured: there all numbers come from the device, and
             `starts` and `lengths` only say how many sequences there are at most.
+        sequences: for each sequence, a number by which a later step knows it again; empty if nobody counts.
     """
 
     num_decodes: int
@@ -65,6 +66,7 @@ class AttnMetadata:
     block_size: int
     both_ways: tuple[tuple[tuple[int, int], ...], ...] = ()
     starts_B: Tensor | None = None
+    sequences: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)

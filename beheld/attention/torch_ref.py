@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.columns import DenseCopies
 
 
 class TorchBackend:
@@ -20,11 +21,14 @@ class TorchBackend:
     name = "torch"
     captures_prefill = False
 
+    def __init__(self) -> None:
+        self._dense = DenseCopies()
+
     def begin(self, metadata: AttnMetadata) -> None:
         """Work out, once for all layers, which slots are read and which of them are padding."""
-        for group in metadata.groups:
+        for index, group in enumerate(metadata.groups):
             if metadata.num_decodes:
-                group.extra["decode"] = _decode_slots(metadata, group)
+                group.extra["columns"] = self._dense.advance(index, metadata)
             group.extra["prefill"] = [
                 _prefill_slots(metadata, group, b) for b in range(metadata.num_decodes, len(metadata.starts))
             ]
@@ -48,8 +52,16 @@ class TorchBackend:
         out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
         decodes = metadata.num_decodes
         if decodes:
-            slots_BL, hidden_BL = group.extra["decode"]
-            out_THC[:decodes] = _decode(q_THC[:decodes], keys_SKC, values_SKC, slots_BL, hidden_BL, scale, softcap)
+            columns, q_BHC = group.extra["columns"], q_THC[:decodes]
+            if columns is not None and self._dense.take(kv, columns, q_BHC):
+                out_THC[:decodes] = self._dense.attend(
+                    q_BHC, k_TKC[:decodes], v_TKC[:decodes], kv, columns, scale, softcap
+                )
+            else:
+                if "decode" not in group.extra:
+                    group.extra["decode"] = _decode_slots(metadata, group)
+                slots_BL, hidden_BL = group.extra["decode"]
+                out_THC[:decodes] = _decode(q_BHC, keys_SKC, values_SKC, slots_BL, hidden_BL, scale, softcap)
         token = decodes
         for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
             count = metadata.lengths[sequence] - metadata.starts[sequence]

@@ -199,4 +199,5 @@ def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: Model
         groups=tuple(made),
         block_size=block_size,
         both_ways=_both_ways(slices, rows, info),
+        sequences=tuple(rows[s.row].serial for s in slices),
     )

@@ -5,6 +5,7 @@ Shapes: R rows, G KV groups, N blocks of a table, X position axes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Row:
         token_ids: the tokens known when it was admitted, int64.
         positions_XN: their rotary positions.
         delta: what to add to an index beyond them to get its position.
+        serial: a number that no other admission to any row has.
         sights: for each of its spans, which positions look at it beside the text; empty without a cross group.
     """
 
@@ -35,6 +37,7 @@ class Row:
     delta: int
     spans: tuple[SpanView, ...]
     params: Sampling
+    serial: int
     sights: tuple[Sight, ...] = ()
 
 
@@ -51,6 +54,7 @@ class Rows:
     def __init__(self, adapter: ModelAdapter, num_rows: int, num_groups: int, blocks_per_row: int) -> None:
         self._adapter = adapter
         self._rows: list[Row | None] = [None] * num_rows
+        self._serials = itertools.count()
         self.last_token_R = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
         self.tables_GRN = np.zeros((num_groups, num_rows, blocks_per_row), dtype=np.int32)
         self.known_R = np.zeros(num_rows, dtype=np.int64)
@@ -99,6 +103,7 @@ class Rows:
             delta=delta,
             spans=admission.spans,
             params=admission.params,
+            serial=next(self._serials),
             sights=self._adapter.sights(admission.spans, admission.num_prompt),
         )
 
