@@ -1,7 +1,9 @@
 """Prepares jobs ahead of the engine: in threads where there are cores to spare, else when they are asked for.
 
-The threads mostly wait for processes that decode and process media (inputs/workers.py). The order of the jobs is kept,
-and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their features.
+The threads mostly wait for processes that decode and process media (inputs/workers.py). Jobs that need neither are
+prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order of
+the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their
+features.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One prompt to be answered: `requests()` prepares it and gives one request per answer wanted."""
+    """One prompt to be answered: `requests()` prepares it and gives one request per answer wanted.
+
+    Attributes:
+        light: it is prepared in a fraction of a millisecond, all of it in the interpreter: no thread would help.
+    """
 
     id: str
     params: SamplingParams
     requests: Callable[[], list[Request]]
     tokenizer: Any
+    light: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +92,7 @@ class Feed:
         if not self._ahead:
             return None
         index, job, future, times = self._ahead[0]
-        if self._pool is None:
+        if self._pool is None or job.light:
             self._prepare(job, future, times)
         elif not future.done() and not wait:
             return None
@@ -110,7 +117,7 @@ class Feed:
             future: Future[list[Request]] = Future()
             times: list[float] = []
             self._ahead.append((index, job, future, times))
-            if self._pool is not None:
+            if self._pool is not None and not job.light:
                 self._pool.submit(self._prepare, job, future, times)
 
     def _has_room(self) -> bool:

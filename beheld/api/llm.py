@@ -273,7 +273,8 @@ class LLM:
                 executor.read_lora(first.lora)
             return answers(first, params.n, base)
 
-        return Job(str(number), params, requests, self._inputs.tokenizer)
+        light = _is_ids(item) and lora is None and params.structured_outputs is None
+        return Job(str(number), params, requests, self._inputs.tokenizer, light)
 
     def _all(
         self, jobs: Iterator[Job], total: int, use_tqdm: bool | Callable[..., Any], on_error: str
@@ -287,6 +288,13 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str | dict) or (
         isinstance(prompts, list | tuple) and bool(prompts) and isinstance(prompts[0], int)
     )
+
+
+def _is_ids(prompt: Any) -> bool:
+    """A prompt of token ids without media."""
+    if isinstance(prompt, Mapping):
+        return "prompt_token_ids" in prompt and not prompt.get("multi_modal_data")
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _listed(prompts: Any) -> list[Any]:

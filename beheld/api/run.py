@@ -14,6 +14,7 @@ from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
+from beheld.utils.interpreter import quick_turns
 
 
 @dataclass(eq=False)
@@ -125,7 +126,10 @@ class OfflineRun:
         feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         try:
             while feed.more or in_flight is not None or self.core.has_work:
-                for index, failed in self._fill(feed, bars, on_error, idle=in_flight is None):
+                # Threads that prepare media want the interpreter as well.
+                with quick_turns():
+                    failures = list(self._fill(feed, bars, on_error, idle=in_flight is None))
+                for index, failed in failures:
                     yield index, failed, None
                 in_flight, events = self._step(in_flight, on_error)
                 for event in events:
@@ -159,11 +163,12 @@ class OfflineRun:
         """Queue jobs that are ready; yields those that failed at once.
 
         Args:
-            idle: the device has nothing to do. It then gets its first step as soon as there is enough for one.
+            idle: the device has nothing to do. It then gets its first step as soon as there is enough for one. Else
+                only jobs that are prepared here, which holds up the next step, are so bounded.
         """
-        tokens = 0
+        tokens, light = 0, 0
         while self.core.num_waiting < self.config.max_num_seqs:
-            if idle and tokens >= self.config.max_num_batched_tokens:
+            if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 return
             fed = feed.take(wait=idle and not self.core.has_work)
             if fed is None:
@@ -174,7 +179,9 @@ class OfflineRun:
                 bars.finished(failed)
                 yield fed.index, failed
             else:
-                tokens += sum(len(request.token_ids) for request in fed.requests())
+                own = sum(len(request.token_ids) for request in fed.requests())
+                tokens += own
+                light += own if fed.job.light else 0
 
     def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:
         """Queue a job; its output at once if it could not be prepared or queued."""

@@ -96,6 +96,8 @@ def expand(
     Returns:
         The ids, and the spans in order of place.
     """
+    if not items:
+        return tuple(token_ids), ()
     modality_by_id = {placeholder_ids[modality]: modality for modality, own in items.items() if own}
     waiting = {modality: iter(own) for modality, own in items.items()}
     out: list[int] = []

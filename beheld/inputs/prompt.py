@@ -100,6 +100,9 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
 
 def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
     ids = value.tolist() if hasattr(value, "tolist") else list(value)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < info.num_ids:
+        # What nearly all prompts are, told in a quarter of the time.
+        return tuple(ids)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise PromptError(f"Token ids must be whole numbers, got {token!r}.", param="prompt_token_ids")

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
 # Sizes of calls that are kept, and those that are remembered as having come before.
 _KEPT, _REMEMBERED = 16, 256
 # A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while all wait, and
@@ -44,30 +48,46 @@ class _Captured:
 class CallGraphs:
     """Runs calls, and replays those whose sizes were seen before.
 
-    A call may be captured only if it reads nothing back from the device, and gives the same for the same tensors.
+    A call may be captured only if it gives the same for the same tensors. If it reads anything back from the device,
+    which no graph can hold, it and all others of its kind are computed as they come.
     """
 
     def __init__(self) -> None:
         self._captured: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
+        self._refused: set[str] = set()
         self._pool: Any = None
         self._stream: Any = None
 
     def __call__(
-        self, sizes: Hashable, inputs: Mapping[str, Tensor], compute: Callable[[Mapping[str, Tensor]], Tensor]
+        self,
+        kind: str,
+        sizes: Hashable,
+        inputs: Mapping[str, Tensor],
+        compute: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> Tensor:
         """compute(inputs) -> (E, H).
 
         Args:
+            kind: calls of one kind run the same program.
             sizes: all that decides what is launched.
             inputs: tensors on the device.
         """
         found = self._captured.get(sizes)
+        if kind in self._refused:
+            return compute(inputs)
         if found is None and self._seen.get(sizes, 0) < _OFTEN:
             self._remember(sizes)
             return compute(inputs)
         if found is None:
-            found = self._capture(inputs, compute)
+            try:
+                found = self._capture(inputs, compute)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
+                self._refused.add(kind)
+                return compute(inputs)
             self._captured[sizes] = found
             if len(self._captured) > _KEPT:
                 self._captured.popitem(last=False)

@@ -151,13 +151,14 @@ class HFAdapter:
             strategy = getattr(self.model.config.vision_config, "vision_feature_select_strategy", None)
             moved |= {"vision_feature_select_strategy": strategy} if strategy is not None else {}
         count = sum(v.shape[0] for k, v in moved.items() if k.startswith("pixel_values"))
-        if self._call_graphs is None or not made or count > _MOST_PATCHES:
+        if self._call_graphs is None or count > _MOST_PATCHES:
             return self._pooled(modality, method, moved)
         # What lies on the device may change from call to call; all else decides what is launched.
         tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.is_cuda}
-        fixed = {k: v for k, v in moved.items() if k not in tensors}
-        grids = tuple(tuple(v.flatten().tolist()) for v in fixed.values() if isinstance(v, Tensor))
-        return self._call_graphs((modality, grids), tensors, lambda t: self._pooled(modality, method, {**fixed, **t}))
+        fixed = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in moved.items() if k not in tensors}
+        sizes = (modality, repr(fixed), *((k, tuple(v.shape)) for k, v in tensors.items()))
+        kept = {k: moved[k] for k in fixed}
+        return self._call_graphs(modality, sizes, tensors, lambda t: self._pooled(modality, method, {**kept, **t}))
 
     def _pooled(self, modality: str, method: Callable[..., Any], keywords: dict[str, Any]) -> Tensor:
         """Embeddings (sum of E, H) of one call of the model's own method."""

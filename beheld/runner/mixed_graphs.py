@@ -1,13 +1,17 @@
-"""CUDA graphs of small steps in which something prefills, for a ladder of token counts.
+"""CUDA graphs of steps in which something prefills, for a ladder of token counts.
 
 Launching some ten kernels for each of a model's layers takes the host longer than a few hundred tokens take the
-device. As in `graphs.py`, all that changes lies in tensors that stay in place; here the step's own tensors are copied
-into them, padded: tokens that belong to no sequence have slot 0, and no tile of attention's work holds them.
+device, and many times longer while threads of the same interpreter prepare media: 40 to 110 ms for a step of a 7 B
+model instead of 20. A replay is one call. As in `graphs.py`, all that changes lies in tensors that stay in place; here
+the step's own tensors are copied into them, padded: tokens that belong to no sequence have slot 0, and no tile of
+attention's work holds them.
 
 Shapes: T tokens, B sequences (padded), S wanted logits, G KV groups, X position axes, H width of the inputs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,14 +23,34 @@ from beheld.models.adapter import ModelAdapter
 from beheld.runner.batch import Batch
 from beheld.runner.capture import capture
 
-SIZES = (32, 64, 128, 192, 256, 288, 320, 384, 448, 512)
-_SEQUENCES = 32
+# (tokens, sequences): a step of few sequences computes logits of few rows, which its first token need not wait for.
+_FEW = 32
+_SMALL = (32, 64, 128, 192, 256, 288, 320, 384, 448, 512, 640, 768, 1024)
+_LARGE = (384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 8192)
+# Padding by more tokens than this takes the device longer than launching the step takes the host.
+_MOST_PADDING = 512
 # Attention does not split the keys of a decoding sequence here: with more of them than this, it had better.
 _MOST_KEYS = 4096
 
+Size = tuple[int, int]
+
+
+def ladder(config: EngineConfig) -> list[Size]:
+    """(Tokens, sequences) of the graphs: some for few sequences, others for as many as there are rows."""
+    most, rows = config.max_num_batched_tokens, config.max_num_seqs
+    small = {(tokens, min(rows, _FEW)) for tokens in _SMALL}
+    large = {(tokens, rows) for tokens in (*_LARGE, min(most, _LARGE[-1]))}
+    return sorted(size for size in small | large if size[0] <= most)
+
+
+def smallest(sizes: Sequence[Size], tokens: int, sequences: int) -> Size | None:
+    """The smallest of `sizes` that holds so much; None if there is none without much padding."""
+    fitting = (size for size in sizes if tokens <= size[0] <= tokens + _MOST_PADDING and sequences <= size[1])
+    return min(fitting, default=None)
+
 
 class MixedGraphs:
-    """Captures and replays small steps."""
+    """Captures and replays steps in which something prefills."""
 
     def __init__(
         self,
@@ -41,8 +65,8 @@ class MixedGraphs:
         self._groups = info.kv_groups
         self._block_size = config.block_size
         device = adapter.device
-        self._sizes = [size for size in SIZES if size <= config.max_num_batched_tokens]
-        most, sequences = self._sizes[-1], _SEQUENCES
+        self._sizes = ladder(config)
+        most, sequences = max(tokens for tokens, _ in self._sizes), config.max_num_seqs
         width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
         self._embeds_TH = torch.zeros(most, width, dtype=adapter.dtype, device=device)
         self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
@@ -51,60 +75,69 @@ class MixedGraphs:
         self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
         self._cu_q_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
         self._tables_GBN = torch.zeros(len(self._groups), sequences, blocks_per_row, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory."""
-        sizes = self._sizes[::-1]
-        self._graphs = capture(sizes, self._step, show_progress=show_progress, name="CUDA graphs of small steps")
+        self._graphs = capture(self._sizes[::-1], self._step, show_progress=show_progress, name="graphs of mixed steps")
 
-    def _step(self, size: int) -> Tensor:
+    def _step(self, size: Size) -> Tensor:
         """The step itself, on the tensors that stay in place."""
+        tokens, sequences = size
         groups = tuple(
-            GroupMetadata(self._slots_GT[index, :size], self._tables_GBN[index], group.window, chunk=group.chunk)
+            GroupMetadata(
+                self._slots_GT[index, :tokens], self._tables_GBN[index, :sequences], group.window, chunk=group.chunk
+            )
             for index, group in enumerate(self._groups)
         )
         # Nothing decodes here, and so nothing asks for lengths.
         metadata = AttnMetadata(
             num_decodes=0,
-            starts=(0,) * _SEQUENCES,
-            lengths=(1,) * _SEQUENCES,
-            lengths_B=self._starts_B,
-            cu_q_B1=self._cu_q_B1,
+            starts=(0,) * sequences,
+            lengths=(1,) * sequences,
+            lengths_B=self._starts_B[:sequences],
+            cu_q_B1=self._cu_q_B1[: sequences + 1],
             groups=groups,
             block_size=self._block_size,
-            starts_B=self._starts_B,
+            starts_B=self._starts_B[:sequences],
         )
         self._backend.begin(metadata)
         with forward_context(ForwardContext(self._backend, metadata, self._kv)):
-            return self._adapter.forward(self._embeds_TH[:size], self._positions_XT[:, :size], self._wanted_S)
+            return self._adapter.forward(
+                self._embeds_TH[:tokens], self._positions_XT[:, :tokens], self._wanted_S[:sequences]
+            )
 
     @staticmethod
     def worth(config: EngineConfig) -> bool:
         """True if steps can be as large as the smallest size."""
-        return config.max_num_batched_tokens >= SIZES[0]
+        return config.max_num_batched_tokens >= _SMALL[0]
 
     def takes(self, batch: Batch) -> bool:
         """True if a graph can carry out this step; those with LoRA adapters go without."""
         metadata = batch.metadata
         return (
-            batch.ids_T.shape[0] <= self._sizes[-1]
-            and len(metadata.starts) <= _SEQUENCES
-            and batch.wanted_S.shape[0] <= _SEQUENCES
+            self._size_of(batch) is not None
+            # Here a sequence that decodes takes a tile of 128 rows.
+            and metadata.num_decodes <= _FEW
             and not metadata.both_ways
             and not batch.lora_slots_T.any()
             and max(metadata.lengths[: metadata.num_decodes], default=0) <= _MOST_KEYS
         )
 
+    def _size_of(self, batch: Batch) -> Size | None:
+        return smallest(self._sizes, batch.ids_T.shape[0], max(len(batch.metadata.starts), batch.wanted_S.shape[0]))
+
     def replay(self, batch: Batch, embeds_TH: Tensor) -> Tensor:
         """Logits (S, V) of a step that `takes` accepted; they stay valid until the next replay."""
         count, metadata = embeds_TH.shape[0], batch.metadata
-        size = next(size for size in self._sizes if size >= count)
+        size = self._size_of(batch)
+        assert size is not None, "not accepted by `takes`"
+        padded = size[0]
         num_sequences = len(metadata.starts)
         self._embeds_TH[:count].copy_(embeds_TH)
-        self._embeds_TH[count:size].zero_()
+        self._embeds_TH[count:padded].zero_()
         self._positions_XT[:, :count].copy_(batch.positions_XT)
-        self._slots_GT[:, count:size].zero_()
+        self._slots_GT[:, count:padded].zero_()
         for index, group in enumerate(metadata.groups):
             self._slots_GT[index, :count].copy_(group.slots_T)
             self._tables_GBN[index, :num_sequences, : group.tables_BN.shape[1]].copy_(group.tables_BN)

@@ -86,8 +86,11 @@ class ModelRunner:
         if self._backend.captures_prefill and self._cross_backend is None and MixedGraphs.worth(self.config):
             width = self.rows.tables_GRN.shape[2]
             mixed = MixedGraphs(self._adapter, self._backend, self.kv, self._info, self.config, width)
-            mixed.capture(show_progress=self.config.show_progress)
-            self._mixed_graphs = mixed
+            try:
+                mixed.capture(show_progress=self.config.show_progress)
+                self._mixed_graphs = mixed
+            except NotCapturedError as error:
+                logger.warning("Only decode steps of %s run as CUDA graphs: %s", self._info.architecture, error)
         self._adapter.capture_calls()
 
     @torch.inference_mode()

@@ -117,3 +117,26 @@ def test_a_failure_comes_in_its_turn(threads: int) -> None:
         except PromptError:
             results.append("failed")
     assert results == [0, "failed", 2]
+
+
+def test_a_light_job_is_prepared_when_it_is_taken() -> None:
+    """And by whoever takes it, while the others are prepared ahead of their turn."""
+    where: dict[int, int] = {}
+    ready = threading.Event()
+
+    def act(number: int) -> None:
+        where[number] = threading.get_ident()
+        if number == 1:
+            ready.set()
+
+    both = [dataclasses.replace(job, light=job.id == "0") for job in jobs(2, [], act)]
+    feed = Feed(iter(both), 2, 4)
+    assert feed.more
+    assert ready.wait(5)
+    assert 0 not in where
+    first, second = feed.take(wait=False), feed.take(wait=True)
+    assert first is not None
+    assert second is not None
+    assert (first.index, second.index) == (0, 1)
+    assert where[0] == threading.get_ident() != where[1]
+    feed.close()
