@@ -49,7 +49,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "max_loras": ("", "different adapters in one step"),
     "max_lora_rank": ("", "greatest rank of an adapter"),
     "max_cpu_loras": ("as many as are named", "adapters kept in memory"),
-    "limit_mm_per_prompt": ("999 of each", 'most items of a request, as `{"image": 4, "video": 1}`'),
+    "limit_mm_per_prompt": (
+        "999 of each",
+        'most items of a request, as `{"image": 4, "video": 1}`; towers of kinds with 0 are not loaded',
+    ),
     "mm_processor_kwargs": ("none", "JSON of options of the model's processor, for all requests"),
     "media_io_kwargs": ("none", 'how media are read, as `{"video": {"num_frames": 16}}`'),
     "mm_processor_cache_gb": ("1 on a CPU, else 4", "GiB of processed media that are kept"),

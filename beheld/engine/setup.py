@@ -369,7 +369,8 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     off = [modality for modality, count in limits.items() if count == 0]
     if off:
         logger.info(
-            "limit_mm_per_prompt switches off %s: requests with them are refused. The towers are loaded all the same.",
+            "limit_mm_per_prompt switches off %s: requests with them are refused, towers that serve nothing else stay "
+            "out of memory.",
             ", ".join(off),
         )
     return limits

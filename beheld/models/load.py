@@ -14,6 +14,7 @@ from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
+from beheld.models import towers
 from beheld.models.families import renamed_weights
 from beheld.models.shards import shard_bar
 from beheld.quant import compressed_tensors, keep
@@ -34,13 +35,17 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     """
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
-    model_class = model_class_of(info, hf_config)
+    known_class = model_class_of(info, hf_config)
+    model_class = towers.without(known_class, info.model_type, config.limit_per_prompt)
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         model = _dummy(model_class, hf_config, dtype, config.device)
     else:
         model = _from_files(model_class, hf_config, info, dtype, config)
+    if model_class is not known_class:
+        model.__class__ = known_class
+        logger.info("Not loaded, for its media are switched off: %s.", ", ".join(model.left_out) or "nothing")
     seconds = time.perf_counter() - start
     gib = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
     logger.info("Loading weights took %.2f seconds", seconds)
@@ -135,7 +140,8 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             f"The checkpoint {info.name!r} lacks {len(missing)} weights, for example {missing[0]!r}.",
             "Fetch it again, or check that config.json belongs to these weights.",
         )
-    unused = sorted(key for key in report.get("unexpected_keys") or () if not key.startswith(_SPEECH))
+    unexpected = [key for key in report.get("unexpected_keys") or () if not key.startswith(_SPEECH)]
+    unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
     if unused:
         logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from beheld.attention.cross import CrossBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
-from beheld.models import registry
+from beheld.models import registry, towers
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import model_class_of, weights_bytes
 from beheld.runner import capacity
@@ -117,12 +118,16 @@ def _shrunk(info: ModelInfo, config: EngineConfig, reserved: int) -> EngineConfi
 
 def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, int]:
     """Number of parameters of the model that this configuration describes, and the bytes that they will take."""
-    count = count_parameters(hf_config, info)
+    count = count_parameters(hf_config, info, config.limit_per_prompt)
     return count, weights_bytes(hf_config, info, config, count)
 
 
-def count_parameters(hf_config: Any, info: ModelInfo) -> int:
-    """Number of parameters of the model that this configuration describes; no memory is taken for them."""
+def count_parameters(hf_config: Any, info: ModelInfo, limits: Mapping[str, int] | None = None) -> int:
+    """Number of parameters of the model that this configuration describes; no memory is taken for them.
+
+    `limits` as in towers.without: what it leaves out is not counted.
+    """
     with torch.device("meta"):
-        model = model_class_of(info, hf_config)._from_config(hf_config)
+        model_class = towers.without(model_class_of(info, hf_config), info.model_type, limits or {})
+        model = model_class._from_config(hf_config)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from beheld.core.plan import EncodeItem
 from beheld.models.families import TowerCall, plain
+from beheld.models.towers import LeftOut
 
 # Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
 _RENAMED = tuple(
@@ -102,9 +103,11 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
 def adapt(model: Any) -> None:
     """Say of the attention to pictures that it looks both ways, and of that to sounds what it sees, in few words."""
     extend = model.model.embed_tokens_extend
-    for layer in extend.image_embed.img_processor.encoder.layers:
-        layer.self_attn.is_causal = False
-    _see_all(extend.audio_embed.encoder)
+    if not isinstance(extend.image_embed, LeftOut):
+        for layer in extend.image_embed.img_processor.encoder.layers:
+            layer.self_attn.is_causal = False
+    if not isinstance(extend.audio_embed, LeftOut):
+        _see_all(extend.audio_embed.encoder)
 
 
 def _see_all(tower: Any) -> None:
