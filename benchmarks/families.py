@@ -7,7 +7,8 @@ Each family's tiny checkpoint is made again with `scale` times the widths and he
 arithmetic outweighs bookkeeping. Both engines answer the same prompts with the same media, greedily, in float32, with
 one thread, in one process and in turn; every round brings new media. A round's time includes the processors. On a
 machine that does other things besides, `--clock cpu` counts the processor time of this process instead: what has been
-taken by others is not in it, though their use of caches and memory is. One JSON line per family, then a table; a family
+taken by others is not in it, though their use of caches and memory is. Of a quantized checkpoint, transformers is given
+the numbers that it stands for. One JSON line per family, then a table; a family
 that cannot be measured is printed with the reason. Answers are not compared here: that is what tests/oracle does.
 """
 
@@ -155,10 +156,11 @@ class Theirs:
     def __init__(self, family: str, folder: Path) -> None:
         from tests import tiny
         from tests.oracle import reference
+        from tests.tiny_quantized import readable
 
         self._family = family
-        self._model = reference.load_model(family, folder)
-        self._processor = reference.load_processor(family, folder)
+        self._model = reference.load_model(family, readable(family, folder))
+        self._processor = reference.load_processor(family, readable(family, folder))
         self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
         if family in tiny.ADAPTED_FAMILIES:
             self._model.load_adapter(str(folder / "vision-lora"), adapter_name="vision")

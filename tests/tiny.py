@@ -627,8 +627,7 @@ def checkpoint(name: str) -> Path:
 
 def plain(name: str) -> Path:
     """The folder of what transformers reads of the tiny checkpoint `name`: its twin, if its weights are quantized."""
-    twin = checkpoint(name) / tiny_quantized.PLAIN
-    return twin if twin.is_dir() else checkpoint(name)
+    return tiny_quantized.readable(name, checkpoint(name))
 
 
 def reshaped(name: str, folder: Path, reshape: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ _LINEAR = re.compile(r"\.(?:[qkvo]|gate|up|down)_proj\.weight$")
 
 def make_glm4v_moe_fp8(path: Path) -> None:
     """As zai-org/GLM-4.5V-FP8: weights of the language model by channel, activations by token."""
-    quantize(tiny.checkpoint("glm4v_moe"), path, "bfloat16")
+    with tempfile.TemporaryDirectory(prefix="beheld-tiny-") as folder:
+        # Made anew, since it may be wanted in another shape.
+        tiny.TINY["glm4v_moe"](Path(folder))
+        quantize(Path(folder), path, "bfloat16")
 
 
 def quantize(source: Path, path: Path, scale_dtype: str) -> None:
@@ -81,6 +85,11 @@ def scheme() -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
     }
+
+
+def readable(family: str, folder: Path) -> Path:
+    """Where transformers reads the checkpoint of `family` that lies in `folder`."""
+    return folder / PLAIN if family in TINY else folder
 
 
 TINY: dict[str, Callable[[Path], None]] = {"glm4v_moe_fp8": make_glm4v_moe_fp8}
