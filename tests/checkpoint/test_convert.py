@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +14,15 @@ from beheld.core.errors import ModelError
 from tests import tiny
 from tests.oracle import cases
 from tests.oracle.test_oracle import check, make
-
-
-def main_branch(native: dict[str, Any]) -> dict[str, Any]:
-    """The tiny ERNIE's configuration as the main branch of its repository writes one."""
-    text, vision = native["text_config"], native["vision_config"]
-    kept = (
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "moe_intermediate_size",
-        "moe_k",
-        "moe_num_shared_experts",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "use_bias",
-        "vocab_size",
-    )
-    names = ("image_start", "image_end", "video_start", "video_end", "video")
-    return {name: text[name] for name in kept} | {
-        "architectures": ["Ernie4_5_VLMoeForConditionalGeneration"],
-        "auto_map": {"AutoConfig": "configuration_ernie4_5_vl.Ernie4_5_VLMoEConfig"},
-        "freq_allocation": 2,
-        "im_patch_id": native["image_token_id"],
-        "model_type": "ernie4_5_moe_vl",
-        "moe_layer_end_index": [29, 28],
-        "moe_layer_interval": 1,
-        "moe_layer_start_index": [1, 1],
-        "moe_num_experts": [text["moe_num_experts"]] * 2,
-        "rope_theta": 500000,
-        "spatial_conv_size": 2,
-        "temporal_conv_size": 2,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "vision_config": {name: vision[name] for name in vision if name != "intermediate_size"} | {"mlp_ratio": 2},
-        **{f"{name}_token_id": native[f"{name}_token_id"] for name in names},
-    }
+from tests.tiny_layouts import make_main_ernie
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The tiny ERNIE under the main branch's configuration."""
     target = tmp_path / "ernie"
-    shutil.copytree(tiny.checkpoint("ernie4_5_vl_moe"), target)
-    native = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    (target / "config.json").write_text(json.dumps(main_branch(native)), encoding="utf-8")
+    target.mkdir()
+    make_main_ernie(target)
     return target
 
 

@@ -21,7 +21,7 @@ from beheld.checkpoint.known import REFUSED, TESTED
 from beheld.checkpoint.missing import MISSING
 from beheld.inputs.copies import places
 from beheld.inputs.dial import parse
-from tests import tiny, tiny_adapted
+from tests import tiny, tiny_adapted, tiny_layouts
 from tests import tiny_text as text
 from tests.inputs import pipes
 
@@ -67,8 +67,8 @@ REPOSITORIES: dict[str, Laid] = {
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
-    "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe"),
-    "facebook/bart-large": Laid("florence2", positions=None),
+    "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe", make=tiny_layouts.make_main_ernie),
+    "facebook/bart-large": Laid("florence2", positions=None, make=tiny_layouts.make_bart),
     "facebook/chameleon-7b": Laid("chameleon", positions=4096),
     "google/gemma-3-4b-it": Laid("gemma3"),
     "google/gemma-3n-E2B-it": Laid("gemma3n"),
@@ -79,7 +79,7 @@ REPOSITORIES: dict[str, Laid] = {
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": Laid("llava_onevision"),
     "llava-hf/llava-v1.6-mistral-7b-hf": Laid("llava_next"),
     "meta-llama/Llama-3.2-11B-Vision-Instruct": Laid("mllama"),
-    "microsoft/Florence-2-large": Laid("florence2", positions=None),
+    "microsoft/Florence-2-large": Laid("florence2", positions=None, make=tiny_layouts.make_florence2),
     "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm", make=tiny_adapted.make_main_phi4_mm),
     "mistral-community/pixtral-12b": Laid("pixtral_hf"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from beheld import SamplingParams
+from beheld.checkpoint.convert import converted
+from beheld.checkpoint.resolve import read_json
 from tests.compat import laid
 from tests.compat.stage import Stage, check
 
@@ -139,6 +141,13 @@ def test_further_models_and_a_video_with_its_times(stage: Stage, capsys: pytest.
     assert stage.run(script("further_models"), "-m", key, "--modality", "video", "--num-frames", "6") == 0
     check(stage.outputs[0], capsys.readouterr().out, count=1, media=1)
     assert stage.outputs[0][0].media[0].given["frames"] == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["baidu/ERNIE-4.5-VL-28B-A3B-PT", "microsoft/Florence-2-large", "microsoft/Phi-4-multimodal-instruct"]
+)
+def test_repositories_with_a_layout_of_their_own_are_laid_in_it(stage: Stage, name: str) -> None:
+    assert converted(read_json(laid.repository(stage.hub, name) / "config.json")) is not None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

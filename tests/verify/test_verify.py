@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from beheld.verify.layout import pairs
 from beheld.verify.run import verify
 from beheld.verify.trace import Question, Trace
 from tests import tiny, tiny_adapted, tiny_cross, tiny_quantized
-from tests.checkpoint.test_convert import main_branch
 from tests.inputs.pipes import write_video
+from tests.tiny_layouts import make_main_ernie
 
 
 def prompt_of(family: str, count: int) -> str:
@@ -48,9 +47,7 @@ def microsoft_florence(folder: Path) -> str:
 
 
 def main_ernie(folder: Path) -> str:
-    shutil.copytree(tiny.checkpoint("ernie4_5_vl_moe"), folder, dirs_exist_ok=True)
-    config = folder / "config.json"
-    config.write_text(json.dumps(main_branch(json.loads(config.read_text(encoding="utf-8")))), encoding="utf-8")
+    make_main_ernie(folder)
     return prompt_of("ernie4_5_vl_moe", 2)
 
 
