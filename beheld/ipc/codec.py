@@ -23,12 +23,16 @@ from beheld.core import errors
 from beheld.core.errors import BeheldError, ConfigError
 
 _LENGTH = struct.Struct("<Q")
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
 _ALIGN = 64
 _ERRORS: dict[str, type[BeheldError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BeheldError)
 }
 # From this length on, a list of plain numbers travels as a buffer: entry by entry it would take milliseconds.
 _ROW = 16
+# What stands for itself in JSON, and JSON's own containers, by exact type: most values are one of the first.
+_PLAIN = frozenset({type(None), bool, int, float, str})
+_NESTED = frozenset({list, dict})
 # Kinds of numpy's types whose every bit pattern is a value.
 _NUMBERS = "biuf"
 
@@ -44,6 +48,10 @@ class Codec:
 
     def __init__(self, classes: Iterable[type]) -> None:
         self._classes = {kind.__name__: kind for kind in classes}
+        # Asked of every value that crosses: dataclasses.fields makes them anew at every call.
+        self._fields = {
+            kind: tuple(field.name for field in fields(kind)) for kind in self._classes.values() if is_dataclass(kind)
+        }
 
     def encode(self, value: Any) -> list[Buffer]:
         """The pieces of a body, to be sent one after the other.
@@ -53,7 +61,7 @@ class Codec:
         """
         buffers: list[Buffer] = []
         made = self._plain(value, buffers)
-        head = json.dumps({"value": made, "sizes": [len(buffer) for buffer in buffers]}).encode()
+        head = _encoded({"value": made, "sizes": [len(buffer) for buffer in buffers]}).encode()
         pieces: list[Buffer] = [_LENGTH.pack(len(head)), head]
         end = _LENGTH.size + len(head)
         for buffer in buffers:
@@ -87,6 +95,11 @@ class Codec:
             raise ValueError("the frame is malformed") from error
 
     def _plain(self, value: Any, buffers: list[Buffer]) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        names = self._fields.get(type(value))
+        if names is not None:
+            return {"class": [type(value).__name__, self._all_plain([getattr(value, name) for name in names], buffers)]}
         if isinstance(value, StrEnum) and type(value).__name__ in self._classes:
             return {"enum": [type(value).__name__, str(value)]}
         if value is None or isinstance(value, bool | int | float | str):
@@ -99,34 +112,33 @@ class Codec:
             if row is not None:
                 return row
         if isinstance(value, list):
-            return [self._plain(entry, buffers) for entry in value]
+            return self._all_plain(value, buffers)
         if isinstance(value, tuple | frozenset):
-            kind = "tuple" if isinstance(value, tuple) else "set"
-            return {kind: [self._plain(entry, buffers) for entry in value]}
+            return {"tuple" if isinstance(value, tuple) else "set": self._all_plain(value, buffers)}
         if isinstance(value, Mapping):
             return {"map": [[self._plain(k, buffers), self._plain(v, buffers)] for k, v in value.items()]}
         if isinstance(value, BeheldError):
             told = [value.reason, value.remedy, value.stage, value.param, value.item]
             return {"error": [type(value).__name__, *told]}
-        if is_dataclass(value) and type(value).__name__ in self._classes:
-            own = [self._plain(getattr(value, field.name), buffers) for field in fields(value)]
-            return {"class": [type(value).__name__, own]}
         return _numbers(value, buffers)
+
+    def _all_plain(self, values: Iterable[Any], buffers: list[Buffer]) -> list[Any]:
+        return [value if type(value) in _PLAIN else self._plain(value, buffers) for value in values]
 
     def _value(self, made: Any, buffers: list[memoryview]) -> Any:
         if isinstance(made, list):
-            return [self._value(entry, buffers) for entry in made]
+            return self._all(made, buffers)
         if not isinstance(made, dict):
             return made
         ((kind, inner),) = made.items()
         if kind == "tuple":
-            return tuple(self._value(entry, buffers) for entry in inner)
+            return tuple(self._all(inner, buffers))
         if kind == "row":
             return _from_row(inner, buffers)
         if kind == "words":
             return _from_words(*inner)
         if kind == "set":
-            return frozenset(self._value(entry, buffers) for entry in inner)
+            return frozenset(self._all(inner, buffers))
         if kind == "map":
             return {self._value(k, buffers): self._value(v, buffers) for k, v in inner}
         if kind == "bytes":
@@ -150,12 +162,15 @@ class Codec:
             return self._made(name, own, buffers)
         raise ValueError(f"there is no {kind!r}")
 
+    def _all(self, made: Iterable[Any], buffers: list[memoryview]) -> list[Any]:
+        return [self._value(entry, buffers) if type(entry) in _NESTED else entry for entry in made]
+
     def _made(self, name: str, own: list[Any], buffers: list[memoryview]) -> Any:
         known: Any = self._classes[name]
-        names = [field.name for field in fields(known)]
+        names = self._fields[known]
         if len(names) != len(own):
             raise ValueError(f"{name} has {len(names)} fields, not {len(own)}")
-        return known(**{n: self._value(v, buffers) for n, v in zip(names, own, strict=True)})
+        return known(**dict(zip(names, self._all(own, buffers), strict=True)))
 
 
 def _row(value: list[Any] | tuple[Any, ...], buffers: list[Buffer]) -> Any:
