@@ -62,6 +62,10 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
 
     # The engine's process loads its libraries while this one loads the same.
     place = spawn() if where == "process" else "thread"
+    if where == "process":
+        # What is computed here, such as the processing of a picture, takes milliseconds. Shared among threads it waits
+        # for the cores on which the engine computes. Before torch is loaded, and after the engine was begun.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     from beheld.api.async_llm import AsyncLLM
     from beheld.server.serve import run as serve
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,37 @@ def test_variables_are_checked_before_anything_is_loaded(
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("beheld: ")
     assert name in last
+
+
+# Stops where the model would be loaded, and says how many threads the engine's process and the server's may use.
+_ASKED = """
+import os, sys, types
+from beheld.cli import main
+from beheld.engine import process
+
+process.spawn = lambda: os.environ.get("OMP_NUM_THREADS")
+
+def stop(model, *, engine, **options):
+    print(engine, os.environ.get("OMP_NUM_THREADS"), LOADED)
+    raise SystemExit(0)
+
+LOADED = "torch" in sys.modules
+sys.modules["beheld.api.async_llm"] = types.SimpleNamespace(AsyncLLM=stop)
+sys.modules["beheld.server.serve"] = types.SimpleNamespace(run=None)
+main.main(["serve", "--port", "0", "--engine", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "told"),
+    [
+        ("process", None, "None 1 False"),
+        ("process", "2", "2 2 False"),
+        ("thread", None, "thread None False"),
+    ],
+)
+def test_beside_its_engine_the_server_computes_on_one_thread(engine: str, given: str | None, told: str) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    own |= {} if given is None else {"OMP_NUM_THREADS": given}
+    done = subprocess.run([sys.executable, "-c", _ASKED, engine], env=own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == told
