@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from beheld.server.errors import HttpError
 from beheld.server.keys import OPEN_PATHS
 from beheld.server.ledger import NO_ROUTE, Ledger, name_of, number
+from beheld.server.outgoing import Outgoing
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
@@ -144,7 +145,7 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Headers are awaited from now on."""
-        super().connection_made(transport)
+        super().connection_made(Outgoing(transport, self.loop))
         self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
 
     def data_received(self, data: bytes) -> None:
