@@ -41,6 +41,8 @@ logger = get_logger(__name__)
 
 # There is nothing to save: what does not end by itself is killed.
 _CLOSE_S = 1.0
+# Features of this many requests are on their way at a time before new memory is taken for them.
+_MAX_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class EngineProcess:
     def __init__(self, args: EngineArgs, spawned: Spawned | None = None) -> None:
         begun = spawned or spawn()
         self._process = begun.process
-        self._link = Link(begun.end, CODEC)
+        self._link = Link(begun.end, CODEC, _MAX_KEPT)
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._receive: Callable[[Reply], None] | None = None
         self._threads: list[threading.Thread] = []
@@ -228,26 +230,39 @@ def _counted(pong: Pong, link: Link) -> Pong:
 
 
 class _LinkInbox:
-    """Messages that a thread reads from the link."""
+    """Messages of a link: a thread reads them while the engine computes, and the engine itself while it waits.
+
+    Handed from a thread to another, the first message after a pause would come a tenth of a millisecond later.
+    """
 
     def __init__(self, link: Link) -> None:
+        self._link = link
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, args=(link,), daemon=True).start()
-
-    def _listen(self, link: Link) -> None:
-        while True:
-            try:
-                self._queue.put(link.receive())
-            except FrameError as error:
-                concerned = _unread(error)
-                if concerned is not None:
-                    self._queue.put(concerned)
-            except EOFError:
-                # Nobody is left to answer to, whatever is being computed.
-                os._exit(0)
+        # Whoever reads holds it from the look at the socket until the message is in the queue, or with the engine.
+        self._turn = threading.Lock()
+        self._computing = threading.Event()
+        self._computing.set()
+        # What wakes the engine where it waits, and the thread when it is no longer wanted at the socket.
+        self._news, self._pause = os.eventfd(0), os.eventfd(0)
+        threading.Thread(target=self._listen, name="beheld-listen", daemon=True).start()
 
     def wait(self) -> Message:
-        return self._queue.get()
+        message = self.poll()
+        if message is not None:
+            return message
+        self._computing.clear()
+        os.eventfd_write(self._pause, 1)
+        try:
+            while True:
+                _wait_for(self._link, self._news)
+                with self._turn:
+                    message = self.poll()
+                    if message is None:
+                        message = self._read()
+                if message is not None:
+                    return message
+        finally:
+            self._computing.set()
 
     def poll(self) -> Message | None:
         try:
@@ -257,6 +272,43 @@ class _LinkInbox:
 
     def put(self, message: Message) -> None:
         self._queue.put(message)
+        os.eventfd_write(self._news, 1)
+
+    def _listen(self) -> None:
+        while True:
+            self._computing.wait()
+            _wait_for(self._link, self._pause)
+            with self._turn:
+                message = self._read() if self._computing.is_set() else None
+                if message is not None:
+                    self._queue.put(message)
+
+    def _read(self) -> Message | None:
+        """The next message; None if none has come, or one that says not even whom it concerns."""
+        if not _come([self._link.fileno()], timeout_ms=0):
+            return None
+        try:
+            message: Message = self._link.receive()
+        except FrameError as error:
+            return _unread(error)
+        except EOFError:
+            # Nobody is left to answer to, whatever is being computed.
+            os._exit(0)
+        return message
+
+
+def _wait_for(link: Link, event: int) -> None:
+    """Return when something may have come by the link, or the event has happened; then it is forgotten."""
+    if event in _come([link.fileno(), event], timeout_ms=None):
+        os.eventfd_read(event)
+
+
+def _come(files: list[int], timeout_ms: int | None) -> list[int]:
+    """The files from which something can be read, if only their end; None waits until there is one."""
+    waiting = select.poll()
+    for file in files:
+        waiting.register(file, select.POLLIN)
+    return [file for file, _ in waiting.poll(timeout_ms)]
 
 
 def _end_with(end: socket.socket) -> None:

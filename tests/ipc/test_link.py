@@ -181,3 +181,56 @@ def test_a_system_without_such_sockets_is_told_of(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(link_module.socket, "SOCK_SEQPACKET")
     with pytest.raises(ConfigError, match="thread"):
         pair()
+
+
+def test_kept_files_are_written_again_only_when_they_were_read(ends: tuple[socket.socket, Link]) -> None:
+    end, link = ends
+    sender = Link(end, CODEC, max_kept=2)
+    before = len(os.listdir("/proc/self/fd"))
+    sizes = [100_000, 3_000_000, 200_000, 9_000_000, 70_000, 150_000, 3_000_000]
+    rows = [np.random.default_rng(n).integers(0, 255, size, dtype=np.uint8) for n, size in enumerate(sizes)]
+    # As many on their way as there may be, one more, and one that is too large to be kept.
+    for row in rows[:4]:
+        sender.send(row)
+    found = [link.receive() for _ in range(4)]
+    for row in rows[4:]:
+        sender.send(row)
+        found.append(link.receive())
+    assert all(map(np.array_equal, found, rows))
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    sender.close()
+    # Its end of the sockets, too.
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_what_is_wrong_with_a_kept_frame_costs_that_frame_alone(
+    ends: tuple[socket.socket, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, link = ends
+    sender = Link(end, CODEC, max_kept=1)
+
+    def full(_: object) -> None:
+        raise MemoryError
+
+    row = np.zeros(100_000, np.uint8)
+    sender.send(row, label=b"me")
+    monkeypatch.setattr(link._codec, "decode", full)
+    with pytest.raises(FrameError) as caught:
+        link.receive()
+    assert caught.value.label == b"me"
+    monkeypatch.undo()
+    (file,) = sender._kept
+    head = HEAD.pack(b"bhld", 2, 2, 1000) + b"me"
+    memory = os.memfd_create("short")
+    os.write(memory, b"x" * 1000)
+    reading, writing = os.pipe()
+    for bad in (memory, reading):
+        socket.send_fds(end, [head], [bad])
+        with pytest.raises(FrameError) as caught:
+            link.receive(5.0)
+        assert caught.value.label == b"me"
+    sender.send(row)
+    assert sender._kept == [file]
+    assert np.array_equal(link.receive(), row)
+    for bad in (memory, reading, writing, file):
+        os.close(bad)
