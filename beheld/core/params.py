@@ -16,11 +16,22 @@ LogitsProcessor = Callable[..., Any]
 
 
 @dataclass(frozen=True)
+class Thoughts:
+    """How a model marks its thoughts before an answer: `open` and `close`. `begun`: the prompt has opened them."""
+
+    open: str
+    close: str
+    begun: bool
+
+
+@dataclass(frozen=True)
 class Grammar:
-    """A grammar as text; `kind` is "json" (a schema), "regex" or "grammar" (in llguidance's form of Lark)."""
+    """A grammar as text; `kind` is "json" (a schema), "regex", "grammar" (in llguidance's form of Lark) or "calls" (see
+    structured/calls.py). It begins behind the `thoughts`, if there may be any."""
 
     kind: str
     text: str
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +91,14 @@ class Sampling:
 
 @dataclass
 class StructuredOutputs:
-    """A grammar that the answer must follow: exactly one of the four."""
+    """A grammar that the answer must follow: exactly one of them. `calls` is the server's own: see
+    structured/calls.py."""
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    calls: str | None = None
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from beheld.core.media import MediaItem, MediaReceipt
-from beheld.core.params import SamplingParams
+from beheld.core.params import SamplingParams, Thoughts
 from beheld.core.request import LoRARequest
 from beheld.inputs.prompt import ParsedPrompt
 from beheld.utils.departure import Departure
@@ -40,6 +40,7 @@ class Draft:
         encode: its ids once the items' own text stands around their markers.
         params: as the user gave them.
         order: the rest.
+        thoughts: that may stand before what follows a grammar.
     """
 
     ids: Sequence[int]
@@ -47,6 +48,7 @@ class Draft:
     encode: Callable[[ItemsByModality], list[int]]
     params: SamplingParams
     order: Order
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import Sampling, SamplingParams, Thoughts
 from beheld.core.request import Request
 from beheld.inputs import chat, control, encoder_prompt, expand, told
 from beheld.inputs.cache import CacheStats, MediaCache
@@ -31,6 +31,7 @@ from beheld.inputs.template import ChatTemplates
 from beheld.inputs.tokens import PromptTokenizer, load_tokenizer
 from beheld.inputs.workers import Workers
 from beheld.structured.compile import Compiler
+from beheld.structured.thoughts import after
 from beheld.utils.departure import Departure
 
 __all__ = ["InputPipeline", "PromptType"]
@@ -202,9 +203,12 @@ class InputPipeline:
         template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        thoughts: Thoughts | None = None,
         **order: Any,
     ) -> Draft:
         """OpenAI messages, read, checked and rendered. Text in them is text, whatever it spells: see control.py.
+
+        A grammar begins behind the `thoughts` that the model marks so, where the conversation has not ended them.
 
         Raises:
             UserError: a message, the template or a parameter is at fault.
@@ -231,7 +235,7 @@ class InputPipeline:
         self._check_text(text, params)
         ids = self._truncated(encode({}), params, media)
         self._check_rendered(ids, media)
-        return Draft(ids, parsed, encode, params, said)
+        return Draft(ids, parsed, encode, params, said, None if thoughts is None else after(thoughts, text))
 
     @asynccontextmanager
     async def fetched(self, draft: Draft) -> AsyncGenerator[Draft, None]:
@@ -420,7 +424,9 @@ class InputPipeline:
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self.seal(made.draft.params, len(token_ids), order.seed),
+            params=self._sealer.seal(
+                made.draft.params, len(token_ids), order.seed, made.draft.thoughts, order.departure
+            ),
             spans=spans,
             lora=order.lora or self._config.media_lora(items),
             salt=salt,

@@ -10,11 +10,12 @@ from typing import Any
 from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams
+from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams, Thoughts
 from beheld.inputs.logits import EngineProcessors
 from beheld.structured.compile import Compiler, grammar_of
 from beheld.structured.rehearsal import Rehearsal
 from beheld.structured.tasks import Settings
+from beheld.utils.departure import Departure
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -69,16 +70,26 @@ class Sealer:
     def _rehearsal_settings(self) -> Settings:
         return Settings(self._tokenizer_json(), self._info.vocab_size, self._eos)
 
-    def seal(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
+    def seal(
+        self,
+        params: SamplingParams,
+        num_prompt: int,
+        seed: int,
+        thoughts: Thoughts | None = None,
+        departure: Departure | None = None,
+    ) -> Sampling:
         """The sealed parameters of one sequence.
 
         Args:
             params: as the user gave them.
             num_prompt: tokens of the prompt.
             seed: used if the parameters name none.
+            thoughts: that may stand before what follows a grammar.
+            departure: of whoever asked.
 
         Raises:
             ParamsError: a parameter is out of range for this model, or not available.
+            Departed: nobody waits for it any more.
         """
         params.verify()
         self._verify(params)
@@ -86,7 +97,7 @@ class Sealer:
         assert room > 0, "the length of the prompt was not checked"
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
         own = frozenset(params.stop_token_ids or ())
-        grammar = self._grammar(params)
+        grammar = self._grammar(params, thoughts, departure)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         forced = self._habits.forced_ids(num_prompt, longest)
         if self._habits.bind(forced) and grammar is not None:
@@ -119,15 +130,17 @@ class Sealer:
             forced_ids=forced,
         )
 
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
+    def _grammar(
+        self, params: SamplingParams, thoughts: Thoughts | None, departure: Departure | None
+    ) -> Grammar | None:
         """The grammar, compiled once so that a wrong one is refused."""
         if params.structured_outputs is None:
             return None
         for name in ("min_tokens", "bad_words", "allowed_token_ids"):
             if getattr(params, name):
                 raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
-        grammar = grammar_of(params.structured_outputs)
-        self._rehearsal.run(grammar)
+        grammar = grammar_of(params.structured_outputs, thoughts)
+        self._rehearsal.run(grammar, departure)
         return grammar
 
     def _tokenizer_json(self) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.core.params import SamplingParams, StructuredOutputs, Thoughts
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -17,7 +17,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, tool_use
 from beheld.server.voice import Voice
-from beheld.text.reasoning import CLOSE, ReasoningSplit, begins_inside
+from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,10 @@ def chunks(
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         cache_salt=salt,
         tools=tools.shown,
+        thoughts=_thoughts(params.structured_outputs) if options.reasoning_parser is not None else None,
         **_template(body, options),
     )
-    ruled = None if tools.leaves_room else params.structured_outputs
-    thoughts = None if options.reasoning_parser is None else _thoughts(ruled)
-    return _chunks(outputs, body, head, thoughts, tools)
+    return _chunks(outputs, body, head, tools, thinks=options.reasoning_parser is not None)
 
 
 def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
@@ -143,7 +142,7 @@ def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
     if refusal:
         # What the assistant said, be it a refusal, is its words; templates know of no other kind.
         made["content"] = refusal
-    if not isinstance(message.content, list):
+    if not isinstance(message.content, list) or not isinstance(made["content"], list):
         return made
     for part, plain in zip(message.content, made["content"], strict=True):
         if isinstance(part, RefusalPart):
@@ -169,8 +168,9 @@ async def _chunks(
     outputs: AsyncGenerator[RequestOutput, None],
     body: ChatRequest,
     head: Head,
-    thoughts: Callable[[RequestOutput], ReasoningSplit] | None,
     tools: ToolUse,
+    *,
+    thinks: bool,
 ) -> AsyncGenerator[Chunk, None]:
     voices: dict[int, Voice] = {}
     counts: dict[int, int] = {}
@@ -178,7 +178,7 @@ async def _chunks(
     try:
         async for output in outputs:
             if not voices:
-                voices = {index: _voice(output, thoughts, tools) for index in range(body.n or 1)}
+                voices = {index: _voice(output, tools, thinks=thinks) for index in range(body.n or 1)}
                 counts = dict.fromkeys(voices, 0)
                 opening = {"role": "assistant", "content": ""}
                 first = {**base, "choices": [_choice(index, opening) for index in voices]}
@@ -196,21 +196,16 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _thoughts(grammar: StructuredOutputs | None) -> Callable[[RequestOutput], ReasoningSplit]:
-    """How thoughts are told from an answer that follows a grammar, or none.
-
-    A prompt may have opened the thoughts. A grammar leaves no room for them, whatever the prompt did: all that follows
-    it is the answer, unless the grammar itself says how thoughts are closed.
-    """
-    own = None if grammar is None else f"{grammar.regex or ''}{grammar.grammar or ''}"
-    free = own is None or CLOSE in own
-    return lambda output: ReasoningSplit(inside=free and begins_inside(output.prompt))
+def _thoughts(grammar: StructuredOutputs | None) -> Thoughts | None:
+    """The thoughts that a grammar begins behind; None where there is none, or where it says itself how they end."""
+    if grammar is None or CLOSE in f"{grammar.regex or ''}{grammar.grammar or ''}":
+        return None
+    return Thoughts(OPEN, CLOSE, begun=False)
 
 
-def _voice(output: RequestOutput, thoughts: Callable[[RequestOutput], ReasoningSplit] | None, tools: ToolUse) -> Voice:
-    return Voice(
-        None if thoughts is None else thoughts(output), tools.form, tools.named, tools.schemas, tools.max_calls
-    )
+def _voice(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> Voice:
+    split = ReasoningSplit(inside=begins_inside(output.prompt)) if thinks else None
+    return Voice(split, tools.form, tools.named, tools.schemas, tools.max_calls)
 
 
 def _choices(

@@ -24,7 +24,6 @@ class ToolUse:
         grammar: what the answer must follow.
         schemas: of the functions' arguments, by name.
         max_calls: so many calls are told of; None tells of all.
-        leaves_room: the grammar is only about calls; words and thoughts may stand around them.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -33,7 +32,6 @@ class ToolUse:
     grammar: StructuredOutputs | None = None
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_calls: int | None = None
-    leaves_room: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,31 +93,18 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
             "Start the server with --tool-call-parser, or use tool_choice 'required' or a function's name.",
             param="tools",
         )
-    strict = [tool.function.name for tool in body.tools if tool.function.strict]
-    if not strict:
+    if not any(tool.function.strict for tool in body.tools):
         return ToolUse(shown, form.name, schemas=schemas, max_calls=most)
-    if form.name != "hermes" or form.special:
-        raise HttpError(
-            400,
-            f"The function {strict[0]!r} is strict, which a model that writes calls as {form.name} cannot be held to.",
-            "Use tool_choice 'required' or a function's name, which are always strict, or set strict to false.",
-            param="tools",
-        )
-    return ToolUse(shown, form.name, None, _strict(body), schemas, most, leaves_room=True)
+    return ToolUse(shown, form.name, None, _strict(body, form), schemas, most)
 
 
-def _strict(body: ChatRequest) -> StructuredOutputs:
-    """Any text, in which calls of strict functions follow their schemas; in llguidance's form of Lark."""
-    tools = [tool.function for tool in body.tools or ()]
-    choices = " | ".join(f"call_{number}" for number in range(len(tools)))
-    lines = [f"start: ({choices})* rest", "rest: TEXT", "TEXT: /(.|\\n)*/", 'mark[lazy]: TEXT "<tool_call>"']
-    for number, tool in enumerate(tools):
-        said = (tool.parameters or {}) if tool.strict else {}
-        schema = {**said, "type": "object", "x-guidance": {"whitespace_pattern": " ?"}}
-        begin = f'\n{{"name": {json.dumps(tool.name)}, "arguments": '
-        parts = (json.dumps(begin), f"%json {json.dumps(schema)}", json.dumps("}\n</tool_call>"))
-        lines.append(f"call_{number}: mark {' '.join(parts)}")
-    return StructuredOutputs(grammar="\n".join(lines))
+def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:
+    """Any text, in which calls of strict functions follow their schemas."""
+    tools = [
+        {"name": tool.function.name, "schema": (tool.function.parameters or {}) if tool.function.strict else None}
+        for tool in body.tools or ()
+    ]
+    return StructuredOutputs(calls=json.dumps({"form": form.name, "tools": tools}))
 
 
 def _json(schema: dict[str, Any]) -> StructuredOutputs:

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Grammar, StructuredOutputs
+from beheld.core.params import Grammar, StructuredOutputs, Thoughts
+from beheld.structured.calls import lark_of
+from beheld.structured.marks import tokens_of
+from beheld.structured.thoughts import behind
 from beheld.utils.lru import LRU
 
 MAX_TEXT = 128 << 10
@@ -23,8 +26,8 @@ _STUCK = "NoExtensionBias"
 _JSON: Any = {"whitespace_pattern": " ?"}
 
 
-def grammar_of(asked: StructuredOutputs) -> Grammar:
-    """The grammar that a user asks for, as kind and text.
+def grammar_of(asked: StructuredOutputs, thoughts: Thoughts | None = None) -> Grammar:
+    """The grammar that a user asks for, as kind and text, behind what thoughts there may be.
 
     Raises:
         ParamsError: there is not exactly one, or it is too large.
@@ -39,11 +42,14 @@ def grammar_of(asked: StructuredOutputs) -> Grammar:
         if not value or not all(isinstance(entry, str) and entry for entry in value):
             raise ParamsError("choice must hold texts that are not empty.", param="structured_outputs")
         kind, value = "grammar", "start: " + " | ".join(map(json.dumps, value))
+    if kind == "calls" and thoughts is not None and not thoughts.begun:
+        # Calls leave room for any text, and so for thoughts.
+        thoughts = None
     if not isinstance(value, str):
         raise ParamsError(f"The {kind} grammar must be a text.", param="structured_outputs")
     if len(value) > MAX_TEXT:
         raise ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
-    return Grammar(kind, value)
+    return Grammar(kind, value, thoughts)
 
 
 class Compiler:
@@ -128,8 +134,12 @@ class Compiler:
                 text = LLMatcher.grammar_from_json_schema(_plain(grammar.text), overrides=_JSON)
             elif grammar.kind == "regex":
                 text = LLMatcher.grammar_from_regex(grammar.text)
+            elif grammar.kind == "calls":
+                text = lark_of(grammar.text, tokens_of(tokenizer))
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
+            if grammar.thoughts is not None:
+                text = behind(grammar.thoughts, text, tokens_of(tokenizer))
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise

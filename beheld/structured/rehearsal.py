@@ -10,6 +10,7 @@ from beheld.core.params import Grammar
 from beheld.ipc.pool import Fault, PoolSettings, WorkerFault, WorkerPool
 from beheld.structured.tasks import CODEC, Settings
 from beheld.utils import env
+from beheld.utils.departure import Departure
 from beheld.utils.lru import LRU
 
 _MAX_BYTES = 1 << 30
@@ -34,18 +35,19 @@ class Rehearsal:
         self._closed = False
         self._passed: LRU[Grammar, bool] = LRU(_PASSED_BYTES)
 
-    def run(self, grammar: Grammar) -> None:
+    def run(self, grammar: Grammar, departure: Departure | None = None) -> None:
         """Compile it there, unless it has passed before.
 
         Raises:
             ParamsError: it is not a valid one, or compiling it takes too long or too much memory.
             WorkerError: the process ended.
+            Departed: whoever asked has left; a process that was at it is gone.
         """
         if self._passed.get(grammar):
             return
         seconds = env.GRAMMAR_TIMEOUT()
         try:
-            self._living().run(grammar, seconds)
+            self._living().run(grammar, seconds, departure)
         except WorkerFault as fault:
             if fault.fault is Fault.TIME:
                 raise _refusal(f"compiling it takes more than {seconds:g} s") from fault

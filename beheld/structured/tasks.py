@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from beheld.core.params import Grammar
+from beheld.core.params import Grammar, Thoughts
 from beheld.ipc.codec import Codec
 from beheld.structured.compile import Compiler
 
@@ -19,7 +19,7 @@ class Settings:
     eos_ids: frozenset[int]
 
 
-CODEC = Codec((Settings, Grammar))
+CODEC = Codec((Settings, Grammar, Thoughts))
 
 
 def load(settings: Settings) -> Callable[[Grammar], None]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,9 +35,9 @@ SMALL = ServerOptions(
 
 
 class Running:
-    """A server that is running."""
+    """A server that is running, with the tiny checkpoint of a family or with what lies in a folder."""
 
-    def __init__(self, family: str = "qwen2_vl", engine: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, family: str | Path = "qwen2_vl", engine: dict[str, Any] | None = None, **options: Any) -> None:
         self.options = replace(SMALL, **options)
         self.listener = listen(self.options)
         self.port: int = self.listener.getsockname()[1]
@@ -45,7 +46,8 @@ class Running:
         self._client = httpx.Client(
             timeout=60, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        self.llm = AsyncLLM(str(tiny.checkpoint(family)), **(ENGINE if engine is None else engine))
+        folder = family if isinstance(family, Path) else tiny.checkpoint(family)
+        self.llm = AsyncLLM(str(folder), **(ENGINE if engine is None else engine))
         self.server, self.app = make(self.llm, self.options)
         self.app_desk = self.server._desk
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)

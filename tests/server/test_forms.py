@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from tokenizers import AddedToken
+from transformers import AutoTokenizer
 
 from beheld.core.params import SamplingParams
 from beheld.server.chat import Head, chunks
@@ -18,7 +20,9 @@ from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
 from beheld.server.tools import ToolForm, tool_form, tool_use
 from beheld.structured.compile import Compiler, grammar_of
-from tests.server.running import Running
+from beheld.text.tools import READERS
+from tests import tiny
+from tests.server.running import ENGINE, Running
 
 ASK: dict[str, Any] = {
     "model": "tiny",
@@ -50,10 +54,15 @@ WRITTEN = (
 )
 
 
+TALK = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+# How the thoughts of an answer stand at the end of a prompt: told to be none, begun, or left to the model.
+CLOSED, OPENED, FREE = ({"chat_template": TALK + end} for end in ("<think>\n\n</think>\n\n", "<think>\n", ""))
+
+
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[Running]:
-    """A server that reads calls and thoughts."""
-    found = Running("qwen2", tool_parser="hermes", reasoning_parser="think", trust_templates=True)
+    """A server that reads calls and thoughts; its template tells the model not to think."""
+    found = Running("qwen2", ENGINE | CLOSED, tool_parser="hermes", reasoning_parser="think", trust_templates=True)
     yield found
     found.idle()
     found.close()
@@ -187,32 +196,55 @@ def test_thoughts_are_told_apart(client: openai.OpenAI) -> None:
     assert (found["thoughts"], found["content"]) == ("Long ago.", "Blue.")
 
 
-OPENED = {"chat_template": "{{ messages[0]['content'] }}<think>\n"}
 YES_NO = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": YES_NO}}},
-        {"structured_outputs": {"choice": ["up", "down"]}},
-        {"structured_outputs": {"regex": "[ab]{5}"}},
-    ],
-)
-def test_what_follows_a_grammar_is_the_answer_whatever_the_prompt_has_opened(
-    client: openai.OpenAI, options: dict[str, Any]
-) -> None:
-    found = both(client, extra_body={**OPENED, **options}, **ASK)
-    assert found["thoughts"] == ""
-    assert re.fullmatch(r'up|down|[ab]{5}|\{ ?"a" ?: ?(true|false) ?\}', found["content"])
+GRAMMARS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": YES_NO}}},
+    {"structured_outputs": {"choice": ["up", "down"]}},
+    {"structured_outputs": {"regex": "[ab]{5}"}},
+    {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "tides"}}},
+]
+OPEN, CLOSE, PLAIN = 419, 420, 64
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "tides"}}])
-def test_calls_that_must_be_made_are_no_thoughts(client: openai.OpenAI, choice: Any) -> None:
-    found = both(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, extra_body=OPENED, **ASK)
-    (call,) = found["calls"]
-    assert json.loads(call["arguments"])["place"] in ("Oslo", "Rome")
-    assert (found["thoughts"], found["content"], found["reason"]) == ("", "", "tool_calls")
+@pytest.fixture(scope="module")
+def musing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A client of a server whose tokenizer has the marks of thoughts as tokens, as most models that think have them."""
+    folder = tmp_path_factory.mktemp("musing") / "qwen2"
+    shutil.copytree(tiny.checkpoint("qwen2"), folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    assert tokenizer.convert_tokens_to_ids(["<think>", "</think>", "a"]) == [OPEN, CLOSE, PLAIN]
+    tokenizer.save_pretrained(str(folder))
+    options: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "trust_templates": True}
+    found = Running(folder, ENGINE | FREE, **options)
+    with openai.OpenAI(base_url=found.url + "/v1", api_key="EMPTY", max_retries=0) as client:
+        yield client
+    found.idle()
+    found.close()
+
+
+@pytest.mark.parametrize("prompt", ["begun", "free", "closed"])
+@pytest.mark.parametrize("options", GRAMMARS, ids=lambda options: " ".join(options))
+def test_a_grammar_begins_behind_the_thoughts(musing: openai.OpenAI, options: dict[str, Any], prompt: str) -> None:
+    """The model likes to begin thoughts, and in them one letter, which it tires of."""
+    bias = {str(OPEN): 100, str(PLAIN): 75, str(CLOSE): 50}
+    asked = {"begun": OPENED, "free": FREE, "closed": CLOSED}[prompt] | options
+    found = both(musing, extra_body=asked, frequency_penalty=2, logit_bias=bias, **ASK)
+    assert bool(found["thoughts"]) is (prompt != "closed"), found
+    assert set(found["thoughts"]) <= {"a"}, found
+    text = found["calls"][0]["arguments"] if "tools" in options else found["content"]
+    assert re.fullmatch(r'up|down|[ab]{5}|\{ ?"a" ?: ?(true|false) ?\}|\{ ?"place" ?:.*\}', text), found
+    assert found["content"] == ("" if "tools" in options else text)
+
+
+def test_thoughts_that_never_end_are_no_answer(musing: openai.OpenAI) -> None:
+    grammar = {"structured_outputs": {"choice": ["up"]}, "logit_bias": {str(PLAIN): 100}}
+    found = both(musing, extra_body=OPENED | grammar, **{**ASK, "max_tokens": 8})
+    assert (found["content"], found["reason"]) == ("", "length")
+    assert found["thoughts"]
 
 
 def test_a_grammar_that_closes_the_thoughts_has_thoughts(client: openai.OpenAI) -> None:
@@ -264,12 +296,33 @@ def test_strict_functions_leave_room_for_words_and_thoughts(client: openai.OpenA
     assert found["calls"] == []
 
 
-@pytest.mark.parametrize("form", ["glm45", "qwen3_coder", "mistral", "llama3_json", "pythonic"])
-def test_a_form_that_knows_no_strictness_says_so(thinking: Running, form: str) -> None:
+@pytest.mark.parametrize("form", sorted(READERS))
+def test_every_form_holds_strict_functions_to_their_schemas(thinking: Running, form: str) -> None:
     body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": strict("tides")})
-    with pytest.raises(HttpError, match="'tides' is strict") as caught:
-        tool_use(body, tool_form(form, thinking.llm.get_tokenizer()), 8)
-    assert caught.value.body()["error"]["param"] == "tools"
+    use = tool_use(body, tool_form(form, thinking.llm.get_tokenizer()), 8)
+    assert use.form == form
+    assert use.grammar is not None
+    told = json.loads(use.grammar.calls or "")
+    assert told["form"] == form
+    assert {tool["name"]: tool["schema"] is not None for tool in told["tools"]} == {"weather": False, "tides": True}
+
+
+def test_what_a_form_cannot_be_held_to_is_refused_by_name(tagged: Running) -> None:
+    tool = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "string", "pattern": "x+"}}}}
+    answer = tagged.post("/v1/chat/completions", {**ASK, "tools": [{"type": "function", "function": tool}]})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "tools"
+    assert "'a' is a text with rules of its own" in error["message"]
+    assert "glm45" in error["message"]
+
+
+@pytest.fixture(scope="module")
+def tagged() -> Iterator[Running]:
+    """A server whose model writes calls in tags."""
+    found = Running("qwen2", tool_parser="glm45")
+    yield found
+    found.close()
 
 
 def test_marks_that_are_special_tokens_are_shown(thinking: Running) -> None:

@@ -88,6 +88,8 @@ def test_a_refusal_of_before_is_words(running: Running) -> None:
 
     plain = ids({"role": "assistant", "content": "I will not."})
     assert ids({"role": "assistant", "content": None, "refusal": "I will not."}) == plain
+    # Found by schemathesis: an empty list is no content either.
+    assert ids({"role": "assistant", "content": [], "refusal": "I will not."}) == plain
     part = {"type": "refusal", "refusal": "I will not."}
     assert ids({"role": "assistant", "content": [part]}) == ids(
         {"role": "assistant", "content": [{"type": "text", "text": "I will not."}]}

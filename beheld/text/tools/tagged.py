@@ -239,8 +239,9 @@ def _types_of(schema: Any) -> set[str]:
         return {said}
     if isinstance(said, list):
         return {entry for entry in said if isinstance(entry, str)}
-    if isinstance(schema.get("enum"), list):
-        return {_TYPES[type(entry)] for entry in schema["enum"] if type(entry) in _TYPES}
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(listed, list):
+        return {_TYPES[type(entry)] for entry in listed if type(entry) in _TYPES}
     for kind in ("anyOf", "oneOf"):
         if isinstance(schema.get(kind), list):
             parts = [_types_of(entry) for entry in schema[kind]]

@@ -1,0 +1,320 @@
+"""Grammars of answers in which calls of strict functions follow their schemas, in each form that models write.
+
+What is no call is any text. Values that stand in a call as they are, without quotes, cannot be held to every schema:
+what cannot be written is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from beheld.core.errors import ParamsError
+from beheld.structured.marks import TEXT, Tokens, up_to, written
+
+# Keywords of a schema that allow no less than everything.
+_NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "strict"})
+_SHARED = _NOTES | {"$defs", "definitions"}
+_OBJECT = _SHARED | {"type", "properties", "required", "additionalProperties"}
+# Text that models write before calls which are the whole answer, and what ends it.
+_FENCE = "```"
+_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+
+_TYPES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+Schema = Mapping[str, Any]
+
+
+def lark_of(text: str, tokens: Tokens) -> str:
+    """The grammar, in llguidance's form of Lark.
+
+    Args:
+        text: JSON: {"form": of text.tools.READERS, "tools": [{"name": ..., "schema": of the arguments of a strict
+            function; null of any other}]}.
+        tokens: see marks.tokens_of.
+
+    Raises:
+        ParamsError: a schema cannot be written in this form; the message says what of it.
+    """
+    asked = json.loads(text)
+    rules = [TEXT, *_FORMS[asked["form"]](asked["tools"], tokens)]
+    return "\n".join(rules)
+
+
+def _refused(name: str, what: str, form: str) -> ParamsError:
+    return ParamsError(
+        f"The function {name!r} is strict, and {what}, to which calls written as {form} cannot be held.",
+        "Use tool_choice 'required' or the function's name, or set strict to false.",
+        param="structured_outputs",
+    )
+
+
+def _any_of(tools: Sequence[Any]) -> str:
+    return " | ".join(f"call_{number}" for number in range(len(tools)))
+
+
+def _json(schema: Any) -> str:
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {"whitespace_pattern": " ?"}}
+    return f"%json {json.dumps(schema)}"
+
+
+def _arguments(schema: Schema | None) -> str:
+    return _json({**(schema or {}), "type": "object"})
+
+
+# ---------------------------------------------------------------------- calls in JSON
+
+
+def _hermes(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+    yield "start: (begin call)* TEXT"
+    yield up_to("<tool_call>", tokens, "begin")
+    yield f'call: "\\n" ({_any_of(tools)}) "\\n" {written("</tool_call>", tokens)}'
+    yield from _json_calls(tools, "arguments")
+
+
+def _json_calls(tools: Sequence[Any], key: str) -> Iterator[str]:
+    for number, tool in enumerate(tools):
+        begin = f'{{"name": {json.dumps(tool["name"])}, "{key}": '
+        yield f'call_{number}: {json.dumps(begin)} {_arguments(tool["schema"])} "}}"'
+
+
+def _mistral(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+    yield "start: (begin call)* TEXT"
+    yield up_to("[TOOL_CALLS]", tokens, "begin")
+    yield 'call: " "? "[" listed (", " listed)* "]" | ' + " | ".join(f"named_{n}" for n in range(len(tools)))
+    yield f"listed: {_any_of(tools)}"
+    yield from _json_calls(tools, "arguments")
+    number_of = f"({written('[CALL_ID]', tokens)} /[A-Za-z0-9]{{1,16}}/)?"
+    for number, tool in enumerate(tools):
+        behind = f"{number_of} {written('[ARGS]', tokens)}?"
+        yield f"named_{number}: {json.dumps(tool['name'])} {behind} {_arguments(tool['schema'])}"
+
+
+def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens], Iterator[str]]:
+    def rules(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+        # Any object there may be a call: which it is, only its end may tell.
+        yield _plain(r"[\s,;\[\]]*\{", "json")
+        yield f'start: PLAIN | BLANKS? ({written("<|python_tag|>", tokens)}? calls | FENCE calls "\\n{_FENCE}")'
+        yield "BLANKS: /[ \\n]{1,4}/"
+        yield f'FENCE: "{_FENCE}json\\n" | "{_FENCE}\\n"'
+        yield 'calls: one ("; " one)* | "[" one (", " one)* "]"'
+        yield f"one: {_any_of(tools)}"
+        yield from _json_calls(tools, key)
+
+    return rules
+
+
+def _plain(beginning: str, fence: str) -> str:
+    """The terminal of a text that does not begin as answers do that are calls."""
+    marks = rf"<\|python_tag\|>|<\|python_start\|>|{_FENCE}{fence}|{_FENCE}"
+    return f"PLAIN: /(?s:.*)/ & ~/\\s*({marks})?\\s*{beginning}(?s:.*)/"
+
+
+# ---------------------------------------------------------------------- calls in Python's words
+
+
+def _pythonic(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+    """The first call begins with one terminal: up to its bracket, the same letters may be those of a text."""
+    names = [re.escape(tool["name"]) for tool in tools]
+    yield _plain(rf"\[[\s,]*({'|'.join(names)})\s*\(", "python")
+    yield 'start: PLAIN | (first more "]") | (framed more "]" end?)'
+    yield 'more: (", " one)*'
+    yield f"one: {_any_of(tools)}"
+    leads = [tokens(mark) for mark in ("<|python_start|>", "<|python_tag|>")]
+    yield f"framed: {' | '.join([*(f'<[{token}]> first' for token in leads if token is not None), 'marked'])}"
+    yield f'end: {written("<|python_end|>", tokens)} | "\\n{_FENCE}"'
+    for rule in ("first", "marked"):
+        yield f"{rule}: {' | '.join(f'{rule}_{number}' for number in range(len(tools)))}"
+    for number, (tool, name) in enumerate(zip(tools, names, strict=True)):
+        rule = f"call_{number}"
+        yield f"FIRST_{number}: /[ \\n]{{0,4}}\\[{name}\\(/"
+        marks = rf"<\|python_start\|>|<\|python_tag\|>|{_FENCE}(python)?\n"
+        yield f"MARKED_{number}: /[ \\n]{{0,4}}({marks})\\[{name}\\(/"
+        yield f'first_{number}: FIRST_{number} {rule}_f0 ")"'
+        yield f'marked_{number}: MARKED_{number} {rule}_f0 ")"'
+        yield f'{rule}: {json.dumps(tool["name"] + "(")} {rule}_f0 ")"'
+        if tool["schema"] is None:
+            yield f'{rule}_f0: ({rule}_a (", " {rule}_a)*)?'
+            yield f'{rule}_a: /[A-Za-z_][A-Za-z0-9_]*/ "=" (%json {{}} | {" | ".join(_PYTHON_WORDS.values())})'
+            continue
+        named = [
+            (f"{json.dumps(key + '=')} ({_python_value(schema)})", needed)
+            for key, schema, needed in _properties(tool, r"[A-Za-z_][A-Za-z0-9_]*", "pythonic")
+        ]
+        yield from _separated(rule, named)
+
+
+def _python_value(schema: Any) -> str:
+    """JSON is read as Python is, and Python's own words where only they decide."""
+    words = []
+    if isinstance(schema, dict) and not schema.keys() - _SHARED - {"type"}:
+        said = schema.get("type", ())
+        words = [_PYTHON_WORDS[kind] for kind in ([said] if isinstance(said, str) else said) if kind in _PYTHON_WORDS]
+    return " | ".join([_json(schema), *words])
+
+
+def _separated(rule: str, items: Sequence[tuple[str, bool]]) -> Iterator[str]:
+    """Items in their order with commas between them; those not needed may be missing.
+
+    `RULE_fN` is what may come from item N on where nothing came before it, `RULE_mN` where something did.
+    """
+    for number, (item, needed) in enumerate(items):
+        for way, comma in (("f", ""), ("m", '", " ')):
+            taken = f"{comma}{item} {rule}_m{number + 1}"
+            yield f"{rule}_{way}{number}: {taken}" + ("" if needed else f" | {rule}_{way}{number + 1}")
+    yield f'{rule}_f{len(items)}: ""'
+    yield f'{rule}_m{len(items)}: ""'
+
+
+# ---------------------------------------------------------------------- calls in tags
+
+
+def _glm(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+    yield "start: (begin call)* TEXT"
+    yield up_to("<tool_call>", tokens, "begin")
+    yield f"call: {_any_of(tools)}"
+    yield "VALUE: /(?s:.*)/ & ~/(?s:.*)<\\/tool_call>(?s:.*)/ & ~/(?s:.*)<\\/arg_value>(?s:.*)/"
+    yield up_to("</arg_value>", tokens, "plain", "VALUE")
+    yield 'NL: "\\n"'
+    key, close, value, closed = (
+        written(mark, tokens) for mark in ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    )
+    end = written("</tool_call>", tokens)
+    for number, tool in enumerate(tools):
+        parts = [f"NL? {json.dumps(tool['name'])} NL?"]
+        if tool["schema"] is None:
+            parts.append(f"({key} /[^<>\\n]+/ {close} NL? {value} plain NL?)*")
+        for name, schema, needed in _properties(tool, r"[^<>\s]([^<>\n\r]*[^<>\s])?", "glm45"):
+            told = _told(tool["name"], name, schema, "glm45", ("</arg_value>", "</tool_call>"))
+            held = "plain" if told is None else f"({told}) {closed}"
+            one = f"{key} {json.dumps(name)} {close} NL? {value} {held} NL?"
+            parts.append(one if needed else f"({one})?")
+        yield f"call_{number}: {' '.join(parts)} {end}"
+
+
+def _qwen3(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+    ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+    yield "start: (call | bare)* TEXT"
+    yield f'call: begin "\\n<function=" ({_any_of(tools)}) "\\n" {written("</tool_call>", tokens)}'
+    # The outer mark is often left out.
+    yield f"bare: naked ({_any_of(tools)})"
+    yield up_to("<tool_call>", tokens, "begin")
+    yield up_to("<function=", tokens, "naked")
+    inside = " & ".join(f"~/(?s:.*){end.replace('/', chr(92) + '/')}(?s:.*)/" for end in ends)
+    yield f"VALUE: /(?s:.*)/ & {inside}"
+    yield up_to("\n</parameter>", tokens, "plain", "VALUE")
+    for number, tool in enumerate(tools):
+        parts = [json.dumps(tool["name"] + ">\n")]
+        if tool["schema"] is None:
+            parts.append('("<parameter=" /[^<>\\n]+/ ">\\n" plain "\\n")*')
+        for name, schema, needed in _properties(tool, r"[^<>\s]([^<>\n\r]*[^<>\s])?", "qwen3_coder"):
+            told = _told(tool["name"], name, schema, "qwen3_coder", ends)
+            held = "plain" if told is None else f'({told}) "\\n</parameter>"'
+            one = f'{json.dumps(f"<parameter={name}>" + chr(10))} {held} "\\n"'
+            parts.append(one if needed else f"({one})?")
+        yield f'call_{number}: {" ".join(parts)} "</function>"'
+
+
+def _properties(tool: Any, key: str, form: str) -> Iterator[tuple[str, Any, bool]]:
+    """(name, schema, whether it is needed) of each argument of a strict function; none of one that is not.
+
+    Raises:
+        ParamsError: the schema says what only JSON can be held to.
+    """
+    name, schema = tool["name"], tool["schema"]
+    if schema is None:
+        return
+    for word in schema:
+        if word not in _OBJECT:
+            raise _refused(name, f"its schema has {word!r}", form)
+    properties, needed = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(needed, list) or schema.get("type", "object") != "object":
+        raise _refused(name, "its schema is not that of an object", form)
+    for missing in needed:
+        if missing not in properties:
+            raise _refused(name, f"it requires {missing!r} without saying what that is", form)
+    shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    for argument, own in properties.items():
+        if not re.fullmatch(key, argument):
+            raise _refused(name, f"it has an argument {argument!r}", form)
+        yield argument, {**own, **shared} if isinstance(own, dict) and shared else own, argument in needed
+
+
+def _told(function: str, argument: str, schema: Any, form: str, ends: Sequence[str]) -> str | None:
+    """What may stand as the value of an argument; None for any text.
+
+    Raises:
+        ParamsError: it may be text, of which not every schema can be written.
+    """
+
+    def refused(what: str) -> ParamsError:
+        return _refused(function, f"its argument {argument!r} {what}", form)
+
+    if schema is True:
+        return None
+    if not isinstance(schema, dict):
+        raise refused("may be nothing")
+    kinds, said = _kinds(schema), schema.keys() - _SHARED
+    if kinds and "string" not in kinds:
+        return _json(schema)
+    if not said or (kinds and kinds <= {"string", "null"} and said <= {"type"}):
+        return None
+    listed = _listed(schema)
+    if listed and said <= {"type", "enum", "const"} and kinds == {"string"}:
+        if not all(isinstance(entry, str) and not any(end in entry for end in ends) for entry in listed):
+            raise refused("has values that cannot stand there")
+        return " | ".join(map(json.dumps, listed))
+    if said <= {"anyOf", "oneOf"} and kinds <= {"string", "null"}:
+        branches = [branch for word in said for branch in schema[word]]
+        if all(not branch.keys() - _NOTES - {"type"} for branch in branches):
+            return None
+    raise refused("is a text with rules of its own" if "string" in kinds else "does not say what type it has")
+
+
+def _listed(schema: Schema) -> list[Any] | None:
+    """The values that a schema names, if it does."""
+    if "const" in schema:
+        return [schema["const"]]
+    listed = schema.get("enum")
+    return listed if isinstance(listed, list) else None
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema allows, as far as it says so: the same that text.tools reads values by."""
+    if not isinstance(schema, dict):
+        return set()
+    said = schema.get("type")
+    if isinstance(said, str):
+        return {said}
+    if isinstance(said, list):
+        return {entry for entry in said if isinstance(entry, str)}
+    listed = _listed(schema)
+    if listed is not None:
+        return {_TYPES.get(type(entry), "") for entry in listed}
+    for kind in ("anyOf", "oneOf"):
+        if isinstance(schema.get(kind), list):
+            parts = [_kinds(entry) for entry in schema[kind]]
+            return set().union(*parts) if all(parts) else set()
+    return set()
+
+
+_FORMS: dict[str, Callable[[Sequence[Any], Tokens], Iterator[str]]] = {
+    "hermes": _hermes,
+    "glm45": _glm,
+    "qwen3_coder": _qwen3,
+    "mistral": _mistral,
+    "llama3_json": _bare_json("parameters"),
+    "json": _bare_json("arguments"),
+    "pythonic": _pythonic,
+}
