@@ -5,17 +5,17 @@ Shapes: T tokens, B sequences, S wanted logits, X position axes, N blocks of a t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.core.config import KVGroup, ModelInfo
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.rows import Rows
+from beheld.runner.staging import to_device
 
 
 @dataclass(eq=False)
@@ -30,6 +30,7 @@ class Batch:
         metadata: for attention.
         wanted_S: batch indices of the tokens whose logits are wanted.
         sampling: slices that sample, in order; the first len(sampling) of wanted_S are theirs.
+        sampling_rows: their rows, on the device.
         lora_slots_T: the slot of each token's LoRA adapter (0: none), on the host.
         prompt_targets: of slices that report prompt log-probabilities: (slice, its part of wanted_S, ids predicted).
     """
@@ -41,6 +42,7 @@ class Batch:
     metadata: AttnMetadata
     wanted_S: Tensor
     sampling: list[SeqSlice]
+    sampling_rows: Tensor
     lora_slots_T: np.ndarray
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
 
@@ -51,21 +53,32 @@ def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: i
     counts = [s.stop - s.start for s in ordered]
     stops = np.cumsum(counts)
     first_token = [int(stop) - count for stop, count in zip(stops, counts, strict=True)]
-    ids_T, positions_XT = _tokens(ordered, first_token, int(stops[-1]), rows)
     sampling = [s for s in ordered if s.samples]
     wanted = [int(stop) - 1 for s, stop in zip(ordered, stops, strict=True) if s.samples]
     targets: list[tuple[SeqSlice, slice, np.ndarray]] = []
     for piece, first in zip(ordered, first_token, strict=True):
         _want_prompt(piece, first, rows, wanted, targets)
-    device = rows.last_token_R.device
+    arrays = {
+        **_tokens(ordered, first_token, int(stops[-1]), rows),
+        **_layout(ordered, counts, rows, info, block_size),
+        "wanted": np.array(wanted, dtype=np.int64),
+        "sampling_rows": np.array([s.row for s in sampling], dtype=np.int64),
+    }
+    made = to_device(arrays, rows.last_token_R.device)
+    ids_T = made["ids"]
+    if arrays["places"].shape[1]:
+        # A token sampled since admission is not known on the host.
+        places, sources = made["places"]
+        ids_T.index_copy_(0, places, rows.last_token_R.index_select(0, sources))
     return Batch(
         slices=ordered,
         first_token=first_token,
         ids_T=ids_T,
-        positions_XT=positions_XT,
-        metadata=_metadata(ordered, counts, rows, info, block_size),
-        wanted_S=torch.tensor(wanted, dtype=torch.int64).to(device, non_blocking=True),
+        positions_XT=made["positions"],
+        metadata=_metadata(ordered, counts, rows, info, block_size, made),
+        wanted_S=made["wanted"],
         sampling=sampling,
+        sampling_rows=made["sampling_rows"],
         lora_slots_T=np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts),
         prompt_targets=targets,
     )
@@ -84,8 +97,8 @@ def _want_prompt(
     targets.append((piece, part, row.token_ids[piece.start + 1 : last + 1]))
 
 
-def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Ids and positions. A token sampled since admission is not known here; it is fetched from `last_token_R`."""
+def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> dict[str, np.ndarray]:
+    """Ids and positions; and where tokens sampled since admission stand, with the rows that know them."""
     axes = rows[slices[0].row].positions_XN.shape[0]
     ids = np.zeros(total, dtype=np.int64)
     positions = np.zeros((axes, total), dtype=np.int64)
@@ -103,13 +116,7 @@ def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Ro
             ids[place] = row.token_ids[piece.start : piece.stop]
             positions[:, place] = row.positions_XN[:, piece.start : piece.stop]
             _blank_embeds(ids, first, piece, rows)
-    device = rows.last_token_R.device
-    ids_T = torch.from_numpy(ids).to(device, non_blocking=True)
-    if on_device:
-        # Made on the host first: a tensor that is made on the device waits for all that was launched there.
-        places, sources = torch.tensor([on_device, from_rows]).to(device, non_blocking=True)
-        ids_T.index_copy_(0, places, rows.last_token_R.index_select(0, sources))
-    return ids_T, torch.from_numpy(positions).to(device, non_blocking=True)
+    return {"ids": ids, "positions": positions, "places": np.array([on_device, from_rows], dtype=np.int64)}
 
 
 def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> None:
@@ -165,8 +172,10 @@ def _ahead(where: str, group: KVGroup) -> str:
     return "never" if where == "windowed media" and group.window is None else "ranges"
 
 
-def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int) -> AttnMetadata:
-    device = rows.last_token_R.device
+def _layout(
+    slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int
+) -> dict[str, np.ndarray]:
+    """What attention reads on the device: lengths, bounds of the sequences' tokens, each group's slots and tables."""
     row_index = np.array([s.row for s in slices])
     starts = np.array([s.start for s in slices])
     lengths = np.array([s.stop for s in slices])
@@ -175,28 +184,43 @@ def _metadata(slices: list[SeqSlice], counts: list[int], rows: Rows, info: Model
     sequence_T = np.repeat(np.arange(len(slices)), counts)
     offset_T = np.arange(len(sequence_T)) - np.repeat(np.cumsum(counts) - counts, counts)
     position_T = starts[sequence_T] + offset_T
-    where, made = info.both_ways, []
-    for index, group in enumerate(info.paged_groups):
+    made = {
+        "lengths": lengths.astype(np.int32),
+        "bounds": np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+    }
+    for index in range(len(info.paged_groups)):
         tables = rows.tables_GRN[index, row_index, :widest]
         slots = tables[sequence_T, position_T // block_size].astype(np.int64) * block_size + position_T % block_size
-        made.append(
-            GroupMetadata(
-                slots_T=torch.from_numpy(slots).to(device, non_blocking=True),
-                tables_BN=torch.from_numpy(tables).to(device, non_blocking=True),
-                window=group.window,
-                chunk=group.chunk,
-                ahead=_ahead(where, group),
-            )
+        made |= {f"slots {index}": slots, f"tables {index}": tables}
+    return made
+
+
+def _metadata(
+    slices: list[SeqSlice],
+    counts: list[int],
+    rows: Rows,
+    info: ModelInfo,
+    block_size: int,
+    made: Mapping[str, Tensor],
+) -> AttnMetadata:
+    """The layout as attention knows it, from what `_layout` gave once it is on the device."""
+    groups = tuple(
+        GroupMetadata(
+            slots_T=made[f"slots {index}"],
+            tables_BN=made[f"tables {index}"],
+            window=group.window,
+            chunk=group.chunk,
+            ahead=_ahead(info.both_ways, group),
         )
+        for index, group in enumerate(info.paged_groups)
+    )
     return AttnMetadata(
         num_decodes=sum(count == 1 for count in counts),
-        starts=tuple(int(s) for s in starts),
-        lengths=tuple(int(n) for n in lengths),
-        lengths_B=torch.from_numpy(lengths.astype(np.int32)).to(device, non_blocking=True),
-        cu_q_B1=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)).to(
-            device, non_blocking=True
-        ),
-        groups=tuple(made),
+        starts=tuple(s.start for s in slices),
+        lengths=tuple(s.stop for s in slices),
+        lengths_B=made["lengths"],
+        cu_q_B1=made["bounds"],
+        groups=groups,
         block_size=block_size,
         both_ways=_both_ways(slices, rows, info),
         sequences=tuple(rows[s.row].serial for s in slices),

@@ -121,8 +121,8 @@ class ModelRunner:
         handle = Handle(plan.id, None, [], self._prompt_logprobs(batch, logits_SV), lost)
         if not batch.sampling:
             return handle
-        rows_B = torch.tensor([piece.row for piece in batch.sampling]).to(logits_SV.device, non_blocking=True)
-        return self._sample(handle, batch.sampling, logits_SV[: len(batch.sampling)], rows_B, plan.masks)
+        sampled_SV = logits_SV[: len(batch.sampling)]
+        return self._sample(handle, batch.sampling, sampled_SV, batch.sampling_rows, plan.masks)
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
         for layer in self.kv.values():
