@@ -52,8 +52,9 @@ class AttnMetadata:
         both_ways: for each sequence, the ranges of positions (start, stop) within which a query also sees what comes
             behind it (before it, a window holds as ever); each is computed in one step. Empty if there are none in this
             step.
-        starts_B: int32, `starts` on the device, in a pass that is captured: there all numbers come from the device, and
-            `starts` and `lengths` only say how many sequences there are at most.
+        starts_B: int32, `starts` on the device, in a pass that is captured: there all numbers come from the device.
+            `starts` and `lengths` only say how many sequences there are at most, and which of them never begin behind
+            position 0 (the others start at 1 here).
         sequences: for each sequence, a number by which a later step knows it again; empty if nobody counts.
     """
 

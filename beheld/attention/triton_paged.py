@@ -97,7 +97,7 @@ class TritonBackend:
             known = self._device(q_THC.device)
             # The kernel in which the copy engine fetches knows neither prefixes nor windows: see triton_prefill.
             captured = metadata.starts_B is not None
-            plain = not captured and group.window is None and not any(metadata.starts[metadata.num_decodes :])
+            plain = group.window is None and not any(metadata.starts[metadata.num_decodes :])
             fetch = known.fetch if plain else "threads"
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
             make = make_tiles_on_device if captured else make_tiles

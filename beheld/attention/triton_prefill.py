@@ -242,22 +242,22 @@ def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens:
 
 
 def make_tiles_on_device(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens: int) -> Tensor:
-    """The same from numbers on the device, so that a CUDA graph may hold it; for passes without decoding sequences.
+    """The same from numbers on the device, so that a CUDA graph may hold it.
 
     There are as many tiles as T tokens can need; those that are not needed have no tokens.
     """
-    assert metadata.num_decodes == 0
     assert metadata.starts_B is not None
-    cu_q_B1 = metadata.cu_q_B1
-    counts_B = cu_q_B1[1:] - cu_q_B1[:-1]
+    first, most = metadata.num_decodes, len(metadata.starts) - metadata.num_decodes
+    bounds_B1, starts_B = metadata.cu_q_B1[first:], metadata.starts_B[first:]
+    counts_B = bounds_B1[1:] - bounds_B1[:-1]
     stop_B = ((counts_B * heads_per_kv + rows - 1) // rows).cumsum(0)
-    tile_L = torch.arange(-(-num_tokens * heads_per_kv // rows) + len(metadata.starts), device=cu_q_B1.device)
+    tile_L = torch.arange(-(-(num_tokens - first) * heads_per_kv // rows) + most, device=bounds_B1.device)
     sequence_L = torch.searchsorted(stop_B, tile_L, right=True)
-    there_L = sequence_L < len(metadata.starts)
-    sequence_L = sequence_L.clamp(max=len(metadata.starts) - 1)
+    there_L = sequence_L < most
+    sequence_L = sequence_L.clamp(max=most - 1)
     nothing_L = torch.zeros_like(tile_L)
     row_L = (stop_B[sequence_L] - 1 - tile_L) * rows
-    fields = (sequence_L, row_L, cu_q_B1[sequence_L], counts_B[sequence_L], metadata.starts_B[sequence_L])
+    fields = (sequence_L + first, row_L, bounds_B1[sequence_L], counts_B[sequence_L], starts_B[sequence_L])
     table = [torch.where(there_L, field, nothing_L) for field in fields] + [nothing_L] * 3
     return torch.stack(table, dim=1).int()
 

@@ -1,10 +1,15 @@
-"""CUDA graphs of steps in which something prefills, for a ladder of token counts.
+"""CUDA graphs of steps in which something prefills, for a ladder of sizes.
 
 Launching some ten kernels for each of a model's layers takes the host longer than a few hundred tokens take the
 device, and many times longer while threads of the same interpreter prepare media: 40 to 110 ms for a step of a 7 B
 model instead of 20. A replay is one call. As in `graphs.py`, all that changes lies in tensors that stay in place; here
-the step's own tensors are copied into them, padded: tokens that belong to no sequence have slot 0, and no tile of
-attention's work holds them.
+the step's own tensors are copied into them, padded:
+
+    tokens      d0 d1 .. | p0 p0 p0 p1 p1 ..... |     d: decode, one token each, padded to `decodes` of the graph
+    sequences    0  1 .. |    D        D + 1 .. |     p: prefill, padded to its `tokens` and `sequences`
+
+Padding that decodes has length 1 and slot 0, as in `graphs.py`; other padding has slot 0 and belongs to no sequence, so
+that no tile of attention's work holds it.
 
 Shapes: T tokens, B sequences (padded), S wanted logits, G KV groups, X position axes, H width of the inputs.
 """
@@ -12,6 +17,7 @@ Shapes: T tokens, B sequences (padded), S wanted logits, G KV groups, X position
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,30 +29,73 @@ from beheld.models.adapter import ModelAdapter
 from beheld.runner.batch import Batch
 from beheld.runner.capture import capture
 
-# (tokens, sequences): a step of few sequences computes logits of few rows, which its first token need not wait for.
+# A step of few sequences computes logits of few rows, which its first token need not wait for.
 _FEW = 32
 _SMALL = (32, 64, 128, 192, 256, 288, 320, 384, 448, 512, 640, 768, 1024)
-_LARGE = (384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 8192)
+_LARGE = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# Where no sequence has a prefix, which is common in the first steps of a run, attention has a faster kernel.
+_PLAIN = (4096, 6144, 8192)
 # Padding by more tokens than this takes the device longer than launching the step takes the host.
 _MOST_PADDING = 512
-# Attention does not split the keys of a decoding sequence here: with more of them than this, it had better.
+# As part of a small graph, a decoding sequence's keys are not split: with more of them than this, it had better be.
 _MOST_KEYS = 4096
 
-Size = tuple[int, int]
+
+class Size(NamedTuple):
+    """What a graph holds.
+
+    Attributes:
+        tokens: of sequences that prefill; with no `decodes`, those that decode are among them.
+        sequences: that prefill.
+        decodes: sequences that decode.
+        prefixes: True if sequences may continue what the cache holds.
+    """
+
+    tokens: int
+    sequences: int
+    decodes: int = 0
+    prefixes: bool = True
+
+
+class Need(NamedTuple):
+    """What a step asks for: tokens and sequences that prefill, those that decode, and the most keys of one of these."""
+
+    tokens: int
+    sequences: int
+    decodes: int
+    keys: int
+    prefixes: bool
 
 
 def ladder(config: EngineConfig) -> list[Size]:
-    """(Tokens, sequences) of the graphs: some for few sequences, others for as many as there are rows."""
+    """The graphs to capture: some for few sequences, others for as many as there are rows."""
     most, rows = config.max_num_batched_tokens, config.max_num_seqs
-    small = {(tokens, min(rows, _FEW)) for tokens in _SMALL}
-    large = {(tokens, rows) for tokens in (*_LARGE, min(most, _LARGE[-1]))}
-    return sorted(size for size in small | large if size[0] <= most)
+    large = (*_LARGE, min(most, _LARGE[-1]))
+    sizes = {Size(tokens, min(rows, _FEW)) for tokens in _SMALL}
+    sizes |= {Size(tokens, rows, decodes) for tokens in large for decodes in (0, rows)}
+    sizes |= {Size(tokens, rows, prefixes=False) for tokens in _PLAIN}
+    return sorted((size for size in sizes if size.tokens <= most), key=_weight)
 
 
-def smallest(sizes: Sequence[Size], tokens: int, sequences: int) -> Size | None:
-    """The smallest of `sizes` that holds so much; None if there is none without much padding."""
-    fitting = (size for size in sizes if tokens <= size[0] <= tokens + _MOST_PADDING and sequences <= size[1])
-    return min(fitting, default=None)
+def _weight(size: Size) -> tuple[int, ...]:
+    return size.tokens + size.decodes, size.decodes, size.sequences, size.prefixes
+
+
+def smallest(sizes: Sequence[Size], need: Need) -> Size | None:
+    """The smallest of `sizes`, which stand in their order, that holds a step; None if all pad it much."""
+    total = need.tokens + need.decodes
+    for size in sizes:
+        if size.decodes:
+            known = need.decodes <= size.decodes
+            fits = known and need.tokens <= size.tokens and need.sequences <= size.sequences
+        else:
+            # Here a sequence that decodes takes a tile of 128 rows, and begins behind position 0.
+            known = need.decodes <= _FEW and need.keys <= _MOST_KEYS
+            known = known and (size.prefixes or not (need.prefixes or need.decodes))
+            fits = known and total <= size.tokens and need.sequences + need.decodes <= size.sequences
+        if fits and size.tokens + size.decodes <= total + _MOST_PADDING:
+            return size
+    return None
 
 
 class MixedGraphs:
@@ -66,37 +115,47 @@ class MixedGraphs:
         self._block_size = config.block_size
         device = adapter.device
         self._sizes = ladder(config)
-        most, sequences = max(tokens for tokens, _ in self._sizes), config.max_num_seqs
+        most = max(size.tokens + size.decodes for size in self._sizes)
+        sequences = max(size.sequences + size.decodes for size in self._sizes)
         width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
         self._embeds_TH = torch.zeros(most, width, dtype=adapter.dtype, device=device)
         self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
         self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
         self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
         self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self._cu_q_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self._lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
+        self._bounds_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self._counting_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
         self._tables_GBN = torch.zeros(len(self._groups), sequences, blocks_per_row, dtype=torch.int32, device=device)
         self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:
-        """Capture every size, the largest first, so that the others fit into its memory."""
-        self._graphs = capture(self._sizes[::-1], self._step, show_progress=show_progress, name="graphs of mixed steps")
+        """Capture every size, the largest first, so that the others fit into its memory.
+
+        Raises:
+            NotCapturedError: a step does something that no graph can hold.
+        """
+        sizes = self._sizes[::-1]
+        first = [size for size in sizes if not size.prefixes][:1]
+        self._graphs = capture(
+            sizes, self._step, first=first, show_progress=show_progress, name="graphs of mixed steps"
+        )
 
     def _step(self, size: Size) -> Tensor:
         """The step itself, on the tensors that stay in place."""
-        tokens, sequences = size
+        tokens, sequences = size.tokens + size.decodes, size.sequences + size.decodes
         groups = tuple(
             GroupMetadata(
                 self._slots_GT[index, :tokens], self._tables_GBN[index, :sequences], group.window, chunk=group.chunk
             )
             for index, group in enumerate(self._groups)
         )
-        # Nothing decodes here, and so nothing asks for lengths.
         metadata = AttnMetadata(
-            num_decodes=0,
-            starts=(0,) * sequences,
+            num_decodes=size.decodes,
+            starts=(int(size.prefixes),) * sequences,
             lengths=(1,) * sequences,
-            lengths_B=self._starts_B[:sequences],
-            cu_q_B1=self._cu_q_B1[: sequences + 1],
+            lengths_B=self._lengths_B[:sequences],
+            cu_q_B1=self._bounds_B1[: sequences + 1],
             groups=groups,
             block_size=self._block_size,
             starts_B=self._starts_B[:sequences],
@@ -104,7 +163,7 @@ class MixedGraphs:
         self._backend.begin(metadata)
         with forward_context(ForwardContext(self._backend, metadata, self._kv)):
             return self._adapter.forward(
-                self._embeds_TH[:tokens], self._positions_XT[:, :tokens], self._wanted_S[:sequences]
+                self._embeds_TH[:tokens], self._positions_XT[:, :tokens], self._wanted_S[: size.sequences]
             )
 
     @staticmethod
@@ -114,41 +173,57 @@ class MixedGraphs:
 
     def takes(self, batch: Batch) -> bool:
         """True if a graph can carry out this step; those with LoRA adapters go without."""
-        metadata = batch.metadata
-        return (
-            self._size_of(batch) is not None
-            # Here a sequence that decodes takes a tile of 128 rows.
-            and metadata.num_decodes <= _FEW
-            and not metadata.both_ways
-            and not batch.lora_slots_T.any()
-            and max(metadata.lengths[: metadata.num_decodes], default=0) <= _MOST_KEYS
-        )
+        plain = not batch.metadata.both_ways and not batch.lora_slots_T.any()
+        return plain and batch.wanted_S.shape[0] <= len(batch.metadata.starts) and self._size_of(batch) is not None
 
     def _size_of(self, batch: Batch) -> Size | None:
-        return smallest(self._sizes, batch.ids_T.shape[0], max(len(batch.metadata.starts), batch.wanted_S.shape[0]))
+        metadata, decodes = batch.metadata, batch.metadata.num_decodes
+        need = Need(
+            tokens=batch.ids_T.shape[0] - decodes,
+            sequences=len(metadata.starts) - decodes,
+            decodes=decodes,
+            keys=max(metadata.lengths[:decodes], default=0),
+            prefixes=any(metadata.starts[decodes:]),
+        )
+        return smallest(self._sizes, need)
 
     def replay(self, batch: Batch, embeds_TH: Tensor) -> Tensor:
         """Logits (S, V) of a step that `takes` accepted; they stay valid until the next replay."""
-        count, metadata = embeds_TH.shape[0], batch.metadata
-        size = self._size_of(batch)
+        metadata, size = batch.metadata, self._size_of(batch)
         assert size is not None, "not accepted by `takes`"
-        padded = size[0]
-        num_sequences = len(metadata.starts)
-        self._embeds_TH[:count].copy_(embeds_TH)
-        self._embeds_TH[count:padded].zero_()
-        self._positions_XT[:, :count].copy_(batch.positions_XT)
-        self._slots_GT[:, count:padded].zero_()
+        # Behind so many sequences, and as many tokens, so much padding follows.
+        split = metadata.num_decodes if size.decodes else 0
+        shift = size.decodes - split
+        last = embeds_TH.shape[0] + shift
+        _spread(self._embeds_TH, embeds_TH, split, shift)
+        for padding in (slice(split, split + shift), slice(last, size.tokens + size.decodes)):
+            self._embeds_TH[padding].zero_()
+            self._slots_GT[:, padding].zero_()
+        for axis, positions_T in zip(self._positions_XT, batch.positions_XT, strict=True):
+            _spread(axis, positions_T, split, shift)
         for index, group in enumerate(metadata.groups):
-            self._slots_GT[index, :count].copy_(group.slots_T)
-            self._tables_GBN[index, :num_sequences, : group.tables_BN.shape[1]].copy_(group.tables_BN)
+            _spread(self._slots_GT[index], group.slots_T, split, shift)
+            _spread(self._tables_GBN[index, :, : group.tables_BN.shape[1]], group.tables_BN, split, shift)
         # What an earlier, larger step wanted may lie outside this one.
         self._wanted_S.zero_()
-        self._wanted_S[: batch.wanted_S.shape[0]].copy_(batch.wanted_S)
+        wanted_S = batch.wanted_S
+        self._wanted_S[: wanted_S.shape[0]].copy_(torch.where(wanted_S < split, wanted_S, wanted_S + shift))
         # A sequence's first position is its length less its tokens of this step.
-        counts_B = metadata.cu_q_B1[1:] - metadata.cu_q_B1[:-1]
-        self._starts_B[:num_sequences].copy_(metadata.lengths_B - counts_B)
-        self._cu_q_B1.fill_(count)
-        self._cu_q_B1[: num_sequences + 1].copy_(metadata.cu_q_B1)
+        bounds_B1 = metadata.cu_q_B1
+        _spread(self._starts_B, metadata.lengths_B - bounds_B1.diff(), split, shift)
+        _spread(self._lengths_B, metadata.lengths_B, split, shift)
+        self._starts_B[split : split + shift].zero_()
+        self._lengths_B[split : split + shift].fill_(1)
+        self._bounds_B1.fill_(last)
+        self._bounds_B1[: size.decodes + 1].copy_(self._counting_B1[: size.decodes + 1])
+        self._bounds_B1[size.decodes : size.decodes + bounds_B1.shape[0] - split].copy_(bounds_B1[split:] + shift)
         graph, logits_SV = self._graphs[size]
         graph.replay()
-        return logits_SV[: batch.wanted_S.shape[0]]
+        return logits_SV[: wanted_S.shape[0]]
+
+
+def _spread(target: Tensor, source: Tensor, split: int, shift: int) -> None:
+    """Copy `source` to the start of `target`, what stands from `split` on `shift` places further."""
+    if split:
+        target[:split].copy_(source[:split])
+    target[split + shift : source.shape[0] + shift].copy_(source[split:])

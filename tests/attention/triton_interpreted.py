@@ -128,21 +128,23 @@ def test_windows_of_a_tower(lengths: list[int]) -> None:
         torch.testing.assert_close(out[start:stop], alone.transpose(0, 1), atol=3e-6, rtol=1e-5)
 
 
-def test_tiles_made_on_the_device_are_those_made_on_the_host() -> None:
+@pytest.mark.parametrize("decodes", [0, 3])
+def test_tiles_made_on_the_device_are_those_made_on_the_host(decodes: int) -> None:
     """For a captured pass, padded with sequences and tokens that are not there."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
-        count = int(torch.randint(1, 7, (1,), generator=generator))
+        count = int(torch.randint(1, 7, (1,), generator=generator)) + decodes
         tokens = torch.randint(1, 70, (count,), generator=generator)
+        tokens[:decodes] = 1
         starts = torch.randint(0, 99, (count,), generator=generator) * torch.randint(
             0, 2, (count,), generator=generator
         )
         bounds = torch.cat([torch.zeros(1, dtype=torch.int64), tokens.cumsum(0)]).int()
         total, lengths = int(bounds[-1]), starts + tokens
-        known = AttnMetadata(0, tuple(starts.tolist()), tuple(lengths.tolist()), lengths.int(), bounds, (), 16)
+        known = AttnMetadata(decodes, tuple(starts.tolist()), tuple(lengths.tolist()), lengths.int(), bounds, (), 16)
         want = make_tiles(known, 8, 64, total)
         padded = AttnMetadata(
-            num_decodes=0,
+            num_decodes=decodes,
             starts=(0,) * (count + 4),
             lengths=(1,) * (count + 4),
             lengths_B=lengths.int(),

@@ -148,3 +148,33 @@ def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:
     torch.cuda.synchronize()
     # What is kept of pictures may differ in number.
     assert torch.cuda.memory_allocated() - before < 4 << 20
+
+
+def test_a_crowd_in_graphs_says_what_it_says_without() -> None:
+    """Prompts of many lengths join others that decode: steps of all kinds, each padded in a graph of its own."""
+    chance = random.Random(11)
+    prompts = [
+        picture(n) if n % 3 == 0 else text(*chance.choices(range(5, 90), k=chance.randrange(3, 200)))
+        for n in range(120)
+    ]
+    params = [SamplingParams(temperature=0.0, max_tokens=4 + 3 * (n % 12), ignore_eos=True) for n in range(120)]
+    options = {**OPTIONS, "max_num_seqs": 64, "max_num_batched_tokens": 1024}
+
+    def answers(**more: Any) -> tuple[list[tuple[int, ...]], set[Any]]:
+        taken: set[Any] = set()
+        with LLM(str(tiny.checkpoint(FAMILY)), **options, **more) as made:
+            graphs = runner_of(made)._mixed_graphs
+            if graphs is not None:
+                replay = graphs.replay
+
+                def counted(batch: Any, embeds_TH: Any) -> Any:
+                    taken.add(graphs._size_of(batch))
+                    return replay(batch, embeds_TH)
+
+                graphs.replay = counted
+            outputs = made.generate(prompts, params, use_tqdm=False)
+        return [tuple(o.outputs[0].token_ids) for o in outputs], taken
+
+    told, taken = answers()
+    assert {bool(size.decodes) for size in taken} == {True, False}
+    assert told == answers(enforce_eager=True)[0]
