@@ -115,9 +115,10 @@ class AsyncLLM:
         # Before the weights are loaded: a wrong word should not cost minutes.
         told.check(args)
         if isinstance(engine, Spawned) or Place(engine) is Place.PROCESS:
+            processor = told.load_if_told(args)
             beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
-                inputs = InputPipeline(beside.info, beside.config, args)
+                inputs = InputPipeline(beside.info, beside.config, args, processor=processor)
             except BaseException:
                 beside.close()
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import Setup, resolve_and_decide, start
+from beheld.inputs import told
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.workers import Workers
 from beheld.structured.rows import GrammarRows
@@ -16,11 +17,13 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
         ConfigError, ModelError, CapacityError: with what to do; no process is left behind.
     """
     decided = resolve_and_decide(args)
+    # Before the weights are loaded: a wrong word should not cost minutes.
+    processor = told.load_if_told(args, decided.info)
     # Now, so that processes which will prepare media load a processor while the weights are loaded.
     workers = Workers.of(decided.info, decided.config, args)
     try:
         setup = start(args, decided)
-        inputs = InputPipeline(setup.info, setup.config, args, workers)
+        inputs = InputPipeline(setup.info, setup.config, args, workers, processor)
     except BaseException:
         workers.close()
         raise

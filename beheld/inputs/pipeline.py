@@ -47,13 +47,21 @@ class InputPipeline:
         config: what was decided.
         args: what the user said.
         workers: that were begun before; None begins them.
+        processor: transformers', if it was loaded before.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
         ConfigError, ParamsError, TemplateError: an option of the pipeline is wrong.
     """
 
-    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs, workers: Workers | None = None) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        config: EngineConfig,
+        args: EngineArgs,
+        workers: Workers | None = None,
+        processor: Any = None,
+    ) -> None:
         told.check(args)
         self._info = info
         self._config = config
@@ -70,7 +78,7 @@ class InputPipeline:
             # A wrong one is told of now, not with the first conversation.
             self._templates.resolve(args.chat_template, None)
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
-        self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype)
+        self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
         told.check_processor(args.mm_processor_kwargs, info, self._processor)
         self._cache = MediaCache(config.processor_cache_bytes)
         self._limits = MediaLimits.of(args.media_limits)

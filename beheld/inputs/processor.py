@@ -43,11 +43,18 @@ class ItemProcessor:
     """Runs the processor that transformers would load for this checkpoint.
 
     It is loaded with the first item, because a text-only engine must not pay for it. Safe to use from several threads.
-    Floating-point features are given in `feature_dtype`, the type in which the towers compute.
+    Floating-point features are given in `feature_dtype`, the type in which the towers compute. `loaded` is what another
+    one has loaded for the same checkpoint.
     """
 
     def __init__(
-        self, info: ModelInfo, args: EngineArgs, family: Family, tokenizer: PromptTokenizer, feature_dtype: str
+        self,
+        info: ModelInfo,
+        args: EngineArgs,
+        family: Family,
+        tokenizer: PromptTokenizer,
+        feature_dtype: str,
+        loaded: Any = None,
     ) -> None:
         self._feature_dtype = feature_dtype
         self._info = info
@@ -55,7 +62,7 @@ class ItemProcessor:
         self._family = family
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._loaded: Any = None
+        self._loaded: Any = loaded
         self._identity: bytes | None = None
         self._own_tokenizer: PromptTokenizer | None = None
         self._known_arguments: dict[tuple[str, str], dict[str, Any]] = {}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.checkpoint.info import read_info
+from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
 from beheld.core.params import nearest, whole
 from beheld.inputs import video
+from beheld.inputs.families import family_of
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.seal import HABITUAL, RECOMMENDED, recommended
+from beheld.inputs.tokens import PromptTokenizer
 
 
 def check(args: EngineArgs) -> None:
@@ -40,6 +44,23 @@ def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: 
             processor.options(modality, told)
     except ParamsError as error:
         raise ConfigError(error.reason, error.remedy, param=name) from error
+
+
+def load_if_told(args: EngineArgs, info: ModelInfo | None = None) -> Any:
+    """Check mm_processor_kwargs before the weights are read; the processor, if it was loaded for that, else None.
+
+    Raises:
+        ConfigError: as check_processor.
+        ModelError: there is no such model, or it has no processor.
+    """
+    if not args.mm_processor_kwargs:
+        return None
+    info = info or read_info(resolve(args), args)
+    family = family_of(info)
+    words = PromptTokenizer(None, info.placeholder_ids, family.places, family.pieces)
+    processor = ItemProcessor(info, args, family, words, info.checkpoint_dtype)
+    check_processor(args.mm_processor_kwargs, info, processor)
+    return processor.loaded()
 
 
 def _overrides(args: EngineArgs) -> None:

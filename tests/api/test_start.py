@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from beheld import LLM
+from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api import start
-from beheld.core.errors import CapacityError, WorkerError
+from beheld.core.errors import CapacityError, ConfigError, ModelError, WorkerError
+from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.workers import Workers
 from tests import tiny
 
@@ -32,4 +35,41 @@ def test_workers_begin_before_the_weights_and_end_with_a_start_that_fails(monkey
     (workers,) = begun
     assert workers.process_too
     with pytest.raises(WorkerError, match="closed"):
-        workers._run("image", None)  # type: ignore[arg-type]
+        workers._run("image", None, None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def weightless(tmp_path: Path) -> str:
+    """A checkpoint without its weights: whoever reads them fails otherwise."""
+    for file in tiny.checkpoint("qwen2_vl").iterdir():
+        if "safetensors" not in file.name:
+            shutil.copy(file, tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("told", [{"max_pixles": 3136}, {"max_pixels": "many"}], ids=["name", "value"])
+def test_wrong_processor_options_are_told_of_before_the_weights_are_read(weightless: str, told: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(told))):
+        LLM(weightless, mm_processor_kwargs=told)
+    with pytest.raises(ConfigError, match=next(iter(told))):
+        AsyncLLM(weightless, mm_processor_kwargs=told, engine="process")
+    with pytest.raises(ModelError, match="no weights"):
+        LLM(weightless, mm_processor_kwargs={"max_pixels": 3136})
+
+
+def test_a_processor_that_was_loaded_for_its_options_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Any] = []
+    right = ItemProcessor._load
+
+    def counted(self: ItemProcessor) -> Any:
+        loaded.append(right(self))
+        return loaded[-1]
+
+    monkeypatch.setattr(ItemProcessor, "_load", counted)
+    options = {"mm_processor_kwargs": {"max_pixels": 3136}, "media_workers": 0}
+    with LLM(str(tiny.checkpoint("qwen2_vl")), dtype="float32", max_model_len=128, **options) as llm:  # type: ignore[arg-type]
+        prompt = {"prompt": tiny.wrap("qwen2_vl", tiny.markers("qwen2_vl", num_images=1))}
+        media = {"multi_modal_data": {"image": tiny.pictures(1)[0]}}
+        (output,) = llm.generate(prompt | media, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.media[0].tokens <= 4
+    assert len(loaded) == 1
