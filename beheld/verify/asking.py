@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,18 @@ def question_of(
             raise PromptError(f"The model {info.name!r} does not take {ref.modality}; it takes {takes}.")
     items = {kind: [_opened(ref, args) for ref in media if ref.modality == kind] for kind in MODALITIES}
     kinds = [kind for kind, found in items.items() if found]
+
+    def question(asked: str, templated: str) -> Question:
+        return Question(asked, items["image"], templated, max_tokens, items["video"], items["audio"], _files(media))
+
     if prompt is not None:
-        return _question(prompt, "plain", max_tokens, items)
+        return question(prompt, "plain")
     asked = text or (_QUESTIONS[kinds[0]] if kinds else _TEXT_QUESTION)
     tokenizer = load_tokenizer(info, args)
     if _takes_parts(info, args, tokenizer, bool(kinds)):
-        return _question(asked, "chat", max_tokens, items)
+        return question(asked, "chat")
     written = "".join(_marker(kind, info, tokenizer) * len(items[kind]) for kind in kinds)
-    return _question(written + asked, "plain", max_tokens, items)
+    return question(written + asked, "plain")
 
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
@@ -108,7 +112,7 @@ def _sound() -> tuple[Any, int]:
 
 
 def _opened(ref: MediaRef, args: EngineArgs) -> Any:
-    """A picture's file as it is; the frames or samples of other files, which both sides are given."""
+    """A picture's file as it is; the frames or samples of other files, as beheld reads them."""
     if not isinstance(ref.source, Path) or ref.modality == "image":
         return ref.source
     data = ref.source.read_bytes()
@@ -133,5 +137,10 @@ def _marker(kind: str, info: ModelInfo, tokenizer: Any) -> str:
     return found
 
 
-def _question(text: str, templated: str, max_tokens: int, items: Mapping[str, Sequence[Any]]) -> Question:
-    return Question(text, items["image"], templated, max_tokens, items["video"], items["audio"])
+def _files(media: Sequence[MediaRef]) -> dict[str, list[Path | None]]:
+    """What Question.files holds."""
+    files: dict[str, list[Path | None]] = {}
+    for ref in media:
+        if ref.modality != "image":
+            files.setdefault(ref.modality, []).append(ref.source if isinstance(ref.source, Path) else None)
+    return {kind: paths for kind, paths in files.items() if any(paths)}

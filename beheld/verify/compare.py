@@ -23,6 +23,8 @@ _PIXELS = {
     **dict.fromkeys(("pixel_values", "image_patches", "image_pixel_values"), "pixel values"),
     "pixel_values_videos": "pixel values of video",
 }
+# Kind of media -> the stage of reading its files.
+_DECODED = {"video": "decoded video", "audio": "decoded sound"}
 # The processor's output there -> its name here.
 _NAMES = {"image_patches": "pixel_values"}
 
@@ -46,6 +48,7 @@ def compare(theirs: Trace, ours: Trace) -> list[Stage]:
     """All stages in the order of a request; the first that differs is where to look."""
     return [
         *_layout(theirs),
+        *_decoded(theirs, ours),
         _text("rendered prompt", theirs.rendered, ours.rendered),
         _prompts(theirs, ours),
         *_features(theirs.features, ours.features),
@@ -65,6 +68,29 @@ def _layout(theirs: Trace) -> list[Stage]:
         return []
     detail = f"transformers' own classes were given {theirs.converted} by beheld: what is wrong there is wrong in both"
     return [Stage("layout", NOT_COMPARED, detail)]
+
+
+def _decoded(theirs: Trace, ours: Trace) -> list[Stage]:
+    """What came out of the files, of kinds that came from files."""
+    return [
+        Stage(_DECODED[kind], NOT_COMPARED, theirs.undecoded[kind])
+        if kind in theirs.undecoded
+        else _contents(_DECODED[kind], theirs.decoded[kind], items)
+        for kind, items in ours.decoded.items()
+    ]
+
+
+def _contents(name: str, theirs: list[Tensor], ours: list[Tensor]) -> Stage:
+    stages = [
+        _floats(name, want.float(), got.float())
+        if want.shape == got.shape
+        else Stage(name, DIFFERENT, f"{tuple(want.shape)} there, {tuple(got.shape)} here")
+        for want, got in zip(theirs, ours, strict=True)
+    ]
+    place, worst = next(
+        ((number, stage) for number, stage in enumerate(stages, 1) if stage.verdict == DIFFERENT), (0, stages[-1])
+    )
+    return Stage(name, DIFFERENT, f"of item {place}: {worst.detail}") if place else worst
 
 
 def _text(name: str, theirs: str | None, ours: str | None) -> Stage:

@@ -1,6 +1,6 @@
 """What transformers' own processor makes of a question.
 
-Pictures come from their files; frames of videos and samples of sounds are those that beheld is given, too.
+Pictures come from their files; frames of videos and samples of sounds are read before, see decoding.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from beheld.checkpoint.code import own_first
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
 from beheld.inputs import audio
 from beheld.inputs.families import Family, family_of
@@ -144,7 +145,11 @@ def _load(info: ModelInfo, args: EngineArgs, family: Family) -> Any:
     if family.load is not None:
         parts = family.load(Path(info.path))
     else:
-        parts = AutoProcessor.from_pretrained(info.path, trust_remote_code=args.trust_remote_code)
+        # As the engine does, or the two would be asked by different code.
+        parts = own_first(
+            lambda trust: AutoProcessor.from_pretrained(info.path, trust_remote_code=trust),
+            trusted=args.trust_remote_code,
+        )
     if args.tokenizer is not None:
         parts.tokenizer = load_tokenizer(info, args)
     return parts

@@ -13,6 +13,7 @@ from beheld.core.errors import EngineError
 from beheld.core.params import SamplingParams
 from beheld.engine.setup import start
 from beheld.inputs.pipeline import InputPipeline
+from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
 
 
@@ -47,6 +48,7 @@ class Engine:
             BeheldError: it cannot answer; the message says why.
         """
         core, made = self._setup.core, Trace(media_ids=frozenset(self._setup.info.placeholder_ids.values()))
+        decoding.note(question, made)
         request = _request(self._pipeline, question)
         made.rendered = request.prompt if question.templated == "chat" else None
         made.prompt_ids = tuple(request.token_ids)

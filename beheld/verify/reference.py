@@ -21,6 +21,7 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.load import converted_weights, model_class_of
+from beheld.verify import decoding
 from beheld.verify.given import Processor
 from beheld.verify.trace import Question, Trace
 
@@ -56,6 +57,7 @@ class Reference:
         path = resolve(args)
         hf_config = read_config(path, args)
         self._info = read_info(path, args, hf_config)
+        self._args = args
         self._model, self._converted = _told(lambda: _model(hf_config, self._info, args))
         self._adapter: str | None = None
         self._processor = _told(lambda: Processor(self._info, args))
@@ -70,6 +72,7 @@ class Reference:
 
     def _trace(self, question: Question) -> Trace:
         model, info, made = self._model, self._info, Trace(converted=self._converted)
+        question = decoding.by_transformers(question, self._args, made)
         self._adapt(question)
         inputs = {
             name: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

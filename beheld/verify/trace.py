@@ -5,8 +5,9 @@ Shapes: E embeddings, H hidden size, T tokens, X position axes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,8 @@ class Question:
         sounds: pairs of mono samples and their rate in Hz.
         templated: "chat" puts the question through the chat template, "plain" takes the text as it is.
         max_tokens: how many tokens are answered, greedily, whatever ends the text.
+        files: "video" or "audio" -> the file that each item of that kind was read from by beheld, None where there is
+            none; kinds without any file are not in it.
     """
 
     text: str
@@ -32,6 +35,7 @@ class Question:
     max_tokens: int = 12
     videos: Sequence[tuple[Any, dict[str, Any]]] = ()
     sounds: Sequence[tuple[Any, int]] = ()
+    files: Mapping[str, Sequence[Path | None]] = field(default_factory=dict)
 
     @property
     def media(self) -> dict[str, Sequence[Any]]:
@@ -45,6 +49,8 @@ class Trace:
     """What one side made of a question; what it has no such stage for stays empty.
 
     Attributes:
+        decoded: modality -> frames or samples of each of its items, if any of them came from a file.
+        undecoded: modality -> why this side could not read its files, and went on with what the other had read.
         rendered: the prompt as text.
         prompt_ids: with all placeholders replaced.
         media_ids: the ids that stand where embeddings of media go.
@@ -57,6 +63,8 @@ class Trace:
         converted: in words, what was converted for a side that could not read the checkpoint by itself; else empty.
     """
 
+    decoded: dict[str, list[Tensor]] = field(default_factory=dict)
+    undecoded: dict[str, str] = field(default_factory=dict)
     rendered: str | None = None
     prompt_ids: tuple[int, ...] = ()
     media_ids: frozenset[int] = frozenset()

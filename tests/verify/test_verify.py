@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
+from beheld.inputs import audio, video
 from beheld.models.hf import HFAdapter
 from beheld.verify.asking import made_up
 from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, Stage, compare, first_difference
@@ -21,6 +25,8 @@ from beheld.verify.trace import Question, Trace
 from tests import tiny, tiny_adapted, tiny_cross, tiny_quantized
 from tests.inputs.pipes import write_video
 from tests.tiny_layouts import make_main_ernie
+
+NEW = Version(transformers.__version__) >= Version("5.23")
 
 
 def prompt_of(family: str, count: int) -> str:
@@ -208,8 +214,70 @@ def test_files_of_all_kinds_and_options(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_video_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_video(tmp_path / "v.mp4", tiny.frames(10))
-    verdicts = told(capsys, str(tiny.checkpoint("qwen2_5_vl")), str(tmp_path / "v.mp4"))
-    assert verdicts["rendered prompt"] == verdicts["pixel values of video"] == verdicts["logits"] == SAME
+    for options in ([], ["--media-io-kwargs", '{"video": {"num_frames": 4}}']):
+        verdicts = told(capsys, str(tiny.checkpoint("qwen2_5_vl")), str(tmp_path / "v.mp4"), *options)
+        for name in ("decoded video", "rendered prompt", "pixel values of video", "logits"):
+            assert verdicts[name] == SAME, name
+
+
+def first_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The first stage that differs, of a command that finds one."""
+    assert main(["verify", *words, "--max-tokens", "1", "--json"]) == 1
+    name: str = json.loads(capsys.readouterr().out)["first_difference"]
+    return name
+
+
+def test_a_video_that_is_read_wrongly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_video(tmp_path / "v.mp4", tiny.frames(10))
+    words = (str(tiny.checkpoint("qwen2_5_vl")), str(tmp_path / "v.mp4"))
+    with monkeypatch.context() as patched:
+        right = video._rgb
+        patched.setattr(video, "_rgb", lambda frame, limits: right(frame, limits)[..., ::-1].copy())
+        assert first_of(capsys, *words) == "decoded video"
+    options = ("--media-io-kwargs", '{"video": {"num_frames": 4}}')
+    monkeypatch.setattr(video.Sampling, "indices", lambda self, total, fps: [0, 1, 2, 3])
+    assert first_of(capsys, *words, *options) == "decoded video"
+
+
+def test_a_sound_that_is_read_wrongly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("soundfile" if NEW else "librosa")
+    (tmp_path / "a.wav").write_bytes(tiny.wav(tiny.sound(0.4, 3)))
+    words = (str(tiny.checkpoint("qwen2_audio")), str(tmp_path / "a.wav"))
+    assert told(capsys, *words)["decoded sound"] == SAME
+    right = audio._samples
+    monkeypatch.setattr(audio, "_samples", lambda frame: 0.99 * right(frame))
+    assert first_of(capsys, *words) == "decoded sound"
+    monkeypatch.setattr(audio, "_samples", lambda frame: right(frame)[..., :-1])
+    assert first_of(capsys, *words) == "decoded sound"
+
+
+def test_a_sound_that_transformers_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*given: Any, **options: Any) -> Any:
+        raise ImportError("a package is missing")
+
+    monkeypatch.setattr(transformers.audio_utils, "load_audio", refuses)
+    (tmp_path / "a.wav").write_bytes(tiny.wav(tiny.sound(0.4, 3)))
+    verdicts = told(capsys, str(tiny.checkpoint("qwen2_audio")), str(tmp_path / "a.wav"))
+    assert verdicts["decoded sound"] == NOT_COMPARED
+    assert verdicts["processor's input_features"] == verdicts["tokens"] == SAME
+
+
+def test_code_that_a_repository_brings_is_not_run_where_transformers_has_the_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny.checkpoint("qwen2_vl"), tmp_path / "model")
+    settings = tmp_path / "model" / "preprocessor_config.json"
+    own = {"auto_map": {"AutoProcessor": "processing_own.OwnProcessor"}}
+    settings.write_text(json.dumps(json.loads(settings.read_text(encoding="utf-8")) | own), encoding="utf-8")
+    (tmp_path / "model" / "processing_own.py").write_text("raise RuntimeError('the code was run')")
+    verdicts = told(capsys, str(tmp_path / "model"), "--trust-remote-code")
+    assert verdicts["pixel values"] == verdicts["tokens"] == SAME
 
 
 def test_options_reach_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
