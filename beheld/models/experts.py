@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.models.fuse import linear_of
+from beheld.models.fuse import linear_of, replace_children
 
 # Where the usual gate is defined: the first half through the activation, times the second.
 _USUAL_GATE = "transformers.integrations.moe"
@@ -69,15 +69,13 @@ def replace_experts(model: nn.Module, dtype: torch.dtype) -> int:
 
     No weight is copied: what packs linear layers finds those of the experts among them.
     """
-    replaced = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if _usual(child, dtype):
-                old: Any = child
-                made = experts_of(old.gate_up_proj.data, old.down_proj.data, old.act_fn, transposed=old.is_transposed)
-                setattr(module, name, made)
-                replaced += 1
-    return replaced
+
+    def made(child: Any) -> nn.Module | None:
+        if not _usual(child, dtype):
+            return None
+        return experts_of(child.gate_up_proj.data, child.down_proj.data, child.act_fn, transposed=child.is_transposed)
+
+    return replace_children(model, made)
 
 
 def _usual(experts: Any, dtype: torch.dtype) -> bool:

@@ -116,11 +116,27 @@ def replace_linears(
 
     Layers are replaced one by one, so that never more than one layer's weights are held twice.
     """
+
+    def made(child: Any) -> nn.Module | None:
+        wanted = type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel()
+        return kind(child) if wanted else None
+
+    return replace_children(model, made)
+
+
+def replace_children(model: nn.Module, made: Callable[[nn.Module], nn.Module | None]) -> int:
+    """Put what `made` gives of a module in its place, unless that is None; returns how many were replaced.
+
+    The old module is held by nobody here once the new one stands: a list of all modules would keep every old weight
+    until its end. So the walk is as lazy as `modules` is, which looks at children after their parent was yielded, and
+    goes on with the new ones.
+    """
     replaced = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel():
-                setattr(module, name, kind(child))
+    for module in model.modules():
+        for name in [name for name, _ in module.named_children()]:
+            new = made(module.get_submodule(name))
+            if new is not None:
+                setattr(module, name, new)
                 replaced += 1
     return replaced
 
@@ -238,13 +254,12 @@ class PatchProduct(nn.Module):
 
 def replace_patch_convolutions(model: nn.Module) -> int:
     """Replace the convolutions over time and space whose steps are as large as what they see; returns how many."""
-    replaced = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Conv3d and child.kernel_size == child.stride and child.groups == 1:
-                setattr(module, name, PatchProduct(child))
-                replaced += 1
-    return replaced
+
+    def made(child: Any) -> nn.Module | None:
+        wanted = type(child) is nn.Conv3d and child.kernel_size == child.stride and child.groups == 1
+        return PatchProduct(child) if wanted else None
+
+    return replace_children(model, made)
 
 
 # What 16-bit matrix products want sizes to be a multiple of: otherwise a library takes kernels of an older kind.
@@ -285,23 +300,28 @@ def pad_mlps(model: nn.Module, spared: nn.Module | None = None) -> int:
 def fuse_linears(model: nn.Module) -> int:
     """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many.
 
-    Not where keys and values are made of something else than queries.
+    Not where keys and values are made of something else than queries. Beside the new weights, those of one group alone
+    are held: `modules` gives children after their parent, and so never the ones that were joined.
     """
     fused = 0
-    for module in list(model.modules()):
-        if isinstance(module, CrossAttention):
-            continue
-        for names in _FUSABLE:
-            found: list[Any] = [getattr(module, name, None) for name in names]
-            linears = [linear for linear in found if type(linear) in (nn.Linear, Float8Linear)]
-            if len(linears) < len(names) or len({(type(linear), linear.in_features) for linear in linears}) != 1:
-                continue
-            first = FirstOfFused(names, linears)
-            setattr(module, names[0], first)
-            for index, name in enumerate(names[1:]):
-                setattr(module, name, RestOfFused(first, index))
-            fused += 1
+    for module in model.modules():
+        if not isinstance(module, CrossAttention):
+            fused += sum(_fuse_group(module, names) for names in _FUSABLE)
     return fused
+
+
+def _fuse_group(module: nn.Module, names: tuple[str, ...]) -> bool:
+    """Join the linear layers of these names, if the module has them all, of one kind and one input."""
+    found: list[Any] = [getattr(module, name, None) for name in names]
+    if any(type(linear) not in (nn.Linear, Float8Linear) for linear in found):
+        return False
+    if len({(type(linear), linear.in_features) for linear in found}) != 1:
+        return False
+    first = FirstOfFused(names, found)
+    setattr(module, names[0], first)
+    for index, name in enumerate(names[1:]):
+        setattr(module, name, RestOfFused(first, index))
+    return True
 
 
 # The compiler stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or

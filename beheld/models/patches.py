@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from beheld.models.fuse import PackedLinear, linear_of
+from beheld.models.fuse import PackedLinear, linear_of, replace_children
 
 _KINDS = (nn.Conv2d, nn.Conv3d)
 
@@ -47,13 +47,11 @@ class PackedPatches(nn.Module):
 
 def pack_patch_convolutions(model: nn.Module, dtype: torch.dtype) -> int:
     """Replace the convolutions of this type that see each patch once; returns how many."""
-    replaced = 0
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, _KINDS) and _sees_once(child, dtype):
-                setattr(module, name, PackedPatches(child))
-                replaced += 1
-    return replaced
+
+    def made(child: nn.Module) -> nn.Module | None:
+        return PackedPatches(child) if isinstance(child, _KINDS) and _sees_once(child, dtype) else None
+
+    return replace_children(model, made)
 
 
 def _sees_once(conv: nn.Conv2d | nn.Conv3d, dtype: torch.dtype) -> bool:
