@@ -61,7 +61,8 @@ class Rows:
         self.delta_R = np.zeros(num_rows, dtype=np.int64)
         self.media_stop_R = np.zeros(num_rows, dtype=np.int64)
         self.lora_slots_R = np.zeros(num_rows, dtype=np.int64)
-        self._changed: list[tuple[int, np.ndarray]] = []
+        # By (group, row), where its table was written since the changes were last taken: from `low` up to `high`.
+        self._changed: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __getitem__(self, row: int) -> Row:
         state = self._rows[row]
@@ -120,18 +121,30 @@ class Rows:
     def _write(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
         if not blocks:
             return
-        self.tables_GRN[group, row, first : first + len(blocks)] = blocks
-        _, num_rows, width = self.tables_GRN.shape
-        self._changed.append(((group * num_rows + row) * width + first, np.asarray(blocks, dtype=np.int64)))
+        stop = first + len(blocks)
+        self.tables_GRN[group, row, first:stop] = blocks
+        low, high = self._changed.get((group, row), (first, stop))
+        self._changed[group, row] = (min(low, first), max(high, stop))
 
     def take_changes(self) -> np.ndarray | None:
-        """What was written since the last call, as (flat index into tables_GRN, block id) of shape (2, changes)."""
+        """What to write to a copy of the tables that was right at the last call; None if it still is.
+
+        Returns:
+            (flat index into tables_GRN, block id) of shape (2, changes), int64. No index occurs twice, so the changes
+            may be applied in any order, and there are never more than places in the tables.
+        """
         if not self._changed:
             return None
-        index = np.concatenate([first + np.arange(len(blocks)) for first, blocks in self._changed])
-        values = np.concatenate([blocks for _, blocks in self._changed])
+        _, num_rows, width = self.tables_GRN.shape
+        index = np.concatenate(
+            [
+                np.arange(low, high) + (group * num_rows + row) * width
+                for (group, row), (low, high) in self._changed.items()
+            ]
+        )
         self._changed.clear()
-        return np.stack([index, values])
+        # Read now, not when they were written: a row that was taken anew since has one value to a place.
+        return np.stack([index, self.tables_GRN.reshape(-1)[index]])
 
     def forget_changes(self) -> None:
         """For devices that read the host's tables themselves."""
