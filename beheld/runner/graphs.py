@@ -32,11 +32,17 @@ logger = get_logger(__name__)
 _FIELDS = 4
 # The engine has at most two steps in flight; a third buffer is never being read while it is written.
 _RING = 3
+# Graphs of more rows have one place for their logits, at the price of a copy: 1,024 rows take half a gigabyte for a
+# vocabulary of 262,144, and each graph would keep its own.
+_OWN_LOGITS = 512
 
 
 def ladder(most: int) -> list[int]:
     """Batch sizes to capture: each takes time at the start, and products are computed in tiles of 64 rows or more."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, *range(256, 513, 64)]
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256]
+    while sizes[-1] < most:
+        # From 512 on an eighth of the power of two below: no step is padded by more, and few sizes reach far.
+        sizes.append(sizes[-1] + max(64, (1 << sizes[-1].bit_length()) // 16))
     return [size for size in sizes if size < most] + [most]
 
 
@@ -61,9 +67,11 @@ class DecodeGraphs:
         device, most = adapter.device, self._sizes[-1]
         fields = _FIELDS + len(self._groups)
         self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
-        self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=True) for _ in range(_RING)]
+        self._pinned = device.type == "cuda"
+        self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=self._pinned) for _ in range(_RING)]
         self._turn = 0
-        self._tables_GRN = torch.from_numpy(rows.tables_GRN).to(device)
+        self._tables_GRN = torch.tensor(rows.tables_GRN, device=device)
+        self._logits_BV: Tensor | None = None
         # By whether rows may have LoRA adapters, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, tuple[Tensor, tuple[Tensor, Tensor]]]] = {}
@@ -106,6 +114,11 @@ class DecodeGraphs:
         with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
             embeds_BH = self._adapter.embed(ids_B)
             logits_BV = self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
+        if size > _OWN_LOGITS:
+            if self._logits_BV is None:
+                # In the first pass of the largest size, which is not captured.
+                self._logits_BV = torch.empty_like(logits_BV)
+            logits_BV = self._logits_BV[:size].copy_(logits_BV)
         return logits_BV, greedy(logits_BV)
 
     def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None:
@@ -134,9 +147,14 @@ class DecodeGraphs:
     def refresh_tables(self) -> None:
         """Bring the device's block tables up to date."""
         changes = self._rows.take_changes()
-        if changes is not None:
-            index, values = torch.from_numpy(changes).to(self._tables_GRN.device, non_blocking=True)
-            self._tables_GRN.view(-1).index_copy_(0, index, values.int())
+        if changes is None:
+            return
+        host = torch.from_numpy(changes)
+        if self._pinned:
+            # From ordinary memory, a copy may wait for the step before. This one's memory is kept until it is over.
+            host = host.pin_memory()
+        index, values = host.to(self._tables_GRN.device, non_blocking=True)
+        self._tables_GRN.view(-1).index_copy_(0, index, values.int())
 
     def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:
         """Write one step's small input; padding has length 1 and slot 0, so it reads and writes nothing that counts."""

@@ -1,0 +1,233 @@
+"""Decode graphs on a CPU, where a stand-in computes again, in the same places, what a graph would replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from beheld import LLM, SamplingParams
+from beheld.attention.backend import AttnMetadata, LayerKV
+from beheld.attention.torch_ref import TorchBackend
+from beheld.core.plan import SeqSlice
+from beheld.runner import graphs
+from beheld.runner.graphs import DecodeGraphs, ladder
+from tests import tiny
+
+FAMILIES = ["llama", "gemma3", "qwen2_vl"]
+ROWS = 12
+
+
+class StandIn:
+    """Replays a step by computing it anew; the results go where those of the capture lie, as a graph's do."""
+
+    def __init__(self, step: Callable[[Any], Any], size: Any, out: Any) -> None:
+        self._step, self._size, self._out = step, size, out
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        logits_BV, best = self._step(self._size)
+        for kept, fresh in zip((self._out[0], *self._out[1]), (logits_BV, *best), strict=True):
+            kept.copy_(fresh)
+
+
+def capture(sizes: Sequence[Any], step: Callable[[Any], Any], **_: Any) -> dict[Any, Any]:
+    """In the place of beheld.runner.capture.capture."""
+    made = {}
+    with torch.inference_mode():
+        for size in sizes:
+            out = step(size)
+            made[size] = (StandIn(step, size, out), out)
+    return made
+
+
+class DeviceReader:
+    """Attention that, like a captured kernel, knows lengths only from `lengths_B`."""
+
+    name = "device reader"
+    captures_prefill = False
+
+    def __init__(self) -> None:
+        self._backend = TorchBackend()
+        self._known: AttnMetadata | None = None
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        """Nothing is read before the layers run."""
+        self._known = None
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        kv: LayerKV,
+        metadata: AttnMetadata,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """As the reference, with the numbers that the device has."""
+        if self._known is None:
+            lengths = tuple(metadata.lengths_B.tolist())
+            starts = tuple(length - 1 for length in lengths)
+            self._known = dataclasses.replace(metadata, starts=starts, lengths=lengths)
+            self._backend.begin(self._known)
+        out_THC = self._backend.attend(q_THC, k_TKC, v_TKC, kv, self._known, scale, softcap)
+        # Kernels leave the null block as it is.
+        kv.keys[0].zero_()
+        kv.values[0].zero_()
+        return out_THC
+
+
+def equip(llm: LLM) -> DecodeGraphs:
+    """Give an engine on a CPU its decode graphs."""
+    runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
+    made = DecodeGraphs(runner._adapter, DeviceReader(), runner.kv, runner._info, runner.config, runner.rows)
+    made.capture(show_progress=False)
+    runner._graphs = made
+    return made
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engines(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM, DecodeGraphs]]:
+    """An engine without graphs, and one of the same model with them, its steps overlapping."""
+    options: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": ROWS, "num_gpu_blocks_override": 150}
+    options |= {"block_size": 4, "dtype": "float32", "seed": 0, "media_workers": 0, "enable_prefix_caching": False}
+    path = str(tiny.checkpoint(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "capture", capture)
+        with LLM(path, **options) as plain, LLM(path, async_scheduling=True, **options) as quick:
+            yield plain, quick, equip(quick)
+
+
+def requests(chance: np.random.Generator, count: int) -> list[Any]:
+    return [{"prompt_token_ids": chance.integers(10, 60, size=chance.integers(2, 40)).tolist()} for _ in range(count)]
+
+
+def test_replayed_steps_give_the_same_answers(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
+    """Sequences come and go in all lengths, so that rows and blocks are soon another's."""
+    plain, quick, made = engines
+    chance = np.random.default_rng(5)
+    prompts = requests(chance, 60)
+    lengths = [int(n) for n in np.where(chance.random(60) < 0.4, 1, chance.integers(2, 40, size=60))]
+    params = [
+        SamplingParams(
+            temperature=0.0 if n % 3 else 0.8,
+            seed=n,
+            max_tokens=length,
+            ignore_eos=True,
+            logprobs=(None, None, 2)[n % 3],
+        )
+        for n, length in enumerate(lengths)
+    ]
+    want, got = (llm.generate(prompts, params, use_tqdm=False) for llm in (plain, quick))
+    for one, other in zip(want, got, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        for ours, theirs in zip(one.outputs[0].logprobs or (), other.outputs[0].logprobs or (), strict=True):
+            assert ours.keys() == theirs.keys()
+            assert [v.logprob for v in theirs.values()] == pytest.approx([v.logprob for v in ours.values()], abs=1e-4)
+    replays = {size: graph.replays for (_, size), (graph, _) in made._graphs.items()}  # type: ignore[attr-defined]
+    assert sum(replays.values()) > 40
+    assert sum(count > 0 for count in replays.values()) > 2, "padded and full, small and large"
+
+
+def test_the_copy_of_the_tables_is_right_after_every_replay(
+    engines: tuple[LLM, LLM, DecodeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever order the changes are written in."""
+    _, quick, made = engines
+    take = made._rows.take_changes
+
+    def backwards() -> np.ndarray | None:
+        changes = take()
+        return None if changes is None else changes[:, ::-1].copy()
+
+    refresh = made.refresh_tables
+
+    def checked() -> None:
+        refresh()
+        assert np.array_equal(made._tables_GRN.numpy(), made._rows.tables_GRN)
+
+    monkeypatch.setattr(made._rows, "take_changes", backwards)
+    monkeypatch.setattr(made, "refresh_tables", checked)
+    chance = np.random.default_rng(6)
+    prompts, lengths = requests(chance, 90), np.where(chance.random(90) < 0.7, 1, chance.integers(2, 9, size=90))
+    params = [SamplingParams(temperature=0.0, max_tokens=int(n), ignore_eos=True) for n in lengths]
+    assert all(output.error is None for output in quick.generate(prompts, params, use_tqdm=False))
+
+
+def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
+    """Row, length, position, adapter and the slots of every group; padding reads and writes what does not count."""
+    *_, made = engines
+    rows, size = made._rows, made._block_size
+    chance = np.random.default_rng(7)
+    rows.tables_GRN[:] = chance.integers(1, 1000, size=rows.tables_GRN.shape)
+    rows.delta_R[:] = chance.integers(-9, 1, size=ROWS)
+    fields = np.full((4 + len(made._groups), ROWS), 77, dtype=np.int64)
+    which, starts = np.array([5, 0, 11]), np.array([0, 33, 71])
+    made._fill(fields, which, starts)
+    for b, (row, start) in enumerate(zip(which, starts, strict=True)):
+        assert fields[:4, b].tolist() == [row, start + 1, start + rows.delta_R[row], 0]
+        for group in range(len(made._groups)):
+            slot = fields[4 + group, b]
+            assert slot // size == rows.tables_GRN[group, row, start // size]
+            assert slot % size == start % size
+    padding = fields[:, 3:]
+    assert (padding[1] == 1).all()
+    assert (padding[[0, 2, 3, *range(4, len(fields))]] == 0).all()
+    rows.tables_GRN[:], rows.delta_R[:] = 0, 0
+
+
+def test_which_steps_are_replayed(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
+    """Those in which every slice is one token that the device knows and the host does not, behind all media."""
+    *_, made = engines
+    rows = made._rows
+    rows.known_R[:3], rows.media_stop_R[:3] = (8, 8, 8), (0, 0, 12)
+
+    def taken(*slices: tuple[int, int, int]) -> bool:
+        with torch.inference_mode():
+            return made.replay([SeqSlice(row, start, stop, (), True) for row, start, stop in slices]) is not None
+
+    assert taken((0, 8, 9))
+    assert taken((0, 8, 9), (1, 20, 21), (2, 12, 13))
+    assert not taken((0, 8, 9), (1, 7, 8)), "a token of the prompt"
+    assert not taken((0, 8, 9), (2, 11, 12)), "a place of an item"
+    assert not taken((0, 8, 10))
+    assert not taken(*((row, 8, 9) for row in [*range(ROWS), 0])), "more than the largest graph"
+    rows.known_R[:3] = rows.media_stop_R[:3] = 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 64, 255, 256, 300, 512, 513, 1000, 1024, 2048, 5000])
+def test_the_ladder_wastes_little(most: int) -> None:
+    sizes = ladder(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most, "a full step has a graph"
+    assert len(sizes) <= 48
+    for below, size in itertools.pairwise(sizes):
+        assert size - below <= max(64, below // 8)
+        assert size <= 2 * below
+
+
+def test_large_graphs_have_one_place_for_their_logits(
+    engines: tuple[LLM, LLM, DecodeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, quick, _ = engines
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "_OWN_LOGITS", 4)
+    runner: Any = quick._run.core.executor.runner  # type: ignore[union-attr]
+    before, made = runner._graphs, equip(quick)
+    monkeypatch.setattr(runner, "_graphs", before)
+    places = {size: out[0].data_ptr() for (_, size), (_, out) in made._graphs.items()}
+    assert places[ROWS] == places[8]
+    assert len({places[ROWS], places[4], places[2], places[1]}) == 4
+    prompts = requests(np.random.default_rng(8), 14)
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=8, ignore_eos=True)
+    want = [output.outputs[0].token_ids for output in quick.generate(prompts, params, use_tqdm=False)]
+    monkeypatch.setattr(runner, "_graphs", made)
+    assert [output.outputs[0].token_ids for output in quick.generate(prompts, params, use_tqdm=False)] == want
