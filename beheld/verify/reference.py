@@ -95,6 +95,10 @@ class Reference:
             # BLIP-2's own generate wants a picture; without one, its language model answers alone.
             speaker = model.language_model if info.model_type == "blip-2" and not question.media else model
             _answer(speaker, info, inputs, question.max_tokens, made)
+        for kind in question.media:
+            rows = _placed(made, info, kind, list(question.media))
+            if kind not in made.encoded and rows is not None:
+                made.encoded[kind] = rows
         return made
 
     def _adapt(self, question: Question) -> None:
@@ -184,6 +188,19 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
                 made[kind] = _rows(output, kind)
                 break
     return made
+
+
+def _placed(made: Trace, info: ModelInfo, kind: str, kinds: list[str]) -> Tensor | None:
+    """(E, H) of what stands in the places of this kind, of families whose models have no method that gives it.
+
+    None where nothing stands there, since it is attended to beside the text, or where another of `kinds` stands too.
+    """
+    place = info.placeholder_ids.get(kind)
+    shared = [info.placeholder_ids.get(each) for each in kinds].count(place) > 1
+    if place is None or shared or info.cross is not None or made.embeds_TH is None:
+        return None
+    rows = made.embeds_TH[torch.tensor(made.prompt_ids) == place]
+    return rows if len(rows) else None
 
 
 def _rows(output: Any, kind: str) -> Tensor:
