@@ -31,14 +31,17 @@ logger = get_logger(__name__)
 
 @dataclass(eq=False)
 class Handle:
-    """A launched step: everything still on the device."""
+    """A launched step.
+
+    Attributes:
+        sampled: what it chooses, in the host's memory, once `ready` has come; there at once where that is None.
+    """
 
     plan_id: int
     sampled: SampleOutput | None
     rows: list[int]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
     lost: tuple[bytes, ...] = ()
-    host_2B: torch.Tensor | None = None
     ready: torch.cuda.Event | None = None
 
 
@@ -183,11 +186,9 @@ class ModelRunner:
         out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._mask(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
         self.rows.last_token_R.index_copy_(0, rows_B, out.ids_B)
-        handle.sampled, handle.rows = out, rows
+        # Copied now and waited for later: asking for it then would wait for the next step as well.
+        handle.sampled, handle.rows = out.start_copy(), rows
         if logits_BV.device.type == "cuda":
-            # Copied now and waited for later: asking for them then would wait for the next step as well.
-            handle.host_2B = torch.empty(2, len(rows), dtype=torch.int64, pin_memory=True)
-            handle.host_2B.copy_(torch.stack([out.ids_B, out.nan_B.long()]), non_blocking=True)
             handle.ready = torch.cuda.Event()
             handle.ready.record()
         return handle
@@ -211,12 +212,9 @@ class ModelRunner:
                 lost=handle.lost,
                 encode_s=self.encoder.spent_s(),
             )
-        if handle.host_2B is not None:
-            assert handle.ready is not None
+        if handle.ready is not None:
             handle.ready.synchronize()
-            ids, broken = handle.host_2B.tolist()
-        else:
-            ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
+        ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
         tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
         failed = {row: NAN for row, nan in zip(handle.rows, broken, strict=True) if nan}
         logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs

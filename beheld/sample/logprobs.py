@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from beheld.core.plan import TokenLogprobs
@@ -18,7 +19,7 @@ _CHUNK = 64
 
 @dataclass(frozen=True, eq=False)
 class LogprobTensors:
-    """A report still on the device: ids (L), their log-probabilities (L) and ranks (L), and the best K of each row."""
+    """A report as tensors: ids (L), their log-probabilities (L) and ranks (L), and the best K of each row."""
 
     ids_L: Tensor
     logprobs_L: Tensor
@@ -26,15 +27,30 @@ class LogprobTensors:
     top_ids_LK: Tensor
     top_logprobs_LK: Tensor
 
+    def start_copy(self) -> LogprobTensors:
+        """The same on the host, as `copied` makes it."""
+        return LogprobTensors(*(copied(column) for column in self._columns()))
+
     def to_host(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """Wait for the device; row l keeps its best `num_top[l]`."""
-        columns = (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
+        """Row l keeps its best `num_top[l]`; waits for the device if the tensors are there."""
         return [
             TokenLogprobs(token, logprob, rank, tuple(top_ids[:k]), tuple(top_logprobs[:k]))
             for k, token, logprob, rank, top_ids, top_logprobs in zip(
-                num_top, *(column.tolist() for column in columns), strict=True
+                num_top, *(column.tolist() for column in self._columns()), strict=True
             )
         ]
+
+    def _columns(self) -> tuple[Tensor, ...]:
+        return (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy in the host's memory, complete once the device has done what has been launched by now.
+
+    It is pinned, so that nothing waits meanwhile; its memory is not used for another copy before this one is done.
+    """
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    return host.copy_(x, non_blocking=True)
 
 
 def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:

@@ -25,7 +25,7 @@ from beheld.core.params import Sampling
 from beheld.core.plan import TokenLogprobs
 from beheld.sample import noise
 from beheld.sample.filters import apply_mask_, floor_of_row, floors
-from beheld.sample.logprobs import LogprobTensors, report, report_prompt
+from beheld.sample.logprobs import LogprobTensors, copied, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, Drawing, RowState, RowTable
@@ -36,7 +36,7 @@ _CERTAIN = 1e30
 
 @dataclass(frozen=True, eq=False)
 class SampleOutput:
-    """What was chosen, still on the device.
+    """What was chosen: on the device, or, made by `start_copy`, on the host.
 
     Attributes:
         ids_B: token ids, int64; 0 where nan_B.
@@ -50,8 +50,17 @@ class SampleOutput:
     logprobs: LogprobTensors | None
     reporting: tuple[tuple[int, int, int], ...] = ()
 
+    def start_copy(self) -> SampleOutput:
+        """The same in memory of the host that nothing else uses, complete once what has been launched by now is done.
+
+        Read where they lie, flags of a decode graph would be those of its next replay, and everything else would wait
+        for all that has been launched since.
+        """
+        logprobs = None if self.logprobs is None else self.logprobs.start_copy()
+        return SampleOutput(copied(self.ids_B), copied(self.nan_B), logprobs, self.reporting)
+
     def to_host(self) -> dict[int, TokenLogprobs]:
-        """Wait for the device; row -> log-probabilities, of the rows that asked and are sound."""
+        """Row -> log-probabilities, of the rows that asked and are sound; waits for the device if they are there."""
         if self.logprobs is None:
             return {}
         broken = self.nan_B.tolist()

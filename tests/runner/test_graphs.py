@@ -162,6 +162,37 @@ def test_the_copy_of_the_tables_is_right_after_every_replay(
     assert all(output.error is None for output in quick.generate(prompts, params, use_tqdm=False))
 
 
+def test_a_step_s_result_is_not_that_of_the_next_replay(
+    engines: tuple[LLM, LLM, DecodeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN of one step says nothing of the step before, though that one is read after it was launched."""
+    _, quick, made = engines
+    runner: Any = quick._run.core.executor.runner  # type: ignore[union-attr]
+    collect, results = runner.collect, []
+
+    def kept(handle: Any) -> Any:
+        results.append(collect(handle))
+        return results[-1]
+
+    def poisoned(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(size: Any) -> Any:
+            logits_BV, _ = step(size)
+            logits_BV[made._input_FB[1, : len(logits_BV)] == 15] = float("nan")
+            return logits_BV, graphs.greedy(logits_BV)
+
+        return run
+
+    monkeypatch.setattr(runner, "collect", kept)
+    for graph, _ in made._graphs.values():
+        monkeypatch.setattr(graph, "_step", poisoned(graph._step))  # type: ignore[attr-defined]
+    prompts = [{"prompt_token_ids": list(range(10, 10 + n))} for n in (8, 6, 7)]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1)
+    outputs = quick.generate(prompts, params, use_tqdm=False, on_error="return")
+    assert all("NaN" in str(output.error) for output in outputs)
+    assert sum(len(result.failed) for result in results) == 3
+    assert all(result.logprobs.keys() == result.tokens.keys() for result in results)
+
+
 def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
     """Row, length, position, adapter and the slots of every group; padding reads and writes what does not count."""
     *_, made = engines

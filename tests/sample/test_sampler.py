@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Sampling
-from beheld.sample.sampler import Sampler
+from beheld.sample.sampler import SampleOutput, Sampler, greedy
 from tests.sample.reference import edited, probabilities
 
 V = 101
@@ -234,6 +235,27 @@ def test_broken_rows_are_told_and_hurt_no_other(path: str, other: Sampling) -> N
     assert out.ids_B[out.nan_B].tolist() == [0, 0, 0]
     assert out.ids_B[[2, 4]].tolist() == sound.ids_B[[2, 4]].tolist()
     assert set(out.to_host()) == {2, 4}
+
+
+def told(out: SampleOutput) -> dict[int, tuple[Any, ...]]:
+    return {row: dataclasses.astuple(entry) for row, entry in out.to_host().items()}
+
+
+def test_what_is_copied_stays_when_the_next_step_overwrites_it() -> None:
+    """The ids and flags of a decode graph lie in memory that its next replay writes."""
+    sampler = make()
+    for row in range(2):
+        sampler.admit(row, Sampling(logprobs=2), [1, 2], 2)
+    place = greedy(logits(2))
+    out = sampler.sample(logits(2), [0, 1], [2, 2], None, place)
+    assert out.nan_B is place[1], "nothing would be overwritten: the test cannot fail"
+    want, kept = told(out), out.start_copy()
+    assert out.logprobs is not None
+    with torch.inference_mode():
+        for tensor in (*place, *out.logprobs._columns()):
+            tensor.fill_(1)
+    assert (kept.ids_B.tolist(), kept.nan_B.tolist()) == ([want[0][0], want[1][0]], [False, False])
+    assert told(kept) == want
 
 
 def test_masked_logits_of_the_model_are_no_fault() -> None:

@@ -69,3 +69,21 @@ def test_same_choices_without_waiting(kind: str) -> None:
         tokens[device] = [out.ids_B.tolist() for out in chosen]
         assert not any(out.nan_B.any().item() for out in chosen)
     assert tokens["cpu"] == tokens["cuda"]
+
+
+def test_results_are_read_while_the_next_step_runs() -> None:
+    sampler = Sampler(2, V, torch.device("cuda"))
+    for row in range(2):
+        sampler.admit(row, Sampling(logprobs=3), [7, 8, 9], 3)
+    logits_BV = torch.randn(2, V, device="cuda")
+    want = {row: entry.logprob for row, entry in sampler.sample(logits_BV, [0, 1], [3, 3]).to_host().items()}
+    torch.cuda.synchronize()
+    with no_waiting():
+        out, ready = sampler.sample(logits_BV, [0, 1], [3, 3]).start_copy(), torch.cuda.Event()
+        ready.record()
+    torch.cuda._sleep(2_000_000_000)
+    ready.synchronize()
+    assert {row: entry.logprob for row, entry in out.to_host().items()} == want
+    assert out.nan_B.tolist() == [False, False]
+    assert not torch.cuda.current_stream().query(), "it has waited for what was launched behind it"
+    torch.cuda.synchronize()
