@@ -39,7 +39,7 @@ class _Device:
 
 
 class TritonBackend:
-    """See AttentionBackend; heads of 16 to 256 elements, any group size, block sizes that are powers of two."""
+    """See AttentionBackend; heads of 16 to 512 elements, any group size, block sizes that are powers of two."""
 
     name = "triton"
     captures_prefill = True

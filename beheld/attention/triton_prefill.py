@@ -366,4 +366,7 @@ def shape_of(size: int, element_bytes: int, shared_bytes: int, fetch: str) -> Ti
         return TileShape(128, 128, 8, 3) if large else TileShape(64, 64, 4, 2)
     if row_bytes <= 256:
         return TileShape(128, 64, 8, 3) if large else TileShape(64, 32, 4, 2)
-    return TileShape(128, 64, 8, 2) if large else TileShape(32, 32, 4, 2)
+    if row_bytes <= 512:
+        return TileShape(128, 64, 8, 2) if large else TileShape(32, 32, 4, 2)
+    # Gemma 4's heads of 512: two stages of keys and values beside the queries fill a large GPU's shared memory.
+    return TileShape(64, 32, 8, 2) if large else TileShape(32, 32, 4, 2)

@@ -38,6 +38,8 @@ SHAPES: list[Shape] = [
     (16, 1, 128, 64),
     (8, 4, 256, 16),
     (16, 2, 256, 32),
+    # Gemma 4's layers that see everything.
+    (16, 4, 512, 16),
 ]
 
 

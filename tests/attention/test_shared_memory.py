@@ -1,0 +1,115 @@
+"""The kernels' tiles fit the shared memory of the GPUs that they are for; Triton tells without one.
+
+Triton is asked to translate a kernel for a GPU as far as it lays out shared memory. That is a fifth of the work of
+compiling it: the machine code does not matter here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from tests.long import LONG
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+from triton._C.libtriton import ir, nvidia, passes
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+from beheld.attention import triton_decode, triton_prefill
+
+# Compute capability -> the shared memory that one program may ask for (CUDA C++ Programming Guide, table of technical
+# specifications). 8.6 is 8.0's code on less memory.
+LIMITS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+CODE = {80: 80, 86: 80, 90: 90, 100: 100}
+TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+# Sizes between powers of two take the tiles of the next one.
+SIZES = (64, 128, 256, 512)
+STRIDES = ("q_token", "q_head", "k_token", "k_head", "v_token", "v_head")
+ROWS = ("q_ptr", "k_ptr", "v_ptr", "keys_ptr", "values_ptr", "out_ptr")
+GROUP = 4
+
+
+def shared_bytes(kernel: Any, types: dict[str, str], constants: dict[str, Any], code: int, **options: Any) -> int:
+    """What one program of the kernel takes of shared memory on GPUs of this kind."""
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in types if name in (*ROWS, *STRIDES)}
+    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()}, aligned)
+    target = GPUTarget("cuda", code, 32)
+    compiler = make_backend(target)
+    chosen = compiler.parse_options({**options, "enable_fp_fusion": True, **source.parse_options()})
+    stages: dict[str, Any] = {}
+    compiler.add_stages(stages, chosen, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    compiler.load_dialects(context)
+    metadata: dict[str, Any] = {"target": target, **chosen.__dict__}
+    codegen, modules = compiler.get_codegen_implementation(chosen), compiler.get_module_map()
+    module = source.make_ir(target, chosen, codegen, modules, context)
+    for stage in ("ttir", "ttgir"):
+        module = stages[stage](module, metadata)
+    if LONG:
+        stages["llir"](module, metadata)
+        return int(metadata["shared"])
+    # The first steps of the next stage, up to the one that lays out shared memory.
+    steps = ir.pass_manager(context)
+    passes.convert.add_scf_to_cf(steps)
+    nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(steps, code, 80)
+    steps.run(module, "shared memory")
+    return int(module.get_int_attr("ttg.shared"))
+
+
+def common(dtype: str, size: int) -> tuple[dict[str, str], dict[str, Any]]:
+    """Types and constants that the kernels share, for heads of this size."""
+    types = dict.fromkeys(ROWS, f"*{dtype}") | dict.fromkeys((*STRIDES, "table_row"), "i32")
+    types |= {"tables_ptr": "*i32", "scale": "fp32", "softcap": "fp32"}
+    width = triton.next_power_of_2(size)
+    constants = {"KV_HEADS": 2, "GROUP": GROUP, "SIZE": size, "V_SIZE": size, "BLOCK_SIZE": 16, "SOFTCAP": True}
+    return types, constants | {"WIDTH": width, "V_WIDTH": width}
+
+
+def prefill_bytes(dtype: str, size: int, capability: int) -> int:
+    shape = triton_prefill.shape_of(size, TYPES[dtype], LIMITS[capability], "threads")
+    types, constants = common(dtype, size)
+    types |= {"tiles_ptr": "*i32", "sees_ptr": "*i32"}
+    constants |= {"k_tiles": None, "v_tiles": None, "PREFIX": True, "WINDOW": 0, "CHUNK": 0}
+    constants |= {"ROWS": shape.rows, "TILE": shape.keys}
+    options = {"num_warps": shape.warps, "num_stages": shape.stages}
+    return shared_bytes(triton_prefill._prefill, types, constants, CODE[capability], **options)
+
+
+def decode_bytes(dtype: str, size: int, capability: int) -> int:
+    tile, warps, stages = triton_decode.shape_of(triton.next_power_of_2(size), TYPES[dtype])
+    types, constants = common(dtype, size)
+    types |= {"items_ptr": "*i32", "slots_ptr": "*i64", "acc_ptr": "*fp32", "sums_ptr": "*fp32", "arrived_ptr": "*i32"}
+    constants |= {"ROWS": 16, "TILE": tile, "PARTS": triton_decode._JOINED, "EARLY": capability >= 90}
+    options = {"num_warps": warps, "num_stages": stages}
+    return shared_bytes(triton_decode._decode, types, constants, CODE[capability], **options)
+
+
+# What comes nearest to the limits; the rest in the long form.
+NEAR = [("bf16", 256), ("bf16", 512), ("fp32", 512)]
+CASES = [(dtype, size) for dtype in TYPES for size in SIZES] if LONG else NEAR
+
+
+@pytest.mark.parametrize("capability", [86, 90, 100])
+@pytest.mark.parametrize(("dtype", "size"), CASES)
+def test_prefill_fits(dtype: str, size: int, capability: int) -> None:
+    needed = prefill_bytes(dtype, size, capability)
+    assert 0 < needed <= LIMITS[capability]
+    if capability == 86:
+        # The larger one of the same code takes the same tiles.
+        shapes = {triton_prefill.shape_of(size, TYPES[dtype], LIMITS[c], "threads") for c in (80, 86)}
+        assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("capability", [86, 90, 100] if LONG else [86])
+@pytest.mark.parametrize(("dtype", "size"), CASES if LONG else NEAR[1:])
+def test_decode_fits(dtype: str, size: int, capability: int) -> None:
+    assert 0 < decode_bytes(dtype, size, capability) <= LIMITS[capability]
