@@ -21,6 +21,8 @@ from beheld.verify.trace import Question, Trace
 _OTHER_MARKERS = frozenset({"ernie4_5_vl_moe", "phi4_multimodal"})
 # Families whose processor takes two frames a second, whatever is known of them, unless it is told otherwise.
 _TOLD_RATES = frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
+# Families whose processor, before transformers 5.23, counts what lies in the list of a prompt.
+_COUNTED_BY_PROMPT = frozenset({"smolvlm"})
 
 
 class Processor:
@@ -73,7 +75,8 @@ class Processor:
             # One inner list to a prompt, as apply_chat_template has it.
             given["images"] = [pictures(question)]
         if question.videos:
-            given["videos"] = [frames for frames, _ in question.videos]
+            clips = [frames for frames, _ in question.videos]
+            given["videos"] = [clips] if self._info.model_type in _COUNTED_BY_PROMPT else clips
             known = [metadata for _, metadata in question.videos]
             if all(known):
                 # The frames are chosen; some processors would choose among them again.

@@ -107,7 +107,9 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
         # One inner list to a prompt, as apply_chat_template has it: OneVision cuts a picture only if it is alone there.
         media["images"] = [ask.pictures()]
     if ask.videos:
-        media["videos"] = [clip.array for clip in ask.videos]
+        clips = [clip.array for clip in ask.videos]
+        # SmolVLM's, before 5.23, counts what lies in the list of a prompt.
+        media["videos"] = [clips] if family == "smolvlm" else clips
         known = [clip.metadata for clip in ask.videos]
         if all(entry is not None for entry in known):
             # Frames whose places are known were chosen already; some processors would choose among them again.
