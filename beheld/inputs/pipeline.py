@@ -279,6 +279,12 @@ class InputPipeline:
         continue_final_message: bool,
     ) -> tuple[Callable[[ItemsByModality], list[int]], tuple[MediaRef, ...], str]:
         """How the rendered conversation is encoded, its media, and its text."""
+        if continue_final_message and self._family.closes:
+            raise PromptError(
+                f"{self._info.architecture} cannot continue a message: {self._family.closes}.",
+                "Leave continue_final_message out, and ask for the rest in words.",
+                param="continue_final_message",
+            )
         marks = self._tokenizer.control()
         template = self._templates.resolve(given_template, tools)
         as_list = self._templates.takes_list(template, content_format)

@@ -57,6 +57,26 @@ def test_text_gives_the_ids_of_the_template(family: str) -> None:
     assert list(request.token_ids) == theirs(family, continued, continue_final_message=True)
 
 
+@pytest.mark.parametrize("family", ["chameleon", "paligemma", "paligemma2", "fuyu", "florence2"])
+def test_families_whose_prompts_are_closed_do_not_continue_a_message(family: str) -> None:
+    picture = {"type": "image", "image": tiny.pictures(1)[0]}
+    asked = {"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}
+    begun = {"role": "assistant", "content": "It is a"}
+    with pytest.raises(PromptError, match=r"cannot continue a message: .*begins"):
+        chat(family, [asked, begun], add_generation_prompt=False, continue_final_message=True)
+    assert chat(family, [asked, begun, asked] if family == "chameleon" else [asked]).token_ids
+
+
+@pytest.mark.parametrize("family", ["blip2", "llava", "mantis"])
+def test_a_continued_message_is_the_end_of_the_prompt(family: str) -> None:
+    content = [{"type": "image", "image": tiny.pictures(1)[0]}, {"type": "text", "text": "What is it?"}]
+    talk = [{"role": "user", "content": content}, {"role": "assistant", "content": "It is a"}]
+    request = chat(family, talk, add_generation_prompt=False, continue_final_message=True)
+    assert str(request.prompt).endswith("It is a")
+    tokenizer = pipes.shared(family).tokenizer
+    assert tokenizer.decode(request.token_ids[-6:]).endswith("It is a")
+
+
 @pytest.mark.parametrize("family", sorted(set(pipes.CHAT_FAMILIES) & set(tiny.IMAGE_FAMILIES)))
 def test_pictures_between_texts(family: str) -> None:
     first, second = tiny.pictures(2)

@@ -68,6 +68,8 @@ class Family:
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
         pieces: ordinary pieces of the vocabulary that steer the model as special tokens do.
         added: special tokens that the processor adds to its tokenizer, in this order, where they are missing.
+        closes: why the last message of a conversation cannot be continued, as a half sentence: what the processor puts
+            behind it. Empty if it can.
         most: modality -> the most items that the processor can place in one prompt, where it has a limit.
         embedded: modality -> what is written before and behind embeddings that are given in an item's place, with
             "{setting}" for the item's; or the reason, as a half sentence, why they cannot be given. Nothing is written
@@ -92,6 +94,7 @@ class Family:
     load: Callable[[Path], Any] | None = None
     pieces: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    closes: str = ""
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
 

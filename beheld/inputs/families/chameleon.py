@@ -15,5 +15,9 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
 
 
 FAMILY = Family(
-    template="chameleon", rewrite=rewrite, rewrite_chat=rewrite, embedded={"image": ("<racm3:break>", "<eoss>")}
+    template="chameleon",
+    rewrite=rewrite,
+    rewrite_chat=rewrite,
+    closes=f"{_ANSWER} ends every prompt, and an answer begins behind it",
+    embedded={"image": ("<racm3:break>", "<eoss>")},
 )

@@ -90,6 +90,7 @@ FAMILY = Family(
     rewrite=rewrite,
     rewrite_chat=rewrite,
     rewritten_ends="written",
+    closes="its encoder reads all of a prompt, and an answer begins anew",
     most={"image": 1},
     load=load,
     added=ADDED,

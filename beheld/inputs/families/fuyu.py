@@ -45,6 +45,7 @@ FAMILY = Family(
     rewrite=rewrite,
     rewrite_chat=rewrite,
     pieces=("|SPEAKER|", "|NEWLINE|", _ANSWER),
+    closes=f"{_ANSWER} ends every prompt with a picture, and an answer begins behind it",
     most={"image": 1},
     embedded={"image": LAID_OUT},
 )

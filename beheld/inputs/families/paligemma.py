@@ -22,4 +22,10 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text[:cut] + _START + text[cut:] + "\n"
 
 
-FAMILY = Family(template="plain", rewrite=rewrite, rewrite_chat=rewrite, rewritten_ends="written")
+FAMILY = Family(
+    template="plain",
+    rewrite=rewrite,
+    rewrite_chat=rewrite,
+    rewritten_ends="written",
+    closes="a line break ends every prompt, all of which is read both ways, and an answer begins behind it",
+)
