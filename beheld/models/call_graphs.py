@@ -55,7 +55,7 @@ class CallGraphs:
     def __init__(self) -> None:
         self._captured: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
-        self._refused: set[Hashable] = set()
+        self._refused: set[str] = set()
         self._pool: Any = None
         self._stream: Any = None
 
@@ -74,37 +74,29 @@ class CallGraphs:
             inputs: tensors on the device.
         """
         found = self._captured.get(sizes)
-        if found is None and self._seen.get(sizes, 0) >= _OFTEN and not self._refused & {kind, sizes}:
-            found = self._tried(kind, sizes, inputs, compute)
-        if found is None:
+        if kind in self._refused:
+            return compute(inputs)
+        if found is None and self._seen.get(sizes, 0) < _OFTEN:
             self._remember(sizes)
             return compute(inputs)
+        if found is None:
+            try:
+                found = self._capture(inputs, compute)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
+                self._refused.add(kind)
+                return compute(inputs)
+            self._captured[sizes] = found
+            if len(self._captured) > _KEPT:
+                self._captured.popitem(last=False)
         self._captured.move_to_end(sizes)
         for name, tensor in inputs.items():
             found.inputs[name].copy_(tensor)
         found.graph.replay()
         # The graphs share their memory: the next one may write here.
         return found.out_EH.clone()
-
-    def _tried(
-        self,
-        kind: str,
-        sizes: Hashable,
-        inputs: Mapping[str, Tensor],
-        compute: Callable[[Mapping[str, Tensor]], Tensor],
-    ) -> _Captured | None:
-        """The call, captured; None if it cannot be, which is then not tried again."""
-        try:
-            made = self._capture(inputs, compute)
-        except RuntimeError as error:
-            # Without memory for this graph, there may be some for smaller ones.
-            self._refused.add(sizes if isinstance(error, torch.OutOfMemoryError) else kind)
-            logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
-            return None
-        self._captured[sizes] = made
-        if len(self._captured) > _KEPT:
-            self._captured.popitem(last=False)
-        return made
 
     def _remember(self, sizes: Hashable) -> None:
         self._seen[sizes] = self._seen.get(sizes, 0) + 1

@@ -13,14 +13,14 @@ from beheld.core.errors import ConfigError
 from beheld.lora.layers import LoRALinear, Switch
 from beheld.lora.load import Form, Site
 from beheld.lora.slots import LoRASlots
-from beheld.models.fuse import FirstOfFused, PackedLinear, SmallBatchLinear
+from beheld.models.fuse import FirstOfFused, PackedLinear, PaddedLinear, SmallBatchLinear
 from beheld.models.one_row import OneRowLinear
 from beheld.quant.float8 import Float8Linear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_LINEARS = (nn.Linear, PackedLinear, SmallBatchLinear, OneRowLinear, Float8Linear)
+_LINEARS = (nn.Linear, PackedLinear, PaddedLinear, SmallBatchLinear, OneRowLinear, Float8Linear)
 _APART = frozenset({"experts", "cross_attn", "crossattention", "encoder_attn"})
 # Where transformers has, and had, the decoder; adapters keep the names of the version that they were trained with.
 _PREFIXES = (

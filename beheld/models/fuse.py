@@ -75,24 +75,52 @@ class PackedLinear(nn.Module):
         padded = padded_rows(rows)
         if padded == rows:
             return self._product(x)
-        x_MI = nn.functional.pad(x.reshape(rows, self.in_features), (0, 0, 0, padded - rows))
-        return self._product(x_MI)[:rows].view(*x.shape[:-1], self.out_features)
+        return self._product(_padded(x, rows, padded))[:rows].view(*x.shape[:-1], self.out_features)
 
     def _product(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return out
 
 
+class PaddedLinear(nn.Module):
+    """A linear layer on a CPU in bfloat16 or float16, whose product has few numbers of rows; see padded_rows.
+
+    The weights stay in their order: in oneDNN's a product of one row is not always the same to the last bit.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> (..., O)."""
+        rows = x.numel() // self.in_features
+        padded = padded_rows(rows)
+        if padded == rows:
+            return nn.functional.linear(x, self.weight, self.bias)
+        y_MO = nn.functional.linear(_padded(x, rows, padded), self.weight, self.bias)
+        return y_MO[:rows].view(*x.shape[:-1], self.out_features)
+
+
 def padded_rows(rows: int) -> int:
-    """With how many rows oneDNN computes the product of `rows`: the same up to 16, then one of 8 sizes per doubling.
+    """With how many rows oneDNN computes the product of `rows`: the same up to 16, then one of 8 sizes per doubling,
+    and of 16 from 512 on, where a product takes long.
 
     It compiles a product for every number of rows that it meets, and PyTorch and it keep a thousand of them: with torch
     2.15 0.6 MiB each, which would be half a gigabyte after prompts of two hundred lengths.
     """
     if rows <= 16:
         return rows
-    step = 1 << (rows.bit_length() - 4)
+    step = 1 << (rows.bit_length() - (4 if rows < 512 else 5))
     return rows + -rows % step
+
+
+def _padded(x: Tensor, rows: int, padded: int) -> Tensor:
+    """x (..., I) of so many rows as (padded, I), with zeros behind it."""
+    return nn.functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padded - rows))
 
 
 def linear_of(weight_OI: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -110,7 +138,7 @@ def can_pack() -> bool:
 
 
 def replace_linears(
-    model: Any, kind: type[PackedLinear] | type[SmallBatchLinear] | type[OneRowLinear], dtype: torch.dtype
+    model: Any, kind: type[PackedLinear | PaddedLinear | SmallBatchLinear | OneRowLinear], dtype: torch.dtype
 ) -> int:
     """Replace the linear layers of this type; returns how many.
 

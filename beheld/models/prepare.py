@@ -16,6 +16,7 @@ from beheld.models.experts import replace_experts
 from beheld.models.families import adapt
 from beheld.models.fuse import (
     PackedLinear,
+    PaddedLinear,
     SmallBatchLinear,
     can_pack,
     compile_layers,
@@ -64,6 +65,8 @@ def _fuse(model: Any, config: EngineConfig) -> None:
     if config.device == "cpu":
         if dtype == torch.float32:
             _pack(model, dtype)
+        else:
+            logger.debug("%d linear layers are padded.", replace_linears(model, PaddedLinear, dtype))
         return
     if dtype == torch.float32:
         # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
