@@ -1,6 +1,7 @@
 """Serving: what the server costs over its engine, answers of many streams, overload, start-up; one JSON line each.
 
     python -m benchmarks.serving overhead --clients 32 --requests 256      throughput and first token beside AsyncLLM
+    python -m benchmarks.serving first --requests 100                      one client's first token, beside AsyncLLM
     python -m benchmarks.serving own --clients 256 --minutes 10            every stream gets the answer of its own scene
     python -m benchmarks.serving overload --times 10 --seconds 60          goodput when ten times too much is offered
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -24,8 +26,8 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from beheld.cli import load
@@ -33,7 +35,7 @@ from beheld.cli import load
 KEY = "EMPTY"
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(given: argparse.Namespace, *flags: str) -> Iterator[tuple[str, int]]:
     """`beheld serve`, ready: (its address, its process)."""
     if given.url:
@@ -164,47 +166,146 @@ async def _within(given: argparse.Namespace) -> dict[str, Any]:
     return {**load.report(*run, given.clients), "first_token_alone_ms": first}
 
 
+# ---------------------------------------------------------------------- the first token of one client
+
+
+def first(given: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds to the first text of one client: from AsyncLLM with its engine in a thread, and from servers with
+    their engines in a thread and in a process.
+
+    All three live at the same time and are asked in turn, each new picture by all, so that whatever else the machine
+    does falls on each alike. Of what a side adds to AsyncLLM, the difference of each picture's times is taken first and
+    the median of these then.
+    """
+    times: dict[str, list[float]] = {"in_process": [], "thread": [], "process": []}
+    with contextlib.ExitStack() as sides:
+        words = [sys.executable, "-m", "benchmarks.serving", "asked", *sys.argv[2:]]
+        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        sides.callback(child.kill)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        urls = {}
+        for engine in ("thread", "process"):
+            own = argparse.Namespace(**{**vars(given), "engine": engine, "url": None})
+            urls[engine], _ = sides.enter_context(served(own))
+        order = random.Random(given.seed)
+        for number, data in enumerate(requests(given, _COLD + given.requests, given.seed)):
+            for side in order.sample(list(times), len(times)):
+                if side == "in_process":
+                    child.stdin.write(data + b"\n")
+                    child.stdin.flush()
+                    took = float(child.stdout.readline())
+                else:
+                    seen, _ = asyncio.run(load.closed_loop(urls[side], KEY, [data], 1))
+                    assert seen.first_s, seen.errors
+                    took = seen.first_s[0]
+                if number >= _COLD:
+                    times[side].append(1e3 * took)
+    told: dict[str, Any] = {"requests": given.requests, "side": given.side}
+    for side, found in times.items():
+        ranked = sorted(found)
+        told[side] = {"least": ranked[0], "p25": ranked[len(ranked) // 4], "median": statistics.median(ranked)}
+        if side != "in_process":
+            added = sorted(a - b for a, b in zip(found, times["in_process"], strict=True))
+            told[side] |= {"added_p25": added[len(added) // 4], "added_median": statistics.median(added)}
+        told[side] = {name: round(value, 2) for name, value in told[side].items()}
+    return told
+
+
+# So many requests find caches of all kinds cold.
+_COLD = 8
+
+
+def asked(given: argparse.Namespace) -> None:
+    """AsyncLLM, asked line by line; each answer is the seconds to its first text."""
+
+    async def answer() -> None:
+        from beheld import AsyncLLM, SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
+        async with AsyncLLM(given.model, max_num_seqs=given.max_num_seqs, seed=0, disable_log_stats=True) as llm:
+            print("ready", flush=True)
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                messages, took = json.loads(line)["messages"], 0.0
+                begin = time.perf_counter()
+                async for output in llm.chat(messages, params, pieces="delta"):
+                    if output.outputs[0].text and not took:
+                        took = time.perf_counter() - begin
+                print(took, flush=True)
+
+    asyncio.run(answer())
+
+
 # ---------------------------------------------------------------------- answers of one's own
 
 
 def own(given: argparse.Namespace) -> dict[str, Any]:
-    """Streams about mote's scenes: each answer must be the one that its scene gets alone, and memory stay flat."""
+    """Streams about mote's scenes: each answer must be the one that its scene gets alone, and memory stay flat.
+
+    What grows to a bound of its own has its time before: processed pictures while every scene is asked for alone, then
+    `--warm` answers of all clients together, which bring most numbers of rows for which products are compiled, and
+    touch most of the KV cache. Only then memory is looked at: what is resident, and what the processes hold (freed
+    memory stays resident, and is filled first).
+    """
     scenes = _scenes(given.scenes, given.tokens)
+    order, wrong, strangers, total, all_seen = random.Random(0), 0, 0, 0, load.Seen()
     with served(given, "--max-model-len", "2048") as (url, pid):
         alone, _ = asyncio.run(load.closed_loop(url, KEY, scenes, 1))
         assert len(alone.texts) == len(scenes), alone.errors
         texts = [alone.texts[number] for number in range(len(scenes))]
-        order = random.Random(0)
-        total, wrong, strangers, seen_all = 0, 0, 0, load.Seen()
-        memory: list[tuple[int, float]] = []
-        end = time.monotonic() + 60 * given.minutes
-        while time.monotonic() < end:
+
+        def turn() -> None:
+            nonlocal wrong, strangers, total
             chosen = [order.randrange(len(scenes)) for _ in range(4 * given.clients)]
             seen, _ = asyncio.run(load.closed_loop(url, KEY, [scenes[which] for which in chosen], given.clients))
             for place, text in seen.texts.items():
                 wrong += text != texts[chosen[place]]
                 strangers += text != texts[chosen[place]] and text in texts
             total += len(chosen)
-            seen_all.first_s += seen.first_s
+            all_seen.first_s += seen.first_s
+            all_seen.refused_s += seen.refused_s
             for what, count in seen.errors.items():
-                seen_all.errors[what] = seen_all.errors.get(what, 0) + count
-            seen_all.refused_s += seen.refused_s
-            if pid:
-                memory.append((total, resident_mib(pid)))
-    warm = memory[len(memory) // 3 :]
+                all_seen.errors[what] = all_seen.errors.get(what, 0) + count
+
+        while total < given.warm:
+            turn()
+        memory = [(total, _memory(url, pid))]
+        end = time.monotonic() + 60 * given.minutes
+        while time.monotonic() < end:
+            turn()
+            memory.append((total, _memory(url, pid)))
     return {
         "clients": given.clients,
         "engine": given.engine,
         "answers": total,
+        "warm": memory[0][0],
         "different_answers": len(set(texts)),
         "wrong": wrong,
         "anothers": strangers,
-        "errors": seen_all.errors,
-        "refused": len(seen_all.refused_s),
-        "first_token_ms": load.percentiles(seen_all.first_s),
-        "resident_mib": [round(mib) for _, mib in (memory[:1] + memory[-1:])],
-        "mib_per_1000_answers": round(_slope(warm), 3),
+        "errors": all_seen.errors,
+        "refused": len(all_seen.refused_s),
+        "first_token_ms": load.percentiles(all_seen.first_s),
+        "memory_mib": {
+            what: {
+                "first": round(memory[0][1][what], 1),
+                "last": round(memory[-1][1][what], 1),
+                "per_1000_answers": round(_slope([(count, found[what]) for count, found in memory]), 3),
+            }
+            for what in memory[0][1]
+        },
     }
+
+
+def _memory(url: str, pid: int) -> dict[str, float]:
+    """MiB: what the server and all its processes have resident, and what each part says that it holds."""
+    with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("beheld_held_bytes{"):
+            found["held_" + line.split('"')[1]] = float(line.rsplit(" ", 1)[1]) / 2**20
+    return {"resident": resident_mib(pid), **found} if pid else found
 
 
 def _scenes(count: int, tokens: int) -> list[bytes]:
@@ -306,13 +407,21 @@ def ladder(given: argparse.Namespace) -> dict[str, Any]:
     return {"engine": given.engine, "ladder": lines}
 
 
-WAYS = {"overhead": overhead, "own": own, "overload": overload, "start": start, "ladder": ladder, "within": within}
+WAYS = {
+    "overhead": overhead,
+    "first": first,
+    "own": own,
+    "overload": overload,
+    "start": start,
+    "ladder": ladder,
+    "within": within,
+}
 
 
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description="Measure the server.")
-    parser.add_argument("way", choices=list(WAYS))
+    parser.add_argument("way", choices=[*WAYS, "asked"])
     parser.add_argument("--model", help="a folder; without it, the embedded model")
     parser.add_argument("--url", help="measure this server instead of starting one")
     parser.add_argument("--engine", choices=("process", "thread"), default="thread")
@@ -324,6 +433,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--scenes", type=int, default=256)
+    parser.add_argument("--warm", type=int, default=6144, help="answers before memory is looked at, for own")
     parser.add_argument("--times", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
@@ -331,7 +441,10 @@ def main() -> None:
     given = parser.parse_args()
     given.ladder = given.clients
     given.clients = int(given.clients.split(",")[-1])
-    print(json.dumps(WAYS[given.way](given)))
+    if given.way == "asked":
+        asked(given)
+    else:
+        print(json.dumps(WAYS[given.way](given)))
 
 
 if __name__ == "__main__":
