@@ -123,37 +123,39 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
-            return InFlight(plan, None, self._retry(plan, error))
+            reason = _reason(error)
+        # Not within the block above: as long as the error is there, so is the memory of what has failed.
+        return InFlight(plan, None, self._retry(plan, reason))
 
     def _update(self, step: InFlight) -> list[TokenEvent]:
-        result = step.result
-        if result is None:
-            try:
-                result = self.executor.collect(step.handle)
-            except EngineDeadError:
-                raise
-            except Exception as error:
-                result = self._unreadable(step.plan, error)
+        result = self._collect(step) if step.result is None else step.result
         self._encode_s += result.encode_s
         if self.grammars is not None:
             result = self.grammars.taken(result)
         return self.scheduler.update(step.plan, result)
 
-    def _unreadable(self, plan: StepPlan, error: Exception) -> StepResult:
-        """What to tell of a step that was launched and whose result cannot be read.
+    def _collect(self, step: InFlight) -> StepResult:
+        """The result of a launched step, or what to tell if it cannot be read.
 
-        Without overlap it is retried. With overlap the next step may have reused its rows and blocks already, so all
-        its sequences fail.
+        Without overlap it is then retried. With overlap the next step may have reused its rows and blocks already, so
+        all its sequences fail.
         """
+        try:
+            return self.executor.collect(step.handle)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            reason = _reason(error)
+        plan = step.plan
         if not self._overlap:
-            return self._retry(plan, error)
-        logger.error("The result of a step is lost (%s); its %d sequences fail.", _reason(error), len(plan.slices))
-        return StepResult(plan.id, {}, failed={piece.row: _reason(error) for piece in plan.slices})
+            return self._retry(plan, reason)
+        logger.error("The result of a step is lost (%s); its %d sequences fail.", reason, len(plan.slices))
+        return StepResult(plan.id, {}, failed={piece.row: reason for piece in plan.slices})
 
-    def _retry(self, plan: StepPlan, error: Exception) -> StepResult:
+    def _retry(self, plan: StepPlan, reason: str) -> StepResult:
         """Run a failed plan again, one sequence at a time: only the culprit fails."""
         self._retried += 1
-        logger.warning("A step failed (%s); retrying its %d sequences one by one.", _reason(error), len(plan.slices))
+        logger.warning("A step failed (%s); retrying its %d sequences one by one.", reason, len(plan.slices))
         merged = StepResult(plan.id, {})
         for index, piece in enumerate(plan.slices):
             try:

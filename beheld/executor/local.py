@@ -11,7 +11,7 @@ from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.runner.build import build_runner, count_weights
 from beheld.runner.capacity import available_bytes
-from beheld.runner.faults import loss_of
+from beheld.runner.faults import let_go, loss_of
 from beheld.runner.runner import Handle
 
 
@@ -40,7 +40,9 @@ class LocalExecutor:
             raise
 
     def _check(self, error: Exception) -> None:
-        loss = loss_of(error, torch.device(self.config.device))
+        device = torch.device(self.config.device)
+        let_go(error, device)
+        loss = loss_of(error, device)
         if loss is not None:
             raise loss from error
 

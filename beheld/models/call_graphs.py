@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.utils.frames import clear_frames
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -80,13 +81,8 @@ class CallGraphs:
             self._remember(sizes)
             return compute(inputs)
         if found is None:
-            try:
-                found = self._capture(inputs, compute)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
-                self._refused.add(kind)
+            found = self._try(kind, sizes, inputs, compute)
+            if found is None:
                 return compute(inputs)
             self._captured[sizes] = found
             if len(self._captured) > _KEPT:
@@ -97,6 +93,31 @@ class CallGraphs:
         found.graph.replay()
         # The graphs share their memory: the next one may write here.
         return found.out_EH.clone()
+
+    def _try(
+        self,
+        kind: str,
+        sizes: Hashable,
+        inputs: Mapping[str, Tensor],
+        compute: Callable[[Mapping[str, Tensor]], Tensor],
+    ) -> _Captured | None:
+        """Capture a call; None if it cannot be, and then it is not tried again soon, and the attempt holds no memory.
+
+        A graph keeps what the call takes for as long as it lives: where there is no room for that, there may be for the
+        call itself.
+        """
+        try:
+            return self._capture(inputs, compute)
+        except torch.OutOfMemoryError as error:
+            clear_frames(error)
+            logger.info("There is no memory for a graph of a call of the %s tower.", kind)
+            # As if they had never come: by the time they have come so often again, there may be room.
+            self._seen.pop(sizes, None)
+        except RuntimeError as error:
+            clear_frames(error)
+            logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
+            self._refused.add(kind)
+        return None
 
     def _remember(self, sizes: Hashable) -> None:
         self._seen[sizes] = self._seen.get(sizes, 0) + 1

@@ -13,6 +13,7 @@ from torch import Tensor
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.adapter import ModelAdapter
+from beheld.runner.faults import let_go
 
 # Bounds one tower call, so that its activations stay small beside the weights.
 _CALL_EMBEDS = 4096
@@ -48,11 +49,12 @@ class EncoderStore:
         begin = self._mark()
         bound = _CALL_BYTES if self._adapter.device.type == "cpu" else None
         for batch in _batches(waiting, bound):
-            try:
-                self._keep(batch, self._adapter.encode(batch))
-            except Exception:
-                for item in batch:
-                    self._encode_alone(item)
+            if self._try(batch) is None:
+                continue
+            for item in batch:
+                reason = self._try([item])
+                if reason is not None:
+                    self._failures[item.digest] = f"the {item.modality} tower failed: {reason}"
         self._marks.append((begin, self._mark()))
         return tuple(item.digest for item in waiting if item.digest not in self._embeds)
 
@@ -78,11 +80,14 @@ class EncoderStore:
             self._marks.popleft()
         return spent
 
-    def _encode_alone(self, item: EncodeItem) -> None:
+    def _try(self, items: Sequence[EncodeItem]) -> str | None:
+        """Encode `items` in one call; None, or why it failed, and then nothing is left of what the call had taken."""
         try:
-            self._keep([item], self._adapter.encode([item]))
+            self._keep(items, self._adapter.encode(items))
         except Exception as error:
-            self._failures[item.digest] = f"the {item.modality} tower failed: {error}"
+            let_go(error, self._adapter.device)
+            return str(error)
+        return None
 
     def _keep(self, items: Sequence[EncodeItem], embeds: Sequence[Tensor]) -> None:
         for item, embeds_EH in zip(items, embeds, strict=True):

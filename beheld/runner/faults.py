@@ -1,10 +1,11 @@
-"""Which errors of a device end one step, and which end the device for this process."""
+"""Which errors of a device end one step, which end the device for this process, and what is tidied up after them."""
 
 from __future__ import annotations
 
 import torch
 
 from beheld.core.errors import EngineDeadError
+from beheld.utils.frames import clear_frames
 
 _OUT_OF_MEMORY = "out of memory"
 # How PyTorch and the libraries under it begin what a device said. Errors of a kernel's arguments read alike, and an
@@ -18,10 +19,7 @@ def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
     After an illegal access, every later call on the device fails, or worse, gives what nobody computed. Where the
     message does not tell, the device is asked; that waits for it, which costs nothing once a step has failed.
     """
-    if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error):
-        if device.type == "cuda":
-            # The next attempt, alone, may need in one piece what lies about in many.
-            torch.cuda.empty_cache()
+    if _of_memory(error):
         return None
     said = str(error)
     if isinstance(error, torch.AcceleratorError) or any(word in said for word in _DEVICE_SAYS):
@@ -32,6 +30,18 @@ def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
         except RuntimeError as second:
             return _dead(str(second))
     return None
+
+
+def let_go(error: Exception, device: torch.device) -> None:
+    """Free what the failed attempt had taken on `device`, so that the next one has all memory that there was."""
+    clear_frames(error)
+    if _of_memory(error) and device.type == "cuda":
+        # The next attempt, alone, may need in one piece what lies about in many.
+        torch.cuda.empty_cache()
+
+
+def _of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error)
 
 
 def _dead(said: str) -> EngineDeadError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -96,6 +97,32 @@ def test_only_the_culprit_of_a_failing_step_fails() -> None:
             assert tokens(events[request.id]) == expected_tokens(request, 256)[0]
     assert core.stats().retried == 1
     assert 6 in runner.launched, "they did share a step"
+
+
+@pytest.mark.parametrize("where", ["launch", "collect"])
+def test_what_a_failed_step_took_is_free_when_its_sequences_are_tried_alone(where: str) -> None:
+    """In a real lack of memory they would fail with the culprit otherwise."""
+    core, runner = make()
+    whole = getattr(runner, where)
+    taken: list[weakref.ref[set[int]]] = []
+    alive: list[bool] = []
+
+    def tight(plan: StepPlan) -> Any:
+        alive.extend(ref() is not None for ref in taken)
+        if len(plan.slices) > 1:
+            # The fake runner wants its results to be asked for.
+            result = whole(plan) if where == "collect" else None
+            activations = {result, 1}
+            taken.append(weakref.ref(activations))
+            raise RuntimeError("CUDA out of memory.")
+        return whole(plan)
+
+    setattr(runner, where, tight)
+    requests = [fake_request(f"r{i}", [3, 4, 5 + i], max_tokens=1) for i in range(3)]
+    events = run(core, requests)
+    for request in requests:
+        assert tokens(events[request.id]) == expected_tokens(request, 256)[0]
+    assert alive == [False] * 3
 
 
 def test_a_failing_tower_fails_only_the_requests_that_show_its_picture() -> None:

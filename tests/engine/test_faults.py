@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,15 +156,26 @@ def test_a_batch_that_fails_is_run_one_by_one(llm: LLM, monkeypatch: pytest.Monk
     clean = [ids(output) for output in ask(llm, [*MATES, prompt(*LONG)])]
     llm.reset_prefix_cache()
     forward = runner._adapter.forward
+    taken: list[weakref.ref[torch.Tensor]] = []
 
     def crowded(embeds_TH: torch.Tensor, *rest: Any) -> Any:
+        assert not any(ref() is not None for ref in taken), "the failed attempt still has its activations"
         if len(rest[-1]) > 1:
-            raise error
+            activations = embeds_TH * 2
+            taken.append(weakref.ref(activations))
+            # As a library may: only the garbage collector would undo this knot.
+            kept = type(error)(str(error))
+            raise kept
         return forward(embeds_TH, *rest)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(runner._adapter, "forward", crowded)
-        outputs = ask(llm, [*MATES, prompt(*LONG)])
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(runner._adapter, "forward", crowded)
+            outputs = ask(llm, [*MATES, prompt(*LONG)])
+    finally:
+        gc.enable()
+    assert taken
     assert [ids(output) for output in outputs] == clean
     assert llm.stats().retried > 0
     idle(llm)
@@ -269,3 +282,36 @@ def test_which_errors_end_a_device(error: Exception, lost: bool) -> None:
     found = faults.loss_of(error, torch.device("cpu"))
     assert (found is not None) == lost
     assert found is None or "\n" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "device", "emptied"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "cuda", [False]),
+        (StepError("The image tower failed: CUDA out of memory."), "cuda", [False]),
+        (RuntimeError("shapes"), "cuda", []),
+        (torch.OutOfMemoryError("CUDA out of memory."), "cpu", []),
+    ],
+)
+def test_the_device_s_cache_is_emptied_once_the_failed_step_has_let_go(
+    error: Exception, device: str, emptied: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emptied before, it would hold all that the failed calls' variables still hold."""
+    taken: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    def step() -> None:
+        activations = torch.zeros(64)
+        taken.append(weakref.ref(activations))
+        try:
+            raise ValueError("the first reason")
+        except ValueError as first:
+            raise error from first
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(taken[0]() is not None))
+    try:
+        step()
+    except Exception as caught:
+        faults.let_go(caught, torch.device(device))
+        assert taken[0]() is None
+        assert alive == emptied

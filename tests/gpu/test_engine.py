@@ -17,6 +17,8 @@ if not torch.cuda.is_available():
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.core.errors import StepError
 from beheld.core.params import StructuredOutputs
+from beheld.core.plan import EncodeItem
+from beheld.runner.encoder import EncoderStore
 from tests import tiny
 
 LONG = bool(os.environ.get("BEHELD_LONG"))
@@ -111,6 +113,26 @@ def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.
     assert outputs[0].error is None
     assert outputs[2].error is None
     assert tokens_of(llm, [picture(31)])[0] == tuple(outputs[0].outputs[0].token_ids)
+
+
+def test_items_that_do_not_fit_together_are_encoded_one_by_one() -> None:
+    """Each takes most of what is free: alone it fits only if nothing of the failed attempt is held any more."""
+    torch.cuda.empty_cache()
+    share = int(0.6 * torch.cuda.mem_get_info()[0])
+    calls: list[int] = []
+
+    class Heavy:
+        device = torch.device("cuda")
+
+        def encode(self, items: Any) -> list[torch.Tensor]:
+            calls.append(len(items))
+            activations = [torch.empty(share, dtype=torch.uint8, device="cuda") for _ in items]
+            return [chunk[:4].view(4, 1).float() for chunk in activations]
+
+    items = [EncodeItem(bytes([n]), "image", {}, 4) for n in range(3)]
+    assert EncoderStore(Heavy()).encode(items) == ()  # type: ignore[arg-type]
+    assert calls == [3, 1, 1, 1]
+    torch.cuda.empty_cache()
 
 
 def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:

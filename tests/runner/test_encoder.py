@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,3 +108,31 @@ def test_on_a_cpu_large_pictures_do_not_share_a_call(monkeypatch: pytest.MonkeyP
     store._mark = lambda: 0.0  # type: ignore[method-assign]
     store.encode(items)
     assert adapter.calls == [6]
+
+
+@pytest.mark.parametrize("knot", [False, True], ids=["plain", "a variable holds the error"])
+def test_what_a_failed_call_took_is_free_when_its_items_are_tried_alone(knot: bool) -> None:
+    """Otherwise the neighbours of an item that is too large would lack its memory too."""
+    taken: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    class Tight(FakeAdapter):
+        def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+            alive.append(sum(ref() is not None for ref in taken))
+            if len(items) == 1 and not items[0].features.get("broken"):
+                return super().encode(items)
+            activations = torch.zeros(64)
+            taken.append(weakref.ref(activations))
+            if not knot:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            error = torch.OutOfMemoryError("CUDA out of memory.")
+            raise error
+
+    store = EncoderStore(Tight())  # type: ignore[arg-type]
+    gc.disable()
+    try:
+        lost = store.encode([item(b"a", 1.0, 2), item(b"b", 2.0, 2, broken=True), item(b"c", 3.0, 2)])
+    finally:
+        gc.enable()
+    assert lost == (b"b",)
+    assert alive == [0, 0, 0, 0]
