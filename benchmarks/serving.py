@@ -21,6 +21,7 @@ import io
 import json
 import os
 import random
+import shlex
 import socket
 import statistics
 import subprocess
@@ -65,7 +66,7 @@ def begun(given: argparse.Namespace, *flags: str) -> tuple[subprocess.Popen[byte
     quiet = {**os.environ, "BEHELD_LOG_LEVEL": "ERROR"}
     # Where compiled modules are not kept, half of a start is Python's compiler; installed packages bring them along.
     quiet.pop("PYTHONDONTWRITEBYTECODE", None)
-    process = subprocess.Popen([*command, *options, *flags], env=quiet)
+    process = subprocess.Popen([*command, *options, *flags, *shlex.split(given.serve)], env=quiet)
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -438,6 +439,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--serve", default="", help='more flags for the server, as "--load-format dummy"')
     given = parser.parse_args()
     given.ladder = given.clients
     given.clients = int(given.clients.split(",")[-1])
