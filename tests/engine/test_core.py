@@ -109,7 +109,7 @@ def test_what_a_failed_step_took_is_free_when_its_sequences_are_tried_alone(wher
 
     def tight(plan: StepPlan) -> Any:
         alive.extend(ref() is not None for ref in taken)
-        if len(plan.slices) > 1:
+        if len(plan.slices) > 1 and plan.id == 1:
             # The fake runner wants its results to be asked for.
             result = whole(plan) if where == "collect" else None
             activations = {result, 1}
@@ -118,7 +118,7 @@ def test_what_a_failed_step_took_is_free_when_its_sequences_are_tried_alone(wher
         return whole(plan)
 
     setattr(runner, where, tight)
-    requests = [fake_request(f"r{i}", [3, 4, 5 + i], max_tokens=1) for i in range(3)]
+    requests = [fake_request(f"r{i}", [3, 4, 5 + i], max_tokens=2) for i in range(3)]
     events = run(core, requests)
     for request in requests:
         assert tokens(events[request.id]) == expected_tokens(request, 256)[0]
