@@ -4,23 +4,39 @@ The threads mostly wait for processes that decode and process media (inputs/work
 prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order of
 the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their
 features.
+
+Jobs come from what a user iterates over, which may take its time over each. Such a source is read in a thread of its
+own, so that asking for what is ready never waits for it.
 """
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 # Some 400 pictures of 448 x 448 pixels in bfloat16.
 MAX_BYTES = 1 << 30
+
+# Jobs that are read ahead where none is prepared ahead: enough for the reader to stay before whoever prepares them, and
+# few, since they may hold pictures as the user gave them.
+_UNPREPARED = 4
+
+# How long closing waits for a source that is at work on its next item. Nobody can interrupt it.
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +52,27 @@ class Job:
     requests: Callable[[], list[Request]]
     tokenizer: Any
     light: bool = False
+
+
+class Reading(Enum):
+    """Who reads a source of jobs."""
+
+    TAKER = "taker"  # whoever takes the jobs: the next one is there already
+    THREAD = "thread"  # a thread of its own, since nobody knows how long the next one takes
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Jobs in their order.
+
+    Attributes:
+        each: gives them; only ever run, and in the end closed, by the thread that `reading` names.
+        total: how many there are, as far as that is known; for showing it.
+    """
+
+    each: Generator[Job, None, None]
+    reading: Reading
+    total: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,88 +96,169 @@ class Fed:
 class Feed:
     """Gives prepared jobs in their order.
 
+    What goes wrong in the source of the jobs ends it; `finish` raises it once the jobs before it were dealt with.
+
     Args:
-        jobs: read only as far as the window reaches.
+        jobs: read only as far as the window reaches, by one thread alone.
         threads: 0 prepares a job when it is taken, in the caller's thread.
-        window: how many jobs may be prepared and not yet taken.
+        window: how many jobs may be read, prepared or not, and not yet taken.
         max_bytes: of features that may be ready and not yet taken. What jobs in work will bring is taken to be the mean
             of those before them.
     """
 
-    def __init__(self, jobs: Iterator[Job], threads: int, window: int, max_bytes: int = MAX_BYTES) -> None:
-        self._source = enumerate(jobs)
+    def __init__(self, jobs: Jobs, threads: int, window: int, max_bytes: int = MAX_BYTES) -> None:
+        self._each = jobs.each
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beheld-prepare") if threads else None
-        self._window = window if threads else 1
         self._ahead: deque[tuple[int, Job, Future[list[Request]], list[float]]] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
-        self._counting = threading.Lock()
+        # Guards all that follows; told of whatever makes room or gives a job to take.
+        self._changed = threading.Condition()
+        self._num_read = 0
         # Ready and not yet taken: jobs, and bytes. Prepared so far: the same.
         self._ready = (0, 0)
         self._prepared = (0, 0)
         self._dry = False
+        self._failure: BaseException | None = None
+        self._reader: threading.Thread | None = None
+        if jobs.reading is Reading.TAKER:
+            self._window = window if threads else 1
+        else:
+            self._window = window if threads else min(window, _UNPREPARED)
+            # A daemon, since a source may never return; in the caller's context, as if it were read there.
+            run = contextvars.copy_context().run
+            self._reader = threading.Thread(target=run, args=(self._read,), name="beheld-read", daemon=True)
+            self._reader.start()
 
     @property
     def more(self) -> bool:
-        """False once every job was taken."""
+        """False once every job was taken and the source is known to have ended; never waits."""
         self._look_ahead()
-        return bool(self._ahead)
+        with self._changed:
+            return bool(self._ahead) or not self._dry
 
     def take(self, *, wait: bool) -> Fed | None:
-        """The next job; None if there is none, or if it is not ready and `wait` is False."""
+        """The next job; None if there is none any more, or if none is read and ready and `wait` is False."""
         self._look_ahead()
-        if not self._ahead:
-            return None
-        index, job, future, times = self._ahead[0]
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._ahead or self._dry)
+            if not self._ahead:
+                return None
+            index, job, future, times = self._ahead[0]
         if self._pool is None or job.light:
             self._prepare(job, future, times)
-        elif not future.done() and not wait:
+        elif wait:
+            wait_for((future,))
+        elif not future.done():
             return None
-        self._ahead.popleft()
         self._count_taken(future)
         return Fed(index, job, future, times[0], times[1])
 
+    def finish(self) -> None:
+        """To be called when there is no more: raises what the source raised in place of a further job, if it did."""
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
-        """Drop what was not taken; jobs being prepared end in their own time."""
-        self._dry = True
-        self._ahead.clear()
+        """Drop what was not taken and end the reading; jobs being prepared end in their own time.
+
+        The source is closed by the thread that reads it. If that waits for the source's next item for too long, it does
+        so, and ends, when it gets it.
+        """
+        with self._changed:
+            self._dry = True
+            self._ahead.clear()
+            self._changed.notify_all()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._reader is None:
+            self._close_source()
+        elif self._reader is not threading.current_thread():
+            self._reader.join(_PATIENCE_S)
+            if self._reader.is_alive():
+                logger.info("The iterator of prompts is still at work on its next item; it is closed after that.")
+
+    def _read(self) -> None:
+        """The reader's thread: from the first job to the last, or until the feed is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dry or self._has_room())
+                if self._dry:
+                    break
+            try:
+                self._read_one()
+            except BaseException as error:
+                # In this thread nobody else would ever hear of it.
+                self._end(error)
+        self._close_source()
 
     def _look_ahead(self) -> None:
-        while not self._dry and (not self._ahead or self._has_room()):
-            entry = next(self._source, None)
-            if entry is None:
-                self._dry = True
+        """Read as far as there is room, if that is not a reader's work."""
+        while self._reader is None and not self._dry and self._has_room():
+            self._read_one()
+
+    def _read_one(self) -> None:
+        try:
+            job = next(self._each, None)
+        except Exception as error:
+            self._end(error)
+            return
+        if job is None:
+            self._end(None)
+            return
+        future: Future[list[Request]] = Future()
+        times: list[float] = []
+        with self._changed:
+            if self._dry:
                 return
-            index, job = entry
-            future: Future[list[Request]] = Future()
-            times: list[float] = []
-            self._ahead.append((index, job, future, times))
+            self._ahead.append((self._num_read, job, future, times))
+            self._num_read += 1
             if self._pool is not None and not job.light:
                 self._pool.submit(self._prepare, job, future, times)
+            self._changed.notify_all()
+
+    def _end(self, failure: BaseException | None) -> None:
+        with self._changed:
+            if not self._dry:
+                self._failure = failure
+            self._dry = True
+            self._changed.notify_all()
+
+    def _close_source(self) -> None:
+        try:
+            self._each.close()
+        except Exception:
+            logger.warning("The iterator of prompts failed when it was closed.", exc_info=True)
 
     def _has_room(self) -> bool:
-        if len(self._ahead) >= self._window:
-            return False
-        with self._counting:
+        with self._changed:
+            if not self._ahead:
+                return True
+            if len(self._ahead) >= self._window:
+                return False
+            if self._pool is None:
+                return True
             ready, num_bytes = self._ready
             prepared, total = self._prepared
-        in_work = len(self._ahead) - ready
+            in_work = len(self._ahead) - ready
         if not prepared:
             return in_work < 2 * self._threads
         return num_bytes + in_work * total / prepared < self._max_bytes
 
     def _count_prepared(self, requests: list[Request]) -> None:
         num_bytes = _feature_bytes(requests)
-        with self._counting:
+        with self._changed:
             self._ready = (self._ready[0] + 1, self._ready[1] + num_bytes)
             self._prepared = (self._prepared[0] + 1, self._prepared[1] + num_bytes)
+            self._changed.notify_all()
 
     def _count_taken(self, future: Future[list[Request]]) -> None:
         num_bytes = 0 if future.exception() is not None else _feature_bytes(future.result())
-        with self._counting:
+        with self._changed:
+            self._ahead.popleft()
             self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
+            self._changed.notify_all()
 
     def _prepare(self, job: Job, future: Future[list[Request]], times: list[float]) -> None:
         """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
-from beheld.api.feed import Job
+from beheld.api import iterables
+from beheld.api.feed import Job, Jobs
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, mix
 from beheld.api.start import start_both
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import EngineDeadError, ParamsError, PromptError
+from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
@@ -49,13 +52,14 @@ class LLM:
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config
         self._run: OfflineRun | None = OfflineRun(setup.core, setup.config)
-        self._num_requests = 0
+        # Counted by whichever thread reads the prompts.
+        self._numbers = itertools.count()
 
     # ------------------------------------------------------------------ asking
 
     def generate(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: PromptType | Iterable[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
@@ -67,6 +71,7 @@ class LLM:
 
         Args:
             prompts: a string, a dict with "prompt" or "prompt_token_ids" and "multi_modal_data", or a list of these.
+                Any other iterable is read while its first prompts are answered, as by `generate_iter`.
             sampling_params: one for all, or one per prompt; None takes the model's own defaults.
             use_tqdm: show progress bars on standard error.
             lora_request: one for all, or one per prompt.
@@ -77,9 +82,9 @@ class LLM:
         Returns:
             One output per prompt, in order.
         """
-        items = [prompts] if _is_one(prompts) else _listed(prompts)
+        items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
         jobs = self._jobs(items, self._inputs.prepare, sampling_params, lora_request, priority)
-        return self._all(jobs, len(items), use_tqdm, on_error)
+        return self._all(jobs, use_tqdm, on_error)
 
     def generate_iter(
         self,
@@ -91,19 +96,30 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Answer prompts from any iterable, which is read only as fast as they are needed.
 
+        A list or another sequence is read by whoever asks for the next output. Anything else may be slow, so it is
+        read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
+        are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
+        sqlite3, say) has to be made in the generator itself.
+
+        Closing what this returns ends the reading; a generator is closed, by the thread that read it. If it is just at
+        work on a prompt and takes longer than a second, that happens when it has given it.
+
         Args:
+            prompts: as those of a list for `generate`. An error it raises is raised here, with a note that says so,
+                after the outputs of all prompts before it, whatever `on_error` is.
             lora_request: one for all.
             on_error: as for `generate`.
 
         Yields:
             (index of the prompt, its output) as each one finishes.
         """
-        jobs = self._jobs(prompts, self._inputs.prepare, sampling_params, _lone(lora_request), None)
+        items = iterables.many(prompts)
+        jobs = self._jobs(items, self._inputs.prepare, sampling_params, _lone(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: Messages | Iterable[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
@@ -116,9 +132,11 @@ class LLM:
         mm_processor_kwargs: dict[str, Any] | None = None,
         on_error: str = "raise",
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, given as OpenAI messages; content may hold media."""
-        given = _listed(messages)
-        many: list[Any] = [given] if given and isinstance(given[0], Mapping) else given
+        """Answer one conversation or many, given as OpenAI messages; content may hold media.
+
+        An iterable that is no sequence is read while its first conversations are answered, as by `generate_iter`.
+        """
+        many = iterables.conversations(iterables.many(messages))
         options: dict[str, Any] = {
             "chat_template": chat_template or self._args.chat_template,
             "content_format": chat_template_content_format,
@@ -133,7 +151,7 @@ class LLM:
             return self._inputs.prepare_chat(conversation, child, **options, **own)
 
         jobs = self._jobs(many, prepare, sampling_params, lora_request, None)
-        return self._all(jobs, len(many), use_tqdm, on_error)
+        return self._all(jobs, use_tqdm, on_error)
 
     def chat_stream(
         self,
@@ -151,7 +169,7 @@ class LLM:
         def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
             return self._inputs.prepare_chat(conversation, child, **options, **own)
 
-        (job,) = self._jobs([messages], prepare, sampling_params, _lone(lora_request), None)
+        (job,) = self._jobs([messages], prepare, sampling_params, _lone(lora_request), None).each
         return self._live().stream(job)
 
     # ------------------------------------------------------------------ asking about the engine
@@ -230,9 +248,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: Sequence[int] | None,
-    ) -> Iterator[Job]:
+    ) -> Jobs:
         """One job per item, each with its own or the common parameters."""
-        count = len(items) if isinstance(items, Sequence) else None
         if params is None:
             params = self.get_default_sampling_params()
         for one in params if isinstance(params, list | tuple) else (params,):
@@ -242,18 +259,26 @@ class LLM:
                     "Write SamplingParams(temperature=0, ...).",
                     param="sampling_params",
                 )
-        for name, value in (("sampling_params", params), ("lora_request", lora), ("priority", priority)):
-            if count is not None and isinstance(value, list | tuple) and len(value) != count:
-                raise ParamsError(f"There are {len(value)} {name} for {count} prompts.", param=name)
-        return (
-            self._job(item, prepare, _at(params, index), _at(lora, index), _at(priority, index) or 0)
-            for index, item in enumerate(items)
-        )
+        named = (("sampling_params", params), ("lora_request", lora), ("priority", priority))
+        counts = {name: len(value) for name, value in named if isinstance(value, list | tuple)}
+        if isinstance(items, Sequence):
+            _check_counts(counts, len(items))
+
+        def each() -> Generator[Job, None, None]:
+            number = 0
+            with closing(iterables.each(items)) as source:
+                for index, item in enumerate(source):
+                    number = index + 1
+                    # Of an iterator, only reading it shows how many there are.
+                    _check_enough(counts, number)
+                    yield self._job(item, prepare, _at(params, index), _at(lora, index), _at(priority, index) or 0)
+            _check_counts(counts, number)
+
+        return Jobs(each(), iterables.reading(items), iterables.length(items))
 
     def _job(self, item: Any, prepare: Prepare, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
         """A job whose n children are numbered, and whose unseeded children all differ."""
-        number = self._num_requests
-        self._num_requests += 1
+        number = next(self._numbers)
         executor = self._live().core.executor
 
         def requests() -> list[Request]:
@@ -276,11 +301,9 @@ class LLM:
         light = _is_ids(item) and lora is None and params.structured_outputs is None
         return Job(str(number), params, requests, self._inputs.tokenizer, light)
 
-    def _all(
-        self, jobs: Iterator[Job], total: int, use_tqdm: bool | Callable[..., Any], on_error: str
-    ) -> list[RequestOutput]:
-        outputs = dict(self._live().results(jobs, on_error, total=total, progress=use_tqdm))
-        return [outputs[index] for index in range(total)]
+    def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[RequestOutput]:
+        outputs = dict(self._live().results(jobs, on_error, progress=use_tqdm))
+        return [outputs[index] for index in range(len(outputs))]
 
 
 def _is_one(prompts: Any) -> bool:
@@ -297,11 +320,18 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], int)
 
 
-def _listed(prompts: Any) -> list[Any]:
-    """The prompts, or the messages, as a list of our own."""
-    if not isinstance(prompts, Iterable) or isinstance(prompts, str | bytes | Mapping):
-        raise PromptError(f"A {type(prompts).__name__} is not a list of prompts or messages.", "Give a list.")
-    return list(prompts)
+def _check_counts(counts: Mapping[str, int], num_prompts: int) -> None:
+    """Refuse lists that are not as long as there are prompts."""
+    for name, count in counts.items():
+        if count != num_prompts:
+            raise ParamsError(f"There are {count} {name} for {num_prompts} prompts.", param=name)
+
+
+def _check_enough(counts: Mapping[str, int], num_prompts: int) -> None:
+    """Refuse lists that are too short for the prompts so far."""
+    for name, count in counts.items():
+        if count < num_prompts:
+            raise ParamsError(f"There are {count} {name} for {num_prompts} prompts or more.", param=name)
 
 
 def _lone(lora: LoRARequest | None) -> LoRARequest | None:

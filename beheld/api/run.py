@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.api.feed import Fed, Feed, Job
+from beheld.api.feed import Fed, Feed, Job, Jobs, Reading
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent
@@ -82,22 +82,23 @@ class OfflineRun:
 
     def results(
         self,
-        jobs: Iterator[Job],
+        jobs: Jobs,
         on_error: str,
         *,
-        total: int | None = None,
         progress: bool | Callable[..., Any] = False,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Yield (index of the job, its output) as each finishes.
 
         Jobs are prepared a little ahead of the engine, never all at once, so that their media do not fill the memory.
+        While there is something to compute, nothing waits for a job that is not there yet.
 
         Raises:
             UserError, EngineError: the first job's error, unless `on_error` is "return".
+            Exception: what the source of the jobs raised, after the outputs of all jobs before it.
         """
         if on_error not in ("raise", "return"):
             raise ParamsError(f"on_error must be 'raise' or 'return', got {on_error!r}.", param="on_error")
-        bars = Bars(total, progress)
+        bars = Bars(jobs.total, progress)
         try:
             for index, output, _ in self._progress(jobs, on_error, bars):
                 if output is not None:
@@ -111,24 +112,25 @@ class OfflineRun:
         Raises:
             UserError, EngineError: the job's error.
         """
-        for _, _, live in self._progress(iter([job]), "raise", Bars(None, False)):
+        alone = Jobs((one for one in (job,)), Reading.TAKER, 1)
+        for _, _, live in self._progress(alone, "raise", Bars(None, False)):
             if live is not None:
                 yield live.collector.delta()
 
     def _progress(
-        self, jobs: Iterator[Job], on_error: str, bars: Bars
+        self, jobs: Jobs, on_error: str, bars: Bars
     ) -> Iterator[tuple[int, RequestOutput | None, _Live | None]]:
         """The loop: add jobs, step, and tell after every event (index, the output if that was all, what is live)."""
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
-        self._busy = True
         in_flight: InFlight | None = None
         feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
+        self._busy = True
         try:
             while feed.more or in_flight is not None or self.core.has_work:
                 # Threads that prepare media want the interpreter as well.
                 with quick_turns():
-                    failures = list(self._fill(feed, bars, on_error, idle=in_flight is None))
+                    failures = self._fill(feed, bars, on_error, idle=in_flight is None)
                 for index, failed in failures:
                     yield index, failed, None
                 in_flight, events = self._step(in_flight, on_error)
@@ -142,10 +144,13 @@ class OfflineRun:
                         if output.error is not None and on_error == "raise":
                             raise output.error
                     yield live.index, output, live
+            feed.finish()
         finally:
-            feed.close()
-            self._drop(in_flight)
-            self._busy = False
+            try:
+                feed.close()
+            finally:
+                self._drop(in_flight)
+                self._busy = False
 
     def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
         """The engine's step; if the engine dies and errors are to be returned, everyone is told so."""
@@ -159,29 +164,32 @@ class OfflineRun:
                 self.core.abort(name)
             return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
 
-    def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool) -> Iterator[tuple[int, RequestOutput]]:
-        """Queue jobs that are ready; yields those that failed at once.
+    def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool) -> list[tuple[int, RequestOutput]]:
+        """Queue jobs that are ready, and wait for one if there is nothing else to do; those that failed at once.
 
         Args:
             idle: the device has nothing to do. It then gets its first step as soon as there is enough for one. Else
                 only jobs that are prepared here, which holds up the next step, are so bounded.
         """
+        failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0
-        while self.core.num_waiting < self.config.max_num_seqs:
+        while self.core.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
-                return
-            fed = feed.take(wait=idle and not self.core.has_work)
+                break
+            # Nor is there nothing to do while a failure has not been told.
+            fed = feed.take(wait=idle and not self.core.has_work and not failures)
             if fed is None:
-                return
+                break
             failed = self._add(fed, on_error)
             bars.added()
             if failed is not None:
                 bars.finished(failed)
-                yield fed.index, failed
+                failures.append((fed.index, failed))
             else:
                 own = sum(len(request.token_ids) for request in fed.requests())
                 tokens += own
                 light += own if fed.job.light else 0
+        return failures
 
     def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:
         """Queue a job; its output at once if it could not be prepared or queued."""

@@ -1,4 +1,4 @@
-"""LLM as a user meets it: options, sampling, errors of one request among others, streams, iterators."""
+"""LLM as a user meets it: options, sampling, errors of one request among others, streams."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def test_more_log_probabilities_where_the_engine_allows_them() -> None:
             llm.generate("Hello", SamplingParams(logprobs=31), use_tqdm=False)
 
 
-# ---- streams and iterators -------------------------------------------------------------------------------------------
+# ---- streams ---------------------------------------------------------------------------------------------------------
 
 
 def test_chat_stream_adds_up_to_the_whole_answer(llm: LLM) -> None:
@@ -361,34 +361,6 @@ def test_chat_stream_adds_up_to_the_whole_answer(llm: LLM) -> None:
     assert [t for piece in pieces for t in piece.outputs[0].token_ids] == whole.token_ids
     assert pieces[-1].finished
     assert len(pieces) > 2
-
-
-def test_generate_iter_reads_its_source_only_as_needed(llm: LLM) -> None:
-    taken: list[int] = []
-
-    def source() -> Iterator[Any]:
-        for number in range(40):
-            taken.append(number)
-            yield ask(f"Question {number}")
-
-    results = llm.generate_iter(source(), GREEDY)
-    first = next(results)
-    assert first[1].finished
-    assert len(taken) < 30, "it was read to the end before the first answer"
-    with pytest.raises(EngineError, match="busy"):
-        llm.generate(ask("x"), GREEDY, use_tqdm=False)
-    rest = dict([first, *results])
-    assert sorted(rest) == list(range(40))
-    assert ids([rest[7]]) == ids(llm.generate(ask("Question 7"), GREEDY, use_tqdm=False))
-
-
-def test_an_iterator_left_early_gives_everything_back(llm: LLM) -> None:
-    results = llm.generate_iter((ask(f"Q {i}") for i in range(20)), GREEDY)
-    next(results)
-    results.close()  # type: ignore[attr-defined]
-    stats = llm.stats().scheduler
-    assert stats.num_running == stats.num_waiting == 0
-    assert ids(llm.generate(ask("Q 1"), GREEDY, use_tqdm=False))
 
 
 def test_closed(tmp_path: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from beheld import LLM, LoRARequest, SamplingParams
+from beheld.api.feed import Job
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.core.errors import LoRAError, ParamsError, StepError
 from beheld.lora.layers import LoRALinear, Switch
@@ -244,15 +247,14 @@ def test_an_adapter_that_is_gone_when_its_turn_comes_fails_alone(saved: list[str
         prompts, loras = ["Hello"] * 3, [mine, other, None]
         run = llm._live()
         made = llm._jobs(prompts, llm._inputs.prepare, PARAMS, loras, None)
-        added = iter(made)
 
-        def deleting() -> object:
-            yield next(added)
-            yield next(added)
+        def deleting() -> Generator[Job, None, None]:
+            yield next(made.each)
+            yield next(made.each)
             shutil.rmtree(folder)
-            yield next(added)
+            yield next(made.each)
 
-        outputs = dict(run.results(deleting(), "return"))  # type: ignore[arg-type]
+        outputs = dict(run.results(dataclasses.replace(made, each=deleting()), "return"))
         assert [list(outputs[n].outputs[0].token_ids) for n in (1, 2)] == expected
         assert outputs[0].error is not None
         assert "no folder" in str(outputs[0].error)
