@@ -81,7 +81,9 @@ def _bytes(url: str, modality: str) -> bytes:
     except FetchError as error:
         if not url.lower().startswith(("http://", "https://")):
             raise
-        raise FetchError(f"{url}: {error.reason}", _remedy(url, error), stage=error.stage) from error
+        raise FetchError(
+            f"{url}: {error.reason}", _remedy(url, error), stage=error.stage, detail=error.detail
+        ) from error
 
 
 def _remedy(url: str, error: FetchError) -> str:

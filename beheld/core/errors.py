@@ -24,6 +24,10 @@ BeheldError
 
 from __future__ import annotations
 
+from typing import Self, TypeVar
+
+E = TypeVar("E", bound="BeheldError")
+
 
 class BeheldError(Exception):
     """The root of all errors raised on purpose.
@@ -34,6 +38,8 @@ class BeheldError(Exception):
         stage: where it was found ("fetch", "decode", "process", "prompt", "params", "step", ...).
         param: the option or field concerned, if one can be named.
         item: the media item concerned, as "image 2" (counted from 1), if any.
+        detail: what a library said of it. It stands in the message, but clients of a server are not told: nobody has
+            read what it may hold.
     """
 
     stage = "engine"
@@ -46,28 +52,44 @@ class BeheldError(Exception):
         stage: str | None = None,
         param: str | None = None,
         item: str | None = None,
+        detail: str = "",
     ) -> None:
         self.reason = reason
         self.remedy = remedy
         self.param = param
         self.item = item
+        self.detail = detail
         if stage is not None:
             self.stage = stage
         super().__init__(str(self))
 
     def __str__(self) -> str:
         where = f"{self.item}: " if self.item else ""
-        return f"{where}{self.reason}" + (f" {self.remedy}" if self.remedy else "")
+        reason = f"{self.reason.rstrip('.')}: {self.detail.rstrip('.')}." if self.detail else self.reason
+        return f"{where}{reason}" + (f" {self.remedy}" if self.remedy else "")
+
+    def told(self) -> tuple[str, str, str, str | None, str | None, str]:
+        """Everything it says, as `rebuild` takes it."""
+        return (self.reason, self.remedy, self.stage, self.param, self.item, self.detail)
+
+    def of(self, item: str) -> Self:
+        """The same error, which says that it is about this item if it says nothing of one yet."""
+        reason, remedy, stage, param, own, detail = self.told()
+        return rebuild(type(self), reason, remedy, stage, param, own or item, detail)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.reason, self.remedy, self.stage, self.param, self.item)
+        return rebuild, (type(self), *self.told())
 
 
-def _rebuild(
-    kind: type[BeheldError], reason: str, remedy: str, stage: str, param: str | None, item: str | None
-) -> BeheldError:
-    """Rebuild an error on the other side of a process border."""
-    return kind(reason, remedy, stage=stage, param=param, item=item)
+def rebuild(kind: type[E], reason: str, remedy: str, stage: str, param: str | None, item: str | None, detail: str) -> E:
+    """An error of what `told` gave, on the other side of a process border."""
+    return kind(reason, remedy, stage=stage, param=param, item=item, detail=detail)
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line without a full stop."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 class UserError(BeheldError, ValueError):

@@ -232,8 +232,7 @@ def _embeddings(source: Any, where: str, limits: MediaLimits) -> Any:
     try:
         return embeds.from_base64(source, limits)
     except MediaError as error:
-        found = type(error)
-        raise found(error.reason, error.remedy, stage=error.stage, param=error.param, item=where) from error
+        raise error.of(where) from error
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:

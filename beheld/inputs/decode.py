@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import MediaLimits
-from beheld.core.errors import DecodeError, LimitError
+from beheld.core.errors import DecodeError, LimitError, first_line
 from beheld.inputs import header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -128,7 +128,8 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
-        raise DecodeError(f"The picture is broken: {_first_line(error)}.", "Send it again, complete.") from error
+        # Of broken bytes Pillow says so by exceptions of every kind.
+        raise DecodeError("The picture is broken.", "Send it again, complete.", detail=first_line(error)) from error
     treated = {"exif_rotated": True} if orientation != 1 else {}
     return Picture(rgb, given, treated, tuple(lost))
 
@@ -229,8 +230,3 @@ def _frame_count(image: Any) -> int:
     except Exception:
         # Counting frames may read past a broken one; loading the first frame then says what is wrong.
         return 1
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import httpcore
 
-from beheld.core.errors import FetchError, LimitError
+from beheld.core.errors import FetchError, LimitError, first_line
 from beheld.utils import env
 
 # Ranges that carry or lead to other addresses, or that Python counts as global though they are not for us: IANA's
@@ -64,7 +64,7 @@ def parse(url: str) -> Place:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise FetchError(f"The URL is malformed: {error}.") from error
+        raise FetchError("The URL is malformed.", detail=first_line(error)) from error
     if parts.username is not None or parts.password is not None:
         raise FetchError("The URL holds a user name or a password.", "Use a URL without them.")
     if not parts.hostname:

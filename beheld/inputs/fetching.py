@@ -80,8 +80,7 @@ def _or_raise(media: Sequence[MediaRef], index: int, found: MediaRef | BaseExcep
         raise found
     modality = media[index].modality
     name = f"{modality} {sum(ref.modality == modality for ref in media[: index + 1])}"
-    kind = type(found)
-    raise kind(found.reason, found.remedy, stage=found.stage, param=found.param, item=name) from found
+    raise found.of(name) from found
 
 
 def _host(url: str) -> str:

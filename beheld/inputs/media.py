@@ -16,8 +16,9 @@ from beheld.core.errors import (
     EngineError,
     LimitError,
     MediaLossError,
-    ProcessError,
+    ParamsError,
     WorkerError,
+    first_line,
 )
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.inputs import audio, decode, digest, embeds, header, video
@@ -144,19 +145,14 @@ class ItemMaker:
         except BeheldError as error:
             if isinstance(error, EngineError) and not isinstance(error, WorkerError):
                 raise
-            error_type = type(error)
-            raise error_type(
-                error.reason, error.remedy, stage=error.stage, param=error.param, item=error.item or task.name
-            ) from error
+            raise error.of(task.name) from error
         except MemoryError as error:
             reason = f"Preparing the {task.ref.modality} took more memory than there is."
             raise LimitError(reason, "Send a smaller one.", item=task.name) from error
         except Exception as error:
-            raise ProcessError(
-                f"The {task.ref.modality} could not be prepared ({type(error).__name__}: {error}).",
-                "Check the file, or send another.",
-                item=task.name,
-            ) from error
+            # Nobody knows who is at fault. What content may do to libraries is told where they are asked.
+            error.add_note(f"While {task.name} was prepared.")
+            raise
 
     def _make(self, task: Task) -> Prepared:
         clock = _Clock()
@@ -176,7 +172,15 @@ class ItemMaker:
 
     def _digest(self, task: Task, content: Content) -> bytes:
         identity, options = self._processor.identity(), self._options(task)
-        key = digest.of_item(content.digest, task.ref.modality, identity, options, task.setting)
+        try:
+            key = digest.of_item(content.digest, task.ref.modality, identity, options, task.setting)
+        except TypeError as error:
+            raise ParamsError(
+                "The processor's options hold a value that no option has.",
+                "Give numbers, texts, lists and mappings of them.",
+                param="mm_processor_kwargs",
+                detail=first_line(error),
+            ) from error
         return digest.salted(key, task.salt)
 
     def _known(self, task: Task, content: Content) -> Processed | None:
@@ -293,7 +297,9 @@ class ItemMaker:
             try:
                 given.load()
             except Exception as error:
-                raise DecodeError(f"The picture is broken: {error}.", "Send it again, complete.") from error
+                raise DecodeError(
+                    "The picture is broken.", "Send it again, complete.", detail=first_line(error)
+                ) from error
         if decode.is_plain_rgb(given):
             return Source("PIL", digest.of_rgb(width, height, given.tobytes()), given)
         return Source("PIL", digest.of_picture(given), given)

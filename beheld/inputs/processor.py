@@ -12,7 +12,7 @@ from typing import Any
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs, ModelInfo
-from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError
+from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
 from beheld.inputs import options as options_of
 from beheld.inputs.cache import Processed
@@ -24,6 +24,8 @@ from beheld.inputs.video import Clip
 
 _SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
 
+# What comes of content that a processor was not made for; anything else is a mistake of its own, or of ours.
+_REFUSALS = (ValueError, ArithmeticError, IndexError, RuntimeError, MemoryError)
 # Sets of options whose arguments are kept; a caller who gives others each time gains nothing.
 _MOST_KNOWN = 64
 
@@ -105,8 +107,9 @@ class ItemProcessor:
                 )
         except Exception as error:
             raise ModelError(
-                f"The processor of {self._info.name!r} cannot be loaded: {_first_line(error)}.",
+                f"The processor of {self._info.name!r} cannot be loaded.",
                 "Check preprocessor_config.json, and whether torchvision is installed.",
+                detail=first_line(error),
             ) from error
         if not hasattr(found, "image_processor") and not hasattr(found, "feature_extractor"):
             raise ModelError(f"{self._info.name!r} has no processor for media.", "Fetch its preprocessor_config.json.")
@@ -154,12 +157,15 @@ class ItemProcessor:
             lead, ids, tail = self._replacement(processor, text)
         except BeheldError:
             raise
-        except Exception as error:
+        except _REFUSALS as error:
             if _out_of_memory(error):
                 raise MemoryError from error
+            if isinstance(error, NotImplementedError):
+                raise
             raise ProcessError(
-                f"The model's processor refused the {job.modality}: {_first_line(error)}.",
+                f"The model's processor refused the {job.modality}.",
                 "Change its size or shape, or the processor's options.",
+                detail=first_line(error),
             ) from error
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         used, lost = _describe(job, item, processor)
@@ -291,8 +297,9 @@ def _sub_arguments(processor: Any, modality: str, options: Mapping[str, Any]) ->
         for name, value in options.items():
             _check_alone(merged, name, value)
         raise ParamsError(
-            f"The processor of this model does not take these options: {_first_line(error)}.",
+            "The processor of this model does not take these options.",
             param="mm_processor_kwargs",
+            detail=first_line(error),
         ) from error
 
 
@@ -304,9 +311,10 @@ def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: A
         said = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
         reason = said.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
         raise ParamsError(
-            f"The processor of this model does not take {value!r} as {name}: {reason.rstrip('.')}.",
+            f"The processor of this model does not take {value!r} as {name}.",
             "See the processor's settings in preprocessor_config.json for a value of the right kind.",
             param="mm_processor_kwargs",
+            detail=reason,
         ) from error
 
 
@@ -359,8 +367,3 @@ def _describe(job: Job, item: MediaItem, processor: Any) -> tuple[Mapping[str, A
 def _out_of_memory(error: Exception) -> bool:
     """torch says of the host's memory only in words that there is none."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__

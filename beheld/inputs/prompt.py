@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.config import ModelInfo
-from beheld.core.errors import BeheldError, DecodeError, MediaError, PromptError
+from beheld.core.errors import DecodeError, MediaError, PromptError
 from beheld.core.media import MODALITIES, MediaRef
 from beheld.core.params import nearest
 from beheld.inputs import embeds
@@ -168,13 +168,8 @@ def _located(item: str, make: Any) -> list[Any]:
     try:
         found: list[Any] = make()
     except MediaError as error:
-        raise _at(error, item) from error
+        raise error.of(item) from error
     return found
-
-
-def _at(error: BeheldError, item: str) -> BeheldError:
-    """The same error, saying which item it is about."""
-    return type(error)(error.reason, error.remedy, stage=error.stage, param=error.param, item=error.item or item)
 
 
 def _single(value: Any) -> bool:

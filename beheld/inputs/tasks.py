@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.config import EngineArgs, KVGroup, MediaLimits, ModelInfo
-from beheld.core.errors import BeheldError, ProcessError
 from beheld.core.media import MediaItem
 from beheld.inputs import audio, digest, video
 from beheld.inputs.cache import Content, Processed
@@ -135,14 +134,9 @@ def _make(task: Make, processor: Any, limits: MediaLimits) -> Made:
     if content is None:
         opened, content = open_source(task.modality, task.source, limits, processor.rate)
     decoded = time.perf_counter()
-    try:
-        own = processor.options(task.modality, task.options)
-        key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
-        key = digest.salted(key, task.salt)
-        processed = processor.process(Job(task.modality, opened, key, own, task.setting))
-    except (BeheldError, MemoryError):
-        raise
-    except Exception as error:
-        raise ProcessError(f"The {task.modality} could not be prepared ({type(error).__name__}: {error}).") from error
+    own = processor.options(task.modality, task.options)
+    key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
+    key = digest.salted(key, task.salt)
+    processed = processor.process(Job(task.modality, opened, key, own, task.setting))
     done = time.perf_counter()
     return Made(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import ConfigError, TemplateError
+from beheld.core.errors import ConfigError, TemplateError, first_line
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.rendering import LIMIT, Renderers
 from beheld.inputs.tokens import for_workers
@@ -23,6 +23,8 @@ FORMATS = ("auto", "openai", "string")
 _PROBE = "beheld7probe"
 _FOREIGN_BYTES = 4 << 20
 _ENTRY_BYTES = 256
+# What comes of values that a template did not expect.
+_OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 Message = Mapping[str, Any]
 
 
@@ -172,13 +174,25 @@ class ChatTemplates:
                 tokenize=False,
                 **(variables or {}),
             )
-        except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+        except _jinja_error() as error:
+            # The template's own words, which it wrote for whoever wrote the messages.
             raise TemplateError(
-                f"The chat template fails on these messages: {reason[0].rstrip('.')}.",
+                f"The chat template fails on these messages: {first_line(error)}.",
                 "Change the messages, or give another chat_template.",
             ) from error
+        except _OF_VALUES as error:
+            raise TemplateError(
+                "The chat template fails on these messages.",
+                "Change the messages, or give another chat_template.",
+                detail=first_line(error),
+            ) from error
         return str(text)
+
+
+def _jinja_error() -> type[Exception]:
+    from jinja2 import TemplateError as JinjaError
+
+    return JinjaError
 
 
 def _from_text_or_file(given: str) -> str:

@@ -43,7 +43,7 @@ def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: 
         for modality in info.modalities:
             processor.options(modality, told)
     except ParamsError as error:
-        raise ConfigError(error.reason, error.remedy, param=name) from error
+        raise ConfigError(error.reason, error.remedy, param=name, detail=error.detail) from error
 
 
 def load_if_told(args: EngineArgs, info: ModelInfo | None = None) -> Any:
@@ -77,7 +77,7 @@ def _overrides(args: EngineArgs) -> None:
                 whole(key, value, 0, optional=True)
         recommended({}, args)
     except ParamsError as error:
-        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
+        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
 
 
 def _io(told: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ def _io(told: Mapping[str, Any]) -> None:
     try:
         video.Sampling.of(told.get("video", {}))
     except ParamsError as error:
-        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
+        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
 
 
 def _unknown(name: str, key: str, known: tuple[str, ...]) -> ConfigError:

@@ -118,8 +118,7 @@ class Codec:
         if isinstance(value, Mapping):
             return {"map": [[self._plain(k, buffers), self._plain(v, buffers)] for k, v in value.items()]}
         if isinstance(value, BeheldError):
-            told = [value.reason, value.remedy, value.stage, value.param, value.item]
-            return {"error": [type(value).__name__, *told]}
+            return {"error": [type(value).__name__, *value.told()]}
         return _numbers(value, buffers)
 
     def _all_plain(self, values: Iterable[Any], buffers: list[Buffer]) -> list[Any]:
@@ -155,8 +154,8 @@ class Codec:
             dtype, shape, index = inner
             return _to_array(dtype, shape, buffers[index])
         if kind == "error":
-            name, reason, remedy, stage, param, item = inner
-            return _ERRORS[name](reason, remedy, stage=stage, param=param, item=item)
+            name, *told = inner
+            return errors.rebuild(_ERRORS[name], *told)
         if kind == "class":
             name, own = inner
             return self._made(name, own, buffers)

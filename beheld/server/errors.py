@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-from beheld.core.errors import BeheldError, CapacityError, EngineDeadError, FetchError, LimitError, UserError
+from beheld.core.errors import (
+    BeheldError,
+    CapacityError,
+    ConfigError,
+    EngineDeadError,
+    FetchError,
+    LimitError,
+    ModelError,
+    UserError,
+)
 from beheld.core.plan import NAN
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# What the log and X-Request-Id call the request that is being answered.
+REQUEST: ContextVar[str] = ContextVar("request", default="A request")
 
 _TYPES = {
     400: "invalid_request_error",
@@ -75,20 +88,26 @@ class HttpError(Exception):
 
 
 def http_error(error: Exception) -> HttpError:
-    """Any exception as an answer. What is our own fault is logged and told without detail."""
+    """Any exception as an answer; to be asked once. Of what is not the client's fault nothing is told but the name that
+    it is logged under, and of what a library said nothing at all.
+    """
     if isinstance(error, HttpError):
         return error
     if isinstance(error, EngineDeadError):
         return HttpError(503, error.reason, error.remedy, code="engine_dead", headers={"Retry-After": "10"})
-    if isinstance(error, UserError | CapacityError):
+    if isinstance(error, UserError | CapacityError) and not isinstance(error, ModelError | ConfigError):
         where = f"{error.item}: " if error.item else ""
         return HttpError(
             _status(error), f"{where}{error.reason}", _remedy(error), param=error.param, code=_code(error, error.stage)
         )
+    name = REQUEST.get()
+    where = f"The operator finds the reason in the log, under {name}."
     if isinstance(error, BeheldError):
-        return HttpError(500, "This request failed while it was computed; others went on.", code=_code(error, "step"))
-    logger.error("A request failed for a reason of our own.", exc_info=error)
-    return HttpError(500, "The server made a mistake.", "The operator finds the reason in the log.", code="internal")
+        logger.error("%s failed: %s", name, error)
+        reason = "This request failed while it was computed; others went on."
+        return HttpError(500, reason, where, code=_code(error, "step"))
+    logger.error("%s failed for a reason of our own.", name, exc_info=error)
+    return HttpError(500, "The server made a mistake.", where, code="internal")
 
 
 def _code(error: BeheldError, stage: str) -> str:

@@ -7,6 +7,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from beheld.server.errors import REQUEST
 from beheld.server.metrics import Metrics
 from beheld.utils.log import get_logger
 
@@ -61,6 +62,7 @@ class Told:
         begin = time.monotonic()
         state = scope["state"]
         state |= {"number": number(), "route": NO_ROUTE, "outcome": None, "streamed": False}
+        REQUEST.set(name_of(state["number"]))
         status = GONE
         told = False
 

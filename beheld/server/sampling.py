@@ -83,7 +83,9 @@ def asked_by(error: BaseException, body: Sampled) -> BaseException:
     if not isinstance(error, ParamsError) or error.param != "structured_outputs" or body.structured_outputs is not None:
         return error
     field = "tools" if body.response_format is None or body.response_format.type == "text" else "response_format"
-    return ParamsError(error.reason, error.remedy or "Give a schema that can be followed.", param=field)
+    return ParamsError(
+        error.reason, error.remedy or "Give a schema that can be followed.", param=field, detail=error.detail
+    )
 
 
 def structured(form: ResponseFormat | None, asked: Structured | None) -> StructuredOutputs | None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from beheld.core.outputs import RequestOutput
-from beheld.server.errors import http_error
+from beheld.server.errors import HttpError, http_error
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
@@ -95,7 +95,7 @@ class EventStream(Response):
 
     Args:
         chunks: closed at the end, whatever it is.
-        finished: told of the end once, with the error if there was one.
+        finished: told of the end once, with the error if there was one: HttpError, or that the client is gone.
         headers: of the answer.
     """
 
@@ -123,16 +123,15 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        failure: Exception | None = None
+        failure: HttpError | None = None
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": event_of(chunk), "more_body": True})
         except OSError:
             raise
         except Exception as error:
-            failure = error
-            body = http_error(error).body()
-            await send({"type": "http.response.body", "body": event_of(body), "more_body": True})
+            failure = http_error(error)
+            await send({"type": "http.response.body", "body": event_of(failure.body()), "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
         self._finished(failure)
 

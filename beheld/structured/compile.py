@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from beheld.core.errors import ParamsError
+from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import Grammar, StructuredOutputs, Thoughts
 from beheld.structured.calls import lark_of
 from beheld.structured.marks import tokens_of
@@ -122,7 +122,9 @@ class Compiler:
                 self._tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids))
             except Exception as error:
                 raise ParamsError(
-                    f"Grammars are not available for this tokenizer ({error}).", param="structured_outputs"
+                    "Grammars are not available for this tokenizer.",
+                    param="structured_outputs",
+                    detail=first_line(error),
                 ) from error
         return self._tokenizer
 
@@ -143,7 +145,8 @@ class Compiler:
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise
-        except Exception as error:
+        except ValueError as error:
+            # What the library says of the user's own grammar, as below.
             raise _invalid(str(error)) from error
         if made.is_error():
             raise _invalid(made.get_error())

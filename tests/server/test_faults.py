@@ -21,10 +21,15 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
+from beheld.core.errors import DecodeError, EngineError, ModelError
+from beheld.inputs import header, workers
+from beheld.inputs import processor as processing
+from beheld.server.errors import http_error
 from beheld.server.keys import KeyGuard
 from tests.long import sized
-from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.running import ENGINE, Running, data_url, received, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -294,3 +299,104 @@ def test_77_what_goes_wrong_inside_shows_nothing_of_it_outside(
     assert "Traceback" not in answer.text
     # The operator is told what it was.
     assert any(SECRET in line for line in kept.lines)
+
+
+def planted(*_: object, **__: object) -> None:
+    raise RuntimeError(f"/etc/{SECRET}")
+
+
+def asking(url: str) -> dict[str, Any]:
+    return {"messages": talk("x", url), "max_tokens": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["decode", "processor", "template", "tokenizer", "header"])
+@pytest.mark.case(77)
+def test_unexpected_errors_are_ours_and_told_under_a_name(
+    inside: Running, kept: Kept, monkeypatch: pytest.MonkeyPatch, where: str, stream: bool
+) -> None:
+    """Wherever something goes wrong that nobody foresaw, the client learns the name of its request and no more."""
+    inputs = inside.llm._inputs
+    processor = inputs._processor
+    monkeypatch.setattr(
+        *{
+            "decode": (workers, "open_source"),
+            # Not of the kinds that a processor answers strange content with.
+            "processor": (processor, "_call"),
+            "template": (type(inputs.tokenizer), "apply_chat_template"),
+            "tokenizer": (inputs._tokenizer, "encode"),
+            "header": (header, "size_of"),
+        }[where],
+        planted if where != "processor" else mistaken,
+    )
+    answer = inside.post(CHAT, asking(data_url(seed=next(_UNSEEN))) | {"stream": stream})
+    assert answer.status_code == 500, answer.text
+    assert SECRET not in answer.text
+    assert "Traceback" not in answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "internal"
+    name = answer.headers["x-request-id"]
+    assert name in error["message"]
+    told = [line for line in kept.lines if SECRET in line]
+    assert len(told) == 1, told
+    assert told[0].startswith(f"{name} failed")
+
+
+def mistaken(*_: object, **__: object) -> None:
+    raise AttributeError(f"/etc/{SECRET}")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(Image, "open"), (processing.ItemProcessor, "_call")],
+    ids=["a picture's bytes", "a processor's refusal"],
+)
+@pytest.mark.case(77)
+def test_of_what_libraries_say_of_content_nothing_is_told(
+    inside: Running, kept: Kept, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    url = data_url(seed=next(_UNSEEN))
+    monkeypatch.setattr(module, name, planted)
+    answer = inside.post(CHAT, asking(url))
+    assert answer.status_code == 400, answer.text
+    assert SECRET not in answer.text
+    assert answer.json()["error"]["message"].startswith("image 1: ")
+
+
+@pytest.mark.case(31, 77)
+def test_what_a_worker_says_of_itself_is_for_the_log(
+    running: Running, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise EngineError(f"RuntimeError: /etc/{SECRET}")
+
+    monkeypatch.setattr(running.llm._inputs._workers, "open", failing)
+    answer = running.post(CHAT, asking(data_url(seed=next(_UNSEEN))))
+    assert answer.status_code == 500
+    assert SECRET not in answer.text
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    assert len([line for line in kept.lines if SECRET in line]) == 1
+
+
+@pytest.mark.case(77)
+def test_what_the_operator_has_to_mend_is_no_fault_of_clients() -> None:
+    found = http_error(ModelError("The processor cannot be loaded.", detail=f"/etc/{SECRET}"))
+    assert found.status == 500
+    assert SECRET not in json.dumps(found.body())
+    named = http_error(DecodeError("The picture is broken.", "Send it again.", item="image 1", detail=SECRET))
+    assert named.status == 400
+    assert named.body()["error"]["message"] == "image 1: The picture is broken. Send it again."
+    assert SECRET in str(DecodeError("The picture is broken.", detail=SECRET))
+
+
+_UNSEEN = itertools.count(7700)
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Running]:
+    """A server that opens media in its own process, where faults can be planted."""
+    found = Running(engine=ENGINE | {"media_workers": 0})
+    assert found.post(CHAT, asking(data_url(seed=1))).status_code == 200
+    yield found
+    found.idle()
+    found.close()
