@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from beheld.core.errors import ConfigError
 from beheld.server.options import ServerOptions
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 
 def listen(options: ServerOptions) -> socket.socket:
     """A listening socket at the address of the options; taken before a model is loaded, so that errors come early.
+
+    Warns if anyone who reaches this machine may ask.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -28,4 +34,16 @@ def listen(options: ServerOptions) -> socket.socket:
             param="port",
         ) from error
     made.set_inheritable(False)
+    if not options.api_keys and not _is_own(made.getsockname()[0]):
+        logger.warning(
+            "Anyone who reaches %s can use this server: it is not this machine's own address, and no --api-key is set.",
+            options.host,
+        )
     return made
+
+
+def _is_own(address: str) -> bool:
+    """True for an address at which only this machine can be asked."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback
