@@ -1,6 +1,6 @@
-"""The table of all flags of `beheld serve`, made from what the code says of them.
+"""The tables of all flags of `beheld serve` and of its fixed limits, made from what the code says of them.
 
-python -m tests.server.flag_table      writes it into docs/serving.md
+python -m tests.server.flag_table      writes them into docs/serving.md
 """
 
 from __future__ import annotations
@@ -11,12 +11,19 @@ from typing import Any
 from beheld.cli.flags import _SKIPPED
 from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
+from beheld.inputs import audio, fetch, fetching, rendering
+from beheld.server import bounds, wire
+from beheld.server import serve as run
 from beheld.server.options import ServerOptions
+from beheld.structured import compile
+from beheld.utils import env
 from tests.server.cases import ROOT
 
 PAGE = ROOT / "docs" / "serving.md"
 BEGIN = "<!-- made by `python -m tests.server.flag_table` -->\n"
 END = "<!-- end of the table -->\n"
+BEGIN_LIMITS = "<!-- limits made by `python -m tests.server.flag_table` -->\n"
+END_LIMITS = "<!-- end of the limits -->\n"
 # Not fields of anything: they say what is served, and where its engine runs.
 OWN = (
     ("`MODEL`, `--model`", "the embedded model", "a folder or a hub name"),
@@ -57,11 +64,46 @@ def table() -> str:
     return "".join([*lines, END])
 
 
+def limits() -> str:
+    """The table of what no option changes, with its markers."""
+    own = ServerOptions
+    rows = [
+        ("headers of a request", f"{wire.MAX_HEADERS}, with the address {wire.MAX_HEADER_BYTES >> 10} KiB"),
+        ("time for the headers, for the body", f"{own.header_s:g} s, {own.body_s:g} s"),
+        ("an answer left unread, an idle connection", f"{own.send_s:g} s, {own.keep_alive_s:g} s"),
+        ("connections", "four for each of `--max-concurrent-requests` and 256 more"),
+        ("JSON: depth, keys, lists and objects", f"{bounds.MAX_DEPTH}, {bounds.MAX_KEYS:,}, {bounds.MAX_CONTAINERS:,}"),
+        ("JSON: values in lists and objects", f"{bounds.MAX_VALUES:,}, or twice the model's length if that is more"),
+        ("JSON: digits of a whole number", f"{bounds.MAX_DIGITS}"),
+        ("messages, parts of each", f"{bounds.MAX_MESSAGES}, {bounds.MAX_PARTS}"),
+        ("`n`, and the prompts of a request", f"{own.max_answers} in all"),
+        ("tools", f"{own.max_tools}"),
+        (
+            "`stop`, `stop_token_ids`",
+            f"{bounds.MAX_STOPS} of {bounds.MAX_STOP_LENGTH} characters, {bounds.MAX_STOP_IDS}",
+        ),
+        ("`logit_bias`, `choice`", f"{bounds.MAX_BIASES}, {bounds.MAX_CHOICES}"),
+        ("names", f"{bounds.MAX_NAME} characters"),
+        ("a grammar", f"{compile.MAX_TEXT:,} characters; compiling it {env.GRAMMAR_TIMEOUT():g} s (see Environment)"),
+        ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
+        ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
+        ("addresses fetched at a time, of one host", f"{fetching._MAX_AT_ONCE}, {fetching._MAX_PER_HOST}"),
+        ("samples of a sound in a second", f"from {audio._MIN_RATE:,} to {audio._MAX_RATE:,}"),
+        ("the engine's answer to `/health`", f"{own.health_s:g} s"),
+        ("what is read on after a refusal", f"{wire._FAREWELL_S:g} s"),
+        ("`/health` says that the engine is dead for", f"{run.DEAD_S:g} s"),
+    ]
+    lines = [BEGIN_LIMITS, "| what | limit |\n", "|---|---|\n"]
+    return "".join([*lines, *(f"| {what} | {limit} |\n" for what, limit in rows), END_LIMITS])
+
+
 def page() -> str:
-    """docs/serving.md with the table as it should be."""
+    """docs/serving.md with the tables as they should be."""
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    return before + table() + rest.split(END)[1]
+    for begin, made, end in ((BEGIN, table(), END), (BEGIN_LIMITS, limits(), END_LIMITS)):
+        before, rest = text.split(begin)
+        text = before + made + rest.split(end)[1]
+    return text
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 
 from beheld.cli import serve
 from beheld.core.errors import ConfigError
-from tests.server.running import Running, data_url, talk
+from tests.server.running import Running, data_url, received, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
 
@@ -90,29 +90,45 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_21_bombs_cost_nothing_and_keep_nobody_waiting(running: Running) -> None:
-    """The case's own file, sixteen at once, beside an ordinary picture."""
+def bomb() -> bytes:
+    """The case's own file: 13300 x 13300 pixels in 21 KB."""
     rows = zlib.compress(bytes((1 + 1663) * 13300), 9)
     pieces = [(b"IHDR", struct.pack(">IIBBBBB", 13300, 13300, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
-    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in pieces
     )
-    body = asking("image_url", "data:image/png;base64," + base64.b64encode(bomb).decode())
+
+
+def test_21_bombs_cost_nothing_and_keep_nobody_waiting(running: Running) -> None:
+    """Sixteen at once are refused within 200 ms and 8 MiB, in the best of some rounds: what else runs on the machine
+    only adds to the time. An ordinary picture beside them is answered."""
+    data = request_bytes(CHAT, asking("image_url", "data:image/png;base64," + base64.b64encode(bomb()).decode()))
     small = {"messages": talk("x", data_url(seed=21)), "max_tokens": 1}
     assert running.post(CHAT, small).status_code == 200
-    statuses: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(running.post(CHAT, body).status_code)) for _ in range(16)
-    ]
-    before, begin = resident_bytes(), time.perf_counter()
-    for thread in threads:
-        thread.start()
+    volley(running, data)
+    spent, taken = zip(*(volley(running, data) for _ in range(8)), strict=True)
+    assert min(spent) < 0.2, spent
+    assert max(taken) <= 8 << 20, taken
+    beside = threading.Thread(target=volley, args=(running, data))
+    beside.start()
     assert running.post(CHAT, small).status_code == 200
-    for thread in threads:
-        thread.join()
-    assert time.perf_counter() - begin < 3.0
-    assert statuses == [413] * 16
-    assert resident_bytes() - before < 48 << 20
+    beside.join()
+
+
+def volley(running: Running, data: bytes) -> tuple[float, int]:
+    """Sixteen requests at once that are refused: seconds until all are, and bytes that the server has grown by."""
+    links = [running.connect(30.0) for _ in range(16)]
+    before, begin = resident_bytes(), time.perf_counter()
+    try:
+        for link in links:
+            link.sendall(data)
+        answers = [received(link) for link in links]
+    finally:
+        for link in links:
+            link.close()
+    spent = time.perf_counter() - begin
+    assert {answer[:12] for answer in answers} == {b"HTTP/1.1 413"}
+    return spent, resident_bytes() - before
 
 
 @pytest.mark.case(27, 41)
