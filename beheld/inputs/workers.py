@@ -112,7 +112,7 @@ class Workers:
         """The numbers of the worker processes."""
         return () if self._pool is None else self._pool.pids()
 
-    def _run(self, modality: str, task: Open | Make, departure: Departure | None) -> Any:
+    def _run(self, modality: str, task: Open | Make, departure: Departure | None = None) -> Any:
         assert self._pool is not None
         seconds = self._limits.work_timeout_s[modality]
         try:
