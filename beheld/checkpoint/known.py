@@ -59,7 +59,7 @@ TESTED = (
         "ChameleonForConditionalGeneration",
         "facebook/chameleon-7b",
         PICTURES,
-        "pictures become tokens of a codebook, which answers may not hold",
+        "pictures become tokens of a codebook, which answers may not hold; messages cannot be continued",
     ),
     Known(
         "cohere2_vision",
@@ -73,21 +73,23 @@ TESTED = (
         "Ernie4_5_VLMoeForConditionalGeneration",
         "baidu/ERNIE-4.5-VL-28B-A3B-PT",
         BOTH,
-        "experts of their own for what is seen; three-axis positions; times are drawn on the frames",
+        "experts of their own for what is seen; three-axis positions; times are drawn on the frames; the main branch's "
+        "configuration is converted",
     ),
     Known(
         "florence2",
         "Florence2ForConditionalGeneration",
         "florence-community/Florence-2-large",
         PICTURES,
-        "an encoder reads the prompt; one picture to a prompt; forced tokens and bans on repetition; no beams",
+        "an encoder reads the prompt; one picture to a prompt; forced tokens and bans on repetition; no beams; "
+        "messages cannot be continued; microsoft/Florence-2-large too, without its code",
     ),
     Known(
         "fuyu",
         "FuyuForCausalLM",
         "adept/fuyu-8b",
         PICTURES,
-        "one picture, before the prompt, as rows of patches without a tower",
+        "one picture, before the prompt, as rows of patches without a tower; messages cannot be continued",
     ),
     Known("gemma2", "Gemma2ForCausalLM", "google/gemma-2-2b-it", (), "soft caps; sliding and full layers"),
     Known(
@@ -183,7 +185,7 @@ TESTED = (
         "PaliGemmaForConditionalGeneration",
         "google/paligemma-3b-mix-224",
         PICTURES,
-        "the prompt is read both ways, in one step; no shared prefixes; pictures only",
+        "the prompt is read both ways, in one step; no shared prefixes; pictures only; messages cannot be continued",
     ),
     Known(
         "paligemma2",
