@@ -7,7 +7,8 @@ Rows are therefore aligned at their newest token, and a window is the same colum
     sequence 1   k0 k1 k2 k3 k4 | k5      | what the last step added behind it
 
 The paged cache holds the same numbers and stays what counts: another set of sequences is gathered from it as ever, and
-copied once it has come twice. Copies take no more than half of the memory of the cache beside them.
+copied once it has come twice. Copies take no more than half of the memory of the cache beside them, nor more than
+`_MOST_BYTES`; layers that find no room are gathered.
 
 Shapes: B sequences, K key-value heads, N = B K, G query heads to each of them, C key size, D value size, L columns.
 """
@@ -23,6 +24,7 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 
 # Copies begin with room for this many steps; then they are made anew.
 _ROOM = 64
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(eq=False)
@@ -107,10 +109,14 @@ class DenseCopies:
         """True if this layer's copies hold, or can now be given, what the step reads."""
         if columns.slots_BL is None:
             return self._filled.get(kv) == columns.serial
-        blocks, block_size = kv.keys.shape[:2]
-        small = 2 * len(q_BHC) * columns.capacity <= blocks * block_size
         # Products of 16-bit numbers would round the scores; PyTorch's own attention does not.
-        return small and kv.keys.device.type == "cpu" and kv.keys.dtype == q_BHC.dtype == torch.float32
+        if kv.keys.device.type != "cpu" or not kv.keys.dtype == q_BHC.dtype == torch.float32:
+            return False
+        blocks, block_size = kv.keys.shape[:2]
+        positions = len(q_BHC) * columns.capacity
+        others = sum(_bytes(*copies) for layer, copies in self._buffers.items() if layer is not kv)
+        needed = positions * _bytes(kv.keys[0, 0], kv.values[0, 0])
+        return 2 * positions <= blocks * block_size and others + needed <= _MOST_BYTES
 
     def attend(
         self,
@@ -163,3 +169,7 @@ class DenseCopies:
             keys[: N * C * capacity].view(N, C, capacity),
             values[: N * D * capacity].view(N, capacity, D),
         )
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

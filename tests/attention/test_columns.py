@@ -154,3 +154,19 @@ def test_copies_take_half_of_the_cache_at_most() -> None:
     for _ in range(3):
         story.step([0, 1])
     assert story.dense == 2
+
+
+def test_layers_that_find_no_room_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Story(), Story()
+    second.backend = first.backend
+    # Two sequences, 73 columns, 2 heads, 8 + 6 numbers of 4 bytes, for one of the two layers.
+    monkeypatch.setattr(columns, "_MOST_BYTES", 2 * 73 * 2 * 14 * 4)
+    for story in (first, second):
+        for number in range(2):
+            story.admit(number, number, 6)
+    for _ in range(4):
+        first.step([0, 1])
+    for _ in range(4):
+        second.step([0, 1])
+    assert first.dense == 3
+    assert second.dense == 0
