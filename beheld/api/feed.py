@@ -138,7 +138,12 @@ class Feed:
             return bool(self._ahead) or not self._dry
 
     def take(self, *, wait: bool) -> Fed | None:
-        """The next job; None if there is none any more, or if none is read and ready and `wait` is False."""
+        """The next job; None if there is none any more.
+
+        Args:
+            wait: for a slow source, and for threads that prepare. Otherwise None is given too if the next job has not
+                been read or is not ready; what is prepared by its taker is ready when it has been read.
+        """
         self._look_ahead()
         with self._changed:
             if wait:
