@@ -26,7 +26,7 @@ from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
 from beheld.inputs.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.gate import Gate
-from beheld.inputs.opening import Source
+from beheld.inputs.opening import Source, packed
 from beheld.inputs.processor import ItemProcessor, Job
 from beheld.inputs.tasks import Make
 from beheld.inputs.workers import Workers
@@ -301,7 +301,8 @@ class ItemMaker:
                     "The picture is broken.", "Send it again, complete.", detail=first_line(error)
                 ) from error
         if decode.is_plain_rgb(given):
-            return Source("PIL", digest.of_rgb(width, height, given.tobytes()), given)
+            pixels = packed(given)
+            return Source("PIL", digest.of_rgb(width, height, pixels.data.cast("B")), given, pixels=pixels)
         return Source("PIL", digest.of_picture(given), given)
 
     def _video_source(self, given: Any) -> Source:

@@ -24,12 +24,15 @@ class Source:
         digest: of the undecoded bytes, or of the content where that came decoded.
         payload: the bytes, or the decoded content.
         sampling: which frames to take of a video's bytes.
+        pixels: of a picture that came decoded and is what the model sees, as `packed` gives it: its digest was made of
+            them, and they need not be copied out of it again.
     """
 
     kind: str
     digest: bytes
     payload: Any
     sampling: video.Sampling | None = None
+    pixels: Any = None
 
 
 def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callable[[], int]) -> tuple[Any, Content]:

@@ -94,7 +94,9 @@ class Workers:
         source = task.source
         if not isinstance(source.payload, bytes):
             opened, content = open_source(task.modality, source, self._limits, rate)
-            task = replace(task, source=Source(source.kind, source.digest, packed(opened)), content=content)
+            known = source.pixels is not None and opened is source.payload
+            crossing = source.pixels if known else packed(opened)
+            task = replace(task, source=Source(source.kind, source.digest, crossing), content=content)
         answer = self._run(task.modality, task, departure)
         if not isinstance(answer, Made):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")

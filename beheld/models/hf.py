@@ -35,8 +35,8 @@ from beheld.models.families import (
 from beheld.models.longrope import FAR
 from beheld.models.upload import Uploader
 
-# Tower calls of more patches than this take the device longer than the host takes to launch them.
-_MOST_PATCHES = 6144
+# Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
+_MOST_PATCHES = 1 << 14
 # Families whose positions follow from the kinds of tokens and the sizes of items, whatever the ids.
 _PLACED_BY_KIND = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
 _PLACES_KEPT = 128

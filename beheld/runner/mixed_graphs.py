@@ -31,10 +31,11 @@ from beheld.runner.capture import capture
 
 # A step of few sequences computes logits of few rows, which its first token need not wait for.
 _FEW = 32
-_SMALL = (32, 64, 128, 192, 256, 288, 320, 384, 448, 512, 640, 768, 1024)
-_LARGE = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+# Each takes some 70 ms at the start.
+_SMALL = (32, 64, 128, 192, 256, 288, 384, 512, 640, 1024)
+_LARGE = (128, 512, 1024, 2048, 4096, 8192)
 # Where no sequence has a prefix, which is common in the first steps of a run, attention has a faster kernel.
-_PLAIN = (4096, 6144, 8192)
+_PLAIN = (4096, 8192)
 # Padding by more tokens than this takes the device longer than launching the step takes the host.
 _MOST_PADDING = 512
 # As part of a small graph, a decoding sequence's keys are not split: with more of them than this, it had better be.
@@ -117,16 +118,20 @@ class MixedGraphs:
         self._sizes = ladder(config)
         most = max(size.tokens + size.decodes for size in self._sizes)
         sequences = max(size.sequences + size.decodes for size in self._sizes)
-        width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
-        self._embeds_TH = torch.zeros(most, width, dtype=adapter.dtype, device=device)
-        self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
-        self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
-        self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
-        self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self._lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
-        self._bounds_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
-        self._counting_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
-        self._tables_GBN = torch.zeros(len(self._groups), sequences, blocks_per_row, dtype=torch.int32, device=device)
+        # A tensor made outside of inference mode is of another kind to the compiler, which would compile all anew.
+        with torch.inference_mode():
+            width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
+            self._embeds_TH = torch.zeros(most, width, dtype=adapter.dtype, device=device)
+            self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
+            self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
+            self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
+            self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
+            self._lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
+            self._bounds_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+            self._counting_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+            self._tables_GBN = torch.zeros(
+                len(self._groups), sequences, blocks_per_row, dtype=torch.int32, device=device
+            )
         self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:

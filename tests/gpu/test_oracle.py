@@ -20,7 +20,7 @@ FAMILIES = (
     # Layers, caches and towers of other kinds.
     *("lfm2_vl", "llama4", "ernie4_5_vl_moe", "qwen2_audio", "gemma3n", "florence2", "molmo2", "chameleon", "phi4_mm"),
 )
-OPTIONS: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 8, "max_model_len": 2048}
+OPTIONS: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 8}
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family in tiny.TINY])
