@@ -34,6 +34,9 @@ _FEW = 32
 # Each takes some 70 ms at the start.
 _SMALL = (32, 64, 128, 192, 256, 288, 384, 512, 640, 1024)
 _LARGE = (128, 512, 1024, 2048, 4096, 8192)
+# Beside some that decode, as in a server: padded to all rows, one prompt of 282 tokens would be computed as 768.
+_SOME = 64
+_BESIDE_SOME = (64, 288, 512, 1024)
 # Where no sequence has a prefix, which is common in the first steps of a run, attention has a faster kernel.
 _PLAIN = (4096, 8192)
 # Padding by more tokens than this takes the device longer than launching the step takes the host.
@@ -47,7 +50,7 @@ class Size(NamedTuple):
 
     Attributes:
         tokens: of sequences that prefill; with no `decodes`, those that decode are among them.
-        sequences: that prefill.
+        sequences: that prefill; where some decode apart, of both together.
         decodes: sequences that decode.
         prefixes: True if sequences may continue what the cache holds.
     """
@@ -75,6 +78,8 @@ def ladder(config: EngineConfig) -> list[Size]:
     sizes = {Size(tokens, min(rows, _FEW)) for tokens in _SMALL}
     sizes |= {Size(tokens, rows, decodes) for tokens in large for decodes in (0, rows)}
     sizes |= {Size(tokens, rows, prefixes=False) for tokens in _PLAIN}
+    if rows > _SOME:
+        sizes |= {Size(tokens, _SOME, _SOME) for tokens in _BESIDE_SOME}
     return sorted((size for size in sizes if size.tokens <= most), key=_weight)
 
 
@@ -88,7 +93,7 @@ def smallest(sizes: Sequence[Size], need: Need) -> Size | None:
     for size in sizes:
         if size.decodes:
             known = need.decodes <= size.decodes
-            fits = known and need.tokens <= size.tokens and need.sequences <= size.sequences
+            fits = known and need.tokens <= size.tokens and need.sequences + need.decodes <= size.sequences
         else:
             # Here a sequence that decodes takes a tile of 128 rows, and begins behind position 0.
             known = need.decodes <= _FEW and need.keys <= _MOST_KEYS
