@@ -47,7 +47,7 @@ SIZES = ladder(config(8192, 256))
         (need(300, 3, decodes=100, keys=9000), Size(512, 256, 256)),
         (need(282, 1, decodes=60), Size(288, 64, 64)),
         (need(282, 5, decodes=60), Size(512, 256, 256)),
-        (need(300, 3, decodes=256), Size(512, 256, 256)),
+        (need(300, 3, decodes=253), Size(512, 256, 256)),
         (need(8192, 29), Size(8192, 256)),
         (need(8192, 29, prefixes=False), Size(8192, 256, prefixes=False)),
         (need(8000, 29, decodes=192), Size(8192, 256, 256)),
