@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.cli.flags import add_engine_flags, add_server_flags, apply_file, engine_options, server_values
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
+from beheld.utils.allocator import share_arenas
 
 if TYPE_CHECKING:
     from beheld.server.options import ServerOptions
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
 def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
     from beheld.server.listen import listen
 
+    share_arenas()
     listener = listen(server)
     from beheld.engine.process import spawn
 
