@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
+from beheld.core.params import Grammar, Thoughts
 from beheld.structured.marks import TEXT, Tokens, up_to, written
 
 # Keywords of a schema that allow no less than everything.
@@ -35,20 +36,45 @@ _TYPES: dict[type, str] = {
 Schema = Mapping[str, Any]
 
 
-def lark_of(text: str, tokens: Tokens) -> str:
+def leaves_room(grammar: Grammar) -> bool:
+    """True if the thoughts of an answer are among the words that may stand around calls: the model begins them, and
+    marks tell calls from words."""
+    thoughts = grammar.thoughts
+    return thoughts is not None and not thoughts.begun and json.loads(grammar.text)["form"] not in _BARE
+
+
+def lark_of(text: str, tokens: Tokens, thoughts: Thoughts | None = None) -> str:
     """The grammar, in llguidance's form of Lark.
 
     Args:
         text: JSON: {"form": of text.tools.READERS, "tools": [{"name": ..., "schema": of the arguments of a strict
             function; null of any other}]}.
-        tokens: see marks.tokens_of.
+        tokens: of the tokenizer.
+        thoughts: that may stand before the answer; what opens them opens no text.
 
     Raises:
         ParamsError: a schema cannot be written in this form; the message says what of it.
     """
     asked = json.loads(text)
-    rules = [TEXT, *_FORMS[asked["form"]](asked["tools"], tokens)]
+    form, tools = asked["form"], asked["tools"]
+    rules = [TEXT]
+    if form in _BARE:
+        rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if thoughts is None else thoughts.open)]
+    else:
+        rules += [_words(tokens, *_MARKS[form]), *_MARKED[form](tools, tokens)]
     return "\n".join(rules)
+
+
+def _words(tokens: Tokens, *marks: str) -> str:
+    """The rule of words before a mark or the end: any, and any token that is none but the marks."""
+    others = tokens.others(*marks)
+    return 'words: ""' if others is None else f"words: (TEXT {others})*"
+
+
+def _spoken(tokens: Tokens) -> str:
+    """The rule of words that begin with a token that is no text."""
+    others = tokens.others()
+    return 'spoken: ""' if others is None else f"spoken: ({others} TEXT)+"
 
 
 def _refused(name: str, what: str, form: str) -> ParamsError:
@@ -77,7 +103,7 @@ def _arguments(schema: Schema | None) -> str:
 
 
 def _hermes(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
-    yield "start: (begin call)* TEXT"
+    yield "start: (words begin call)* words TEXT"
     yield up_to("<tool_call>", tokens, "begin")
     yield f'call: "\\n" ({_any_of(tools)}) "\\n" {written("</tool_call>", tokens)}'
     yield from _json_calls(tools, "arguments")
@@ -90,7 +116,7 @@ def _json_calls(tools: Sequence[Any], key: str) -> Iterator[str]:
 
 
 def _mistral(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
-    yield "start: (begin call)* TEXT"
+    yield "start: (words begin call)* words TEXT"
     yield up_to("[TOOL_CALLS]", tokens, "begin")
     yield 'call: " "? "[" listed (", " listed)* "]" | ' + " | ".join(f"named_{n}" for n in range(len(tools)))
     yield f"listed: {_any_of(tools)}"
@@ -101,11 +127,11 @@ def _mistral(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
         yield f"named_{number}: {json.dumps(tool['name'])} {behind} {_arguments(tool['schema'])}"
 
 
-def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens], Iterator[str]]:
-    def rules(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens, str], Iterator[str]]:
+    def rules(tools: Sequence[Any], tokens: Tokens, opening: str) -> Iterator[str]:
         # Any object there may be a call: which it is, only its end may tell.
-        yield _plain(r"[\s,;\[\]]*\{", "json")
-        yield f'start: PLAIN | BLANKS? ({written("<|python_tag|>", tokens)}? calls | FENCE calls "\\n{_FENCE}")'
+        yield _plain(r"[\s,;\[\]]*\{", "json", opening)
+        yield f'start: plain | BLANKS? ({written("<|python_tag|>", tokens)}? calls | FENCE calls "\\n{_FENCE}")'
         yield "BLANKS: /[ \\n]{1,4}/"
         yield f'FENCE: "{_FENCE}json\\n" | "{_FENCE}\\n"'
         yield 'calls: one ("; " one)* | "[" one (", " one)* "]"'
@@ -115,20 +141,25 @@ def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens], Iterator[str]]:
     return rules
 
 
-def _plain(beginning: str, fence: str) -> str:
-    """The terminal of a text that does not begin as answers do that are calls."""
+def _plain(beginning: str, fence: str, opening: str) -> str:
+    """The rule of an answer that does not begin as those do that are calls, or with thoughts."""
     marks = rf"<\|python_tag\|>|<\|python_start\|>|{_FENCE}{fence}|{_FENCE}"
-    return f"PLAIN: /(?s:.*)/ & ~/\\s*({marks})?\\s*{beginning}(?s:.*)/"
+    terminal = f"PLAIN: /(?s:.*)/ & ~/\\s*({marks})?\\s*{beginning}(?s:.*)/"
+    if opening:
+        terminal += f" & ~/\\s*{re.escape(opening)}(?s:.*)/"
+    # A token that texts do not show may come where what is shown before it begins no call any more.
+    solid = "SOLID: PLAIN & /\\s*[^\\s\\[\\]{},;`<](?s:.*)/"
+    return "\n".join([terminal, solid, "plain: PLAIN | SOLID spoken"])
 
 
 # ---------------------------------------------------------------------- calls in Python's words
 
 
-def _pythonic(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
+def _pythonic(tools: Sequence[Any], tokens: Tokens, opening: str) -> Iterator[str]:
     """The first call begins with one terminal: up to its bracket, the same letters may be those of a text."""
     names = [re.escape(tool["name"]) for tool in tools]
-    yield _plain(rf"\[[\s,]*({'|'.join(names)})\s*\(", "python")
-    yield 'start: PLAIN | (first more "]") | (framed more "]" end?)'
+    yield _plain(rf"\[[\s,]*({'|'.join(names)})\s*\(", "python", opening)
+    yield 'start: plain | (first more "]") | (framed more "]" end?)'
     yield 'more: (", " one)*'
     yield f"one: {_any_of(tools)}"
     leads = [tokens(mark) for mark in ("<|python_start|>", "<|python_tag|>")]
@@ -181,7 +212,7 @@ def _separated(rule: str, items: Sequence[tuple[str, bool]]) -> Iterator[str]:
 
 
 def _glm(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
-    yield "start: (begin call)* TEXT"
+    yield "start: (words begin call)* words TEXT"
     yield up_to("<tool_call>", tokens, "begin")
     yield f"call: {_any_of(tools)}"
     yield "VALUE: /(?s:.*)/ & ~/(?s:.*)<\\/tool_call>(?s:.*)/ & ~/(?s:.*)<\\/arg_value>(?s:.*)/"
@@ -205,10 +236,10 @@ def _glm(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
 
 def _qwen3(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
     ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
-    yield "start: (call | bare)* TEXT"
-    yield f'call: begin "\\n<function=" ({_any_of(tools)}) "\\n" {written("</tool_call>", tokens)}'
+    yield "start: (call | bare)* words TEXT"
+    yield f'call: words begin "\\n<function=" ({_any_of(tools)}) "\\n" {written("</tool_call>", tokens)}'
     # The outer mark is often left out.
-    yield f"bare: naked ({_any_of(tools)})"
+    yield f"bare: words naked ({_any_of(tools)})"
     yield up_to("<tool_call>", tokens, "begin")
     yield up_to("<function=", tokens, "naked")
     inside = " & ".join(f"~/(?s:.*){end.replace('/', chr(92) + '/')}(?s:.*)/" for end in ends)
@@ -309,11 +340,20 @@ def _kinds(schema: Any) -> set[str]:
     return set()
 
 
-_FORMS: dict[str, Callable[[Sequence[Any], Tokens], Iterator[str]]] = {
+# Forms whose marks tell calls from words, and those whose calls are the whole answer.
+_MARKED: dict[str, Callable[[Sequence[Any], Tokens], Iterator[str]]] = {
     "hermes": _hermes,
     "glm45": _glm,
     "qwen3_coder": _qwen3,
     "mistral": _mistral,
+}
+_MARKS = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+}
+_BARE: dict[str, Callable[[Sequence[Any], Tokens, str], Iterator[str]]] = {
     "llama3_json": _bare_json("parameters"),
     "json": _bare_json("arguments"),
     "pythonic": _pythonic,

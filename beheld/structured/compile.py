@@ -9,8 +9,8 @@ from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import Grammar, StructuredOutputs, Thoughts
-from beheld.structured.calls import lark_of
-from beheld.structured.marks import tokens_of
+from beheld.structured.calls import lark_of, leaves_room
+from beheld.structured.marks import Tokens
 from beheld.structured.thoughts import behind
 from beheld.utils.lru import LRU
 
@@ -42,9 +42,6 @@ def grammar_of(asked: StructuredOutputs, thoughts: Thoughts | None = None) -> Gr
         if not value or not all(isinstance(entry, str) and entry for entry in value):
             raise ParamsError("choice must hold texts that are not empty.", param="structured_outputs")
         kind, value = "grammar", "start: " + " | ".join(map(json.dumps, value))
-    if kind == "calls" and thoughts is not None and not thoughts.begun:
-        # Calls leave room for any text, and so for thoughts.
-        thoughts = None
     if not isinstance(value, str):
         raise ParamsError(f"The {kind} grammar must be a text.", param="structured_outputs")
     if len(value) > MAX_TEXT:
@@ -137,11 +134,11 @@ class Compiler:
             elif grammar.kind == "regex":
                 text = LLMatcher.grammar_from_regex(grammar.text)
             elif grammar.kind == "calls":
-                text = lark_of(grammar.text, tokens_of(tokenizer))
+                text = lark_of(grammar.text, Tokens(tokenizer), grammar.thoughts)
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
-            if grammar.thoughts is not None:
-                text = behind(grammar.thoughts, text, tokens_of(tokenizer))
+            if grammar.thoughts is not None and not (grammar.kind == "calls" and leaves_room(grammar)):
+                text = behind(grammar.thoughts, text, Tokens(tokenizer))
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 # In llguidance's form of Lark. No token of its own kind stands in a text.
 TEXT = "TEXT: /(.|\\n)*/"
 
-Tokens = Callable[[str], int | None]
 
-
-def tokens_of(tokenizer: Any) -> Tokens:
-    """Tells of a mark the id of the token that it is; None of one that is spelled like any text.
+class Tokens:
+    """The tokens of a tokenizer that are no text.
 
     Args:
         tokenizer: an llguidance.LLTokenizer. It takes some added tokens for special whatever their tokenizer says of
             them, "<tool_call>" for example, and never lets those pass as text: what it does decides.
     """
 
-    def found(mark: str) -> int | None:
-        ids = tokenizer.tokenize_str(mark, parse_special=True)
-        return ids[0] if len(ids) == 1 and tokenizer.is_special_token(ids[0]) else None
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
-    return found
+    def __call__(self, mark: str) -> int | None:
+        """The id of the token that a mark is; None of one that is spelled like any text."""
+        ids = self._tokenizer.tokenize_str(mark, parse_special=True)
+        return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
+
+    def others(self, *marks: str) -> str | None:
+        """Any of them but these marks and what ends an answer, as an expression; None if there are no others.
+
+        Models write some into their words: around thoughts, boxes or names.
+        """
+        without = {self(mark) for mark in marks} | set(self._tokenizer.eos_tokens)
+        special = filter(self._tokenizer.is_special_token, range(self._tokenizer.vocab_size))
+        # Some vocabularies hold thousands in a row.
+        spans: list[list[int]] = []
+        for token in special:
+            if token in without:
+                continue
+            if spans and spans[-1][1] == token - 1:
+                spans[-1][1] = token
+            else:
+                spans.append([token, token])
+        return f"<[{','.join(f'{first}-{last}' for first, last in spans)}]>" if spans else None
 
 
 def written(mark: str, tokens: Tokens) -> str:

@@ -21,7 +21,7 @@ def behind(thoughts: Thoughts, grammar: str, tokens: Tokens) -> str:
     Args:
         thoughts: how they are marked.
         grammar: of the answer, as Lark or as llguidance's JSON of one grammar.
-        tokens: see marks.tokens_of.
+        tokens: of the tokenizer.
     """
     rest = f"{'thinking BLANKS?' if thoughts.begun else '(opening thinking BLANKS?)?'} @answer"
     lines = [f"start: {rest}", TEXT, _BLANKS, up_to(thoughts.close, tokens, "thinking")]

@@ -26,7 +26,7 @@ from tests.server.running import ENGINE, Running, data_url, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
 # A worker may take this long for an item.
-WORK_S = 1.5
+WORK_S = 2.5
 LIMITS = {"work_timeout_s": dict.fromkeys(("image", "video"), WORK_S), "max_work_bytes": 192 << 20}
 
 
@@ -88,10 +88,10 @@ def movie(folder: Path) -> str:
 
 
 def serves(server: Running) -> None:
-    """It answers a picture that it has not seen, soon."""
+    """It answers a picture that it has not seen, soon; the pool itself has one second, see ipc/test_pool.py."""
     begin = time.monotonic()
     assert server.post(CHAT, asking(unseen())).status_code == 200
-    assert time.monotonic() - begin < 1.0, "the pool is whole again"
+    assert time.monotonic() - begin < 2.0, "the pool is whole again"
 
 
 def test_31_nothing_is_decoded_in_the_servers_own_process(
@@ -137,7 +137,7 @@ def test_31_a_decoder_that_stalls_costs_its_request_alone(small: Running) -> Non
     worker = stopped(small)
     begin = time.monotonic()
     answer = small.post(CHAT, asking(unseen()))
-    assert WORK_S <= time.monotonic() - begin < WORK_S + 1.5
+    assert WORK_S <= time.monotonic() - begin < WORK_S + 2.5
     assert answer.status_code == 413
     assert f"{WORK_S:g} s" in answer.json()["error"]["message"]
     assert is_gone(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from beheld.core.params import Grammar, StructuredOutputs, Thoughts
-from beheld.structured.compile import Compiler, grammar_of
+from beheld.core.params import Grammar, Thoughts
+from beheld.structured.compile import Compiler
 from beheld.structured.thoughts import after
 from tests import tiny
 
@@ -69,8 +70,45 @@ def test_what_the_prompt_has_begun_or_ended() -> None:
     assert after(FREE, "Hi<think>\n\n</think>\n\n") is None
 
 
-def test_calls_leave_room_for_thoughts_that_the_model_begins() -> None:
-    calls = StructuredOutputs(calls='{"form": "hermes", "tools": []}')
-    assert grammar_of(calls, FREE).thoughts is None
-    assert grammar_of(calls, BEGUN).thoughts == BEGUN
-    assert grammar_of(StructuredOutputs(choice=["a"]), FREE).thoughts == FREE
+TIDES = '{"name": "tides", "%s": {}}'
+# A form, a call in it, and one that is not held to its schema.
+CALLS = {
+    "hermes": (f"<tool_call>\n{TIDES % 'arguments'}\n</tool_call>", '<tool_call>\n{"name": "rain'),
+    "glm45": ("<tool_call>tides\n</tool_call>", "<tool_call>rain"),
+    "mistral": ("[TOOL_CALLS]tides[ARGS]{}", "[TOOL_CALLS]rain"),
+    "llama3_json": (TIDES % "parameters", '{"name": "rain'),
+    "pythonic": ("[tides()]", "[tides(x"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", sorted(CALLS))
+def test_calls_leave_room_for_thoughts_and_are_held_behind_them(form: str, way: str) -> None:
+    tokenizer, found = compiler(way)
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    text = json.dumps({"form": form, "tools": [{"name": "tides", "schema": schema}]})
+    call, wrong = CALLS[form]
+
+    def fits(thoughts: Thoughts | None, answer: str) -> bool:
+        matcher = found.matcher(Grammar("calls", text, thoughts))
+        ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        return bool(matcher.try_consume_tokens(ids) == len(ids))
+
+    for thoughts, begin in (
+        (BEGUN, "Hm {\n</think>\n\n"),
+        (FREE, "<think>\nHm {\n</think>\n\n"),
+        (FREE, ""),
+        (None, ""),
+    ):
+        for good in (call, "No call."):
+            assert fits(thoughts, begin + good), (begin, good)
+        assert not fits(thoughts, begin + wrong), begin
+    # Tokens that are no text stand in words, with nobody told of thoughts.
+    if form not in ("llama3_json", "pythonic") or way == "spelled":
+        assert fits(None, "<think>Hm</think>No call.")
+    assert fits(None, "Hm<think>Hm</think>")
+    assert not fits(BEGUN, f"Hm{call}</think>{wrong}")
+    if way != "spelled":
+        # What texts do not show hides no call.
+        assert not fits(None, f"<think>{wrong}")
+        assert form not in ("llama3_json", "pythonic") or not fits(None, f"{wrong[0]}<think>{wrong[1:]}")
