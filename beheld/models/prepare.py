@@ -43,6 +43,10 @@ def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
     Raises:
         ConfigError: it is to carry adapters, and no layer can.
     """
+    if config.device != "cpu" and config.dtype == "float32":
+        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for. Products of
+        # matrices do so only where the user's own program says it.
+        torch.backends.cudnn.allow_tf32 = False
     adapt(model.config.model_type, model)
     settle(model.get_decoder() if hasattr(model, "get_decoder") else model)
     if not config.enforce_eager:
@@ -68,9 +72,6 @@ def _fuse(model: Any, config: EngineConfig) -> None:
         else:
             logger.debug("%d linear layers are padded.", replace_linears(model, PaddedLinear, dtype))
         return
-    if dtype == torch.float32:
-        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
-        torch.backends.cudnn.allow_tf32 = False
     if env.FUSE():
         text = text_model(model)
         padded = pad_mlps(model, text if config.max_loras else None)

@@ -11,6 +11,7 @@ from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
 from beheld.models import fuse, prepare
 from tests import tiny
+from tests.fakes import fake_config
 
 
 def load(family: str) -> Any:
@@ -186,3 +187,18 @@ def test_a_convolution_of_single_patches_is_a_product() -> None:
     torch.testing.assert_close(tower(wider), around)
     overlapping = torch.nn.Sequential(torch.nn.Conv3d(3, 5, (2, 4, 4), (2, 2, 2)))
     assert fuse.replace_patch_convolutions(overlapping) == 0
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "fused"])
+@pytest.mark.parametrize(
+    ("device", "dtype", "allowed"), [("cuda", "float32", False), ("cuda", "bfloat16", True), ("cpu", "float32", True)]
+)
+def test_float32_on_a_gpu_is_not_tf32(
+    device: str, dtype: str, allowed: bool, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is done to a model: enforce_eager and `beheld verify` skip the surgery."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(prepare, "_fuse", lambda model, config: None)
+    monkeypatch.setenv("BEHELD_COMPILE", "0")
+    prepare.prepare(load("llama"), fake_config(device=device, dtype=dtype, enforce_eager=eager))
+    assert torch.backends.cudnn.allow_tf32 == allowed
