@@ -82,4 +82,5 @@ def store(k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, slots_T: Tensor) -> None:
         width,
         v_width,
         num_warps=4,
+        enable_fp_fusion=True,
     )

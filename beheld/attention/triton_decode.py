@@ -302,6 +302,7 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         _MAX_PARTS,
         64,
         num_warps=4,
+        enable_fp_fusion=True,
     )
     return DecodePlan(items_W8, arrived_BK)
 
@@ -332,11 +333,10 @@ def decode(
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
-    num_items = plan.items_W8.shape[0]
     acc_WHC, sums_WH2 = _workspace(plan, heads, v_size, q_THC.device)
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
     tile, warps, stages = shape_of(width, kv.keys.element_size())
-    _decode[(kv_heads, num_items)](
+    _decode[(kv_heads, plan.items_W8.shape[0])](
         q_THC,
         k_TKC,
         v_TKC,
@@ -369,6 +369,7 @@ def decode(
         early,
         num_warps=warps,
         num_stages=stages,
+        enable_fp_fusion=True,
         **({"launch_pdl": True} if early else {}),
     )
 

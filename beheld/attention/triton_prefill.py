@@ -329,6 +329,7 @@ def prefill(
         max(16, triton.next_power_of_2(v_size)),
         num_warps=shape.warps,
         num_stages=shape.stages,
+        enable_fp_fusion=True,
     )
 
 

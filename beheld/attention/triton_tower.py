@@ -121,6 +121,7 @@ def attend_windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tenso
         max(16, triton.next_power_of_2(size)),
         num_warps=warps,
         num_stages=2,
+        enable_fp_fusion=True,
     )
     return out_THC
 

@@ -56,6 +56,17 @@ def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: boo
     outputs, warps = (2, 4) if num_inputs <= _MOST_AT_ONCE else (4, 8)
     options = {"launch_pdl": True} if early else {}
     _one_row[(triton.cdiv(num_outputs, outputs),)](
-        x_K, weight_NK, bias_N, y_N, num_inputs, num_outputs, outputs, at_once, early, num_warps=warps, **options
+        x_K,
+        weight_NK,
+        bias_N,
+        y_N,
+        num_inputs,
+        num_outputs,
+        outputs,
+        at_once,
+        early,
+        num_warps=warps,
+        enable_fp_fusion=True,
+        **options,
     )
     return y_N

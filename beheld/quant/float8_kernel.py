@@ -44,7 +44,9 @@ def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor) -> None:
     if rows:
         block = triton.next_power_of_2(inputs)
         warps = min(16, max(1, block // 512))
-        _rounded_rows[(rows,)](x_TK, out_TK, scale_T, x_TK.stride(0), inputs, block, num_warps=warps)
+        _rounded_rows[(rows,)](
+            x_TK, out_TK, scale_T, x_TK.stride(0), inputs, block, num_warps=warps, enable_fp_fusion=True
+        )
 
 
 @triton.jit(do_not_specialize=["share"])
@@ -140,6 +142,7 @@ def grouped_product(
         triton.next_power_of_2(groups),
         num_warps=warps,
         num_stages=stages,
+        enable_fp_fusion=True,
     )
 
 
