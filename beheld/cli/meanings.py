@@ -33,7 +33,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "async_scheduling": ("on with a GPU", "the next step is planned while the device computes"),
     "block_size": ("16", "positions in one block of the KV cache"),
     "num_gpu_blocks_override": ("as memory allows", "how many blocks there are"),
-    "gpu_memory_utilization": ("", "part of the GPU's memory that may be used"),
+    "gpu_memory_utilization": ("", "part of the whole GPU that this engine may take, whoever has the rest"),
     "kv_cache_memory_bytes": ("what is left", "bytes of the KV cache"),
     "swap_space": ("none", "known for old scripts; changes nothing"),
     "cpu_offload_gb": ("0", "weights kept off the device; all but 0 is refused"),

@@ -33,7 +33,7 @@ def check_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_conf
 
     _, needed = count_weights(hf_config, info, config)
     available = available_bytes(config)
-    sizes = f"its weights take about {needed / 2**30:.2f} GiB of the {available / 2**30:.2f} GiB that are free there"
+    sizes = f"its weights take about {needed / 2**30:.2f} GiB of the {available / 2**30:.2f} GiB that it may use there"
     if needed > available:
         raise ConfigError(
             f"tensor_parallel_size={asked} is not available in this version, and one GPU does not hold the model: "

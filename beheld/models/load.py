@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
-from beheld.models import towers
+from beheld.models import shortage, towers
 from beheld.models.families import renamed_weights
 from beheld.models.shards import shard_bar
 from beheld.quant import compressed_tensors, keep
@@ -81,15 +82,41 @@ def quantization_of(hf_config: Any, path: Path) -> Mapping[str, Any] | None:
     return getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
 
 
-def weights_bytes(hf_config: Any, info: ModelInfo, config: EngineConfig, num_parameters: int) -> int:
-    """What the weights will take on the device, about, of a model with so many parameters."""
+@dataclass(frozen=True)
+class Weights:
+    """What a model's weights will be on the device.
+
+    Attributes:
+        num_parameters: how many numbers they are.
+        num_bytes: what they will take, about.
+        sizes: bytes of each as transformers' loader makes it; empty where it makes something else of them.
+    """
+
+    num_parameters: int
+    num_bytes: int
+    sizes: tuple[int, ...]
+
+
+def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
+    """The weights of the model that this configuration describes, without towers that are switched off.
+
+    No memory is taken for them.
+
+    Raises:
+        ModelError: there is no such class.
+    """
     dtype: torch.dtype = getattr(torch, config.dtype)
+    with torch.device("meta"):
+        model_class = towers.without(model_class_of(info, hf_config), info.model_type, config.limit_per_prompt)
+        model = model_class._from_config(hf_config, dtype=dtype)
+    counts = [parameter.numel() for parameter in model.parameters()]
+    sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     quantization = quantization_of(hf_config, Path(info.path))
+    if quantization is None or config.load_format == "dummy" or not has_weights(Path(info.path)):
+        return Weights(sum(counts), sum(sizes), sizes)
     # A checkpoint's layers that are not FP8 are of two bytes there as they are here.
-    kept = quantization is not None and config.load_format != "dummy" and has_weights(Path(info.path))
-    if quantization is not None and kept and objection(quantization, config.device, dtype) is None:
-        return compressed_tensors.stored_bytes(Path(info.path))
-    return num_parameters * dtype.itemsize
+    stored = objection(quantization, config.device, dtype) is None
+    return Weights(sum(counts), compressed_tensors.stored_bytes(Path(info.path)) if stored else sum(sizes), ())
 
 
 def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
@@ -113,6 +140,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     from transformers.utils import logging as hf_logging
 
     hf_logging.set_verbosity_error()
+    shortages = shortage.count()
     try:
         options = {
             "dtype": dtype,
@@ -131,6 +159,8 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     except ModelError:
         raise
     except Exception as error:
+        if shortage.is_shortage(error, shortages):
+            raise
         raise ModelError(
             f"The weights of {info.name!r} could not be loaded: {error}", "Fetch the checkpoint again."
         ) from error

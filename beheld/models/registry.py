@@ -11,12 +11,15 @@ from beheld.models.adapter import ModelAdapter
 # Architectures with a definition of our own; every other one goes through transformers.
 OWN: dict[str, str] = {}
 
+_SMALLER = "Take a quantized or a smaller checkpoint, or a device with more memory."
+
 
 def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter:
     """Load the model of `info` and wrap it.
 
     Raises:
         ModelError: it cannot be run; the message says why.
+        CapacityError: the memory does not suffice for its weights.
     """
     own = OWN.get(info.architecture)
     if own is not None:
@@ -26,6 +29,9 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model
     from beheld.models.prepare import prepare
+    from beheld.models.shortage import told
 
-    model = load_model(hf_config, info, config)
-    return HFAdapter(model, info, prepare(model, config))
+    with told("load the weights", config.device, _SMALLER):
+        model = load_model(hf_config, info, config)
+    with told("join and arrange the weights", config.device, _SMALLER):
+        return HFAdapter(model, info, prepare(model, config))

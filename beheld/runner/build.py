@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,11 +13,13 @@ from beheld.attention.cross import CrossBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
-from beheld.models import registry, towers
+from beheld.models import registry, segments
 from beheld.models.adapter import ModelAdapter
-from beheld.models.load import model_class_of, weights_bytes
+from beheld.models.load import Weights, weigh
+from beheld.models.shortage import free_and_total, gib, told
 from beheld.runner import capacity
 from beheld.runner.runner import ModelRunner
+from beheld.runner.share import Share
 from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.log import get_logger
 
@@ -38,25 +39,86 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         ModelError, CapacityError: with what to do.
     """
     keep_freed_memory()
+    share = _begin(hf_config, info, config)
     adapter = registry.build(hf_config, info, config)
     backend = select(config.device, config.attention_backend, info.both_ways)
     cross_backend = None if info.cross is None else select_cross(config.device)
-    reserved = 0
     if config.device == "cpu":
         _choose_threads(adapter)
+        available = config.kv_cache_bytes or capacity.available_bytes(config)
     else:
+        assert share is not None
         _leave_cores_alone()
-        reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
+        with told("run a full step", config.device, "Lower max_num_batched_tokens or max_num_seqs."):
+            reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
+        available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
     if shrink:
-        config = _shrunk(info, config, reserved)
-    runner = ModelRunner(adapter, backend, info, config, capacity.measure(info, config, reserved), cross_backend)
-    runner.self_test()
+        config = _shrunk(info, config, available)
+    found = capacity.measure(info, config, available)
+    with told("hold the KV cache", config.device, _less_cache(config), found.kv_bytes):
+        runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
+    with told("run a step beside the KV cache", config.device, _less_cache(config)):
+        runner.self_test()
     if config.device == "cuda" and not config.enforce_eager:
         if cross_backend is None:
-            runner.capture_graphs()
+            with told("capture CUDA graphs", config.device, f"{_less_cache(config)} Or set enforce_eager=True."):
+                runner.capture_graphs()
         else:
             logger.info("Decode steps run without CUDA graphs: what they look at beside the text differs in length.")
     return runner
+
+
+def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | None:
+    """See that memory suffices for the weights, before any is read, and on a GPU make room; returns the share of it.
+
+    Raises:
+        CapacityError: it does not; the message names what they take and what there is.
+    """
+    weights = weigh(hf_config, info, config)
+    if config.device == "cpu":
+        _check_host(weights, config)
+        return None
+    share = Share.of_gpu(config.memory_fraction)
+    if config.kv_cache_bytes is None:
+        share.check()
+    most = share.free_bytes if config.kv_cache_bytes is not None else share.limit_bytes
+    if weights.num_bytes > most:
+        raise CapacityError(
+            f"The weights of {info.name!r} take about {gib(weights.num_bytes)}, and the engine may take {gib(most)} of "
+            f"the GPU's {gib(share.total_bytes)}, of which {gib(share.free_bytes)} are free.",
+            "Raise gpu_memory_utilization." if weights.num_bytes < share.free_bytes and most < share.free_bytes
+            else "Take a quantized or a smaller checkpoint, or a GPU with more memory.",
+        )  # fmt: skip
+    if config.load_format != "dummy":
+        with told("load the weights", config.device, "End what else uses the GPU.", weights.num_bytes):
+            segments.take(weights.sizes, config.device)
+    return share
+
+
+def _check_host(weights: Weights, config: EngineConfig) -> None:
+    """Weights in float32 are laid out anew and must be held; others may stay in files that the system reads as needed.
+
+    Raises:
+        CapacityError: they do not fit.
+    """
+    free, total = free_and_total("cpu")
+    if weights.num_bytes <= free:
+        return
+    sizes = f"The weights take about {gib(weights.num_bytes)}, and {gib(free)} of this machine's {gib(total)} are free"
+    if config.dtype == "float32":
+        raise CapacityError(f"{sizes}.", "Take a smaller checkpoint, or set dtype='bfloat16', which takes half.")
+    logger.warning("%s: it may be very slow, or be ended by the system.", sizes)
+
+
+def _less_cache(config: EngineConfig) -> str:
+    """What to change so that the KV cache leaves more memory."""
+    if config.num_blocks_override is not None:
+        return "Lower num_gpu_blocks_override."
+    if config.kv_cache_bytes is not None:
+        return "Lower kv_cache_memory_bytes."
+    if config.device == "cpu":
+        return "Lower BEHELD_CPU_KV_CACHE_GIB or set kv_cache_memory_bytes."
+    return "Lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens."
 
 
 def _activation_bytes(
@@ -104,13 +166,21 @@ def _leave_cores_alone() -> None:
         torch.set_num_threads(1)
 
 
-def _shrunk(info: ModelInfo, config: EngineConfig, reserved: int) -> EngineConfig:
-    fitting = capacity.longest_that_fits(info, config, reserved)
+def _shrunk(info: ModelInfo, config: EngineConfig, available: int) -> EngineConfig:
+    """The same with a max_model_len that fits into so many bytes.
+
+    Raises:
+        CapacityError: not even a block does.
+    """
+    fitting = capacity.longest_that_fits(info, config, available)
     if fitting == config.max_model_len:
         return config
     if fitting < config.block_size:
         raise CapacityError(
-            "There is not enough memory for a KV cache.", "Close other programs, or take a smaller model."
+            f"{gib(available)} are left for the KV cache, in which not even {config.block_size} tokens fit.",
+            "Raise gpu_memory_utilization, lower max_num_batched_tokens, or take a smaller model."
+            if config.device == "cuda"
+            else "Close other programs, or take a smaller model.",
         )
     logger.warning("Using max model len %d: %d does not fit into memory.", fitting, config.max_model_len)
     return dataclasses.replace(config, max_model_len=fitting)
@@ -118,16 +188,5 @@ def _shrunk(info: ModelInfo, config: EngineConfig, reserved: int) -> EngineConfi
 
 def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, int]:
     """Number of parameters of the model that this configuration describes, and the bytes that they will take."""
-    count = count_parameters(hf_config, info, config.limit_per_prompt)
-    return count, weights_bytes(hf_config, info, config, count)
-
-
-def count_parameters(hf_config: Any, info: ModelInfo, limits: Mapping[str, int] | None = None) -> int:
-    """Number of parameters of the model that this configuration describes; no memory is taken for them.
-
-    `limits` as in towers.without: what it leaves out is not counted.
-    """
-    with torch.device("meta"):
-        model_class = towers.without(model_class_of(info, hf_config), info.model_type, limits or {})
-        model = model_class._from_config(hf_config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    weights = weigh(hf_config, info, config)
+    return weights.num_parameters, weights.num_bytes

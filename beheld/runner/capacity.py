@@ -9,6 +9,7 @@ import torch
 
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.errors import CapacityError
+from beheld.runner.share import Share
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -18,8 +19,8 @@ _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 8 << 30
 
 
-def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> Capacity:
-    """How many blocks each group gets, when `reserved_bytes` of what is free are needed for activations.
+def measure(info: ModelInfo, config: EngineConfig, available: int) -> Capacity:
+    """How many blocks each group gets of `available` bytes.
 
     All groups get enough for the same number of positions, but a sliding group never more than its windows can use, and
     a cross group never more than `config.max_encoder_tokens` states. It has no blocks of its own: what would be its
@@ -28,68 +29,72 @@ def measure(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> C
     Raises:
         CapacityError: one sequence of max_model_len does not fit; the message says what would.
     """
-    element_bytes = getattr(torch, config.kv_dtype).itemsize
-    size = config.block_size
     most = [_most_blocks(group, config) for group in info.kv_groups]
     if config.num_blocks_override is not None:
         wanted = config.num_blocks_override + 1
         blocks = [m if g.kind == "cross" else min(wanted, m) if g.window else wanted
                   for g, m in zip(info.kv_groups, most, strict=True)]  # fmt: skip
     else:
-        available = config.kv_cache_bytes or max(0, available_bytes(config) - reserved_bytes)
-        per_block = [group.bytes_per_token(element_bytes) * size for group in info.kv_groups]
-        blocks = _share(available, per_block, most)
-        needed = [min(_blocks_of_one(g, config) + 1, m) for g, m in zip(info.kv_groups, most, strict=True)]
-        if any(b < n for b, n in zip(blocks, needed, strict=True)):
-            want = sum(n * p for n, p in zip(needed, per_block, strict=True))
+        per_block, least = _block_bytes(info, config), _needed(info, config)
+        want = sum(n * p for n, p in zip(least, per_block, strict=True))
+        if want > available:
             raise CapacityError(
                 f"One sequence of {config.max_model_len} tokens needs {want / 2**30:.2f} GiB of KV cache; "
                 f"{available / 2**30:.2f} GiB are available.",
                 "Lower max_model_len, or give more memory (gpu_memory_utilization, kv_cache_memory_bytes).",
             )
-    kv_bytes = sum(b * g.bytes_per_token(element_bytes) * size for b, g in zip(blocks, info.kv_groups, strict=True))
+        blocks = _share(available, per_block, least, most)
+    kv_bytes = sum(b * p for b, p in zip(blocks, _block_bytes(info, config), strict=True))
     _report(blocks[: len(info.paged_groups)], kv_bytes, config)
     states = config.max_encoder_tokens
     if info.cross is not None:
-        states = min(states, blocks[-1] * size)
+        states = min(states, blocks[-1] * config.block_size)
         logger.info("Room for %s states beside the text, %s to an item", f"{states:,}", f"{info.cross.num_states:,}")
     return Capacity(tuple(blocks), kv_bytes, states)
 
 
-def longest_that_fits(info: ModelInfo, config: EngineConfig, reserved_bytes: int = 0) -> int:
+def longest_that_fits(info: ModelInfo, config: EngineConfig, available: int) -> int:
     """The greatest max_model_len, a multiple of the block size, of which one sequence fits; at most config's own."""
-    element_bytes = getattr(torch, config.kv_dtype).itemsize
-    available = config.kv_cache_bytes or max(0, available_bytes(config) - reserved_bytes)
+    per_block = _block_bytes(info, config)
     low, high = 0, config.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
-        tried = dataclasses.replace(config, max_model_len=middle)
-        blocks = [_blocks_of_one(group, tried) + 1 for group in info.kv_groups]
-        sizes = [group.bytes_per_token(element_bytes) * config.block_size for group in info.kv_groups]
-        if sum(b * s for b, s in zip(blocks, sizes, strict=True)) <= available:
+        least = _needed(info, dataclasses.replace(config, max_model_len=middle))
+        if sum(n * p for n, p in zip(least, per_block, strict=True)) <= available:
             low = middle
         else:
             high = middle - 1
     return low if low == config.max_model_len else low // config.block_size * config.block_size
 
 
-def _share(available: int, per_block: list[int], most: list[int]) -> list[int]:
-    """Equal numbers of blocks for all groups, bounded by what each can use; the rest goes to the others."""
-    blocks = [0] * len(per_block)
-    open_groups = set(range(len(per_block)))
-    left = available
-    while open_groups:
-        equal = left // sum(per_block[g] for g in open_groups)
-        full = {g for g in open_groups if most[g] <= equal}
-        if not full:
-            for g in open_groups:
-                blocks[g] = equal
-            break
-        for g in full:
-            blocks[g] = most[g]
-            left -= most[g] * per_block[g]
-        open_groups -= full
-    return blocks
+def _share(available: int, per_block: list[int], least: list[int], most: list[int]) -> list[int]:
+    """As many blocks for one group as for another, but no group gets less than it needs or more than it can use.
+
+    `least` must fit.
+    """
+
+    def at(level: int) -> list[int]:
+        return [min(max(level, low), high) for low, high in zip(least, most, strict=True)]
+
+    low, high = 0, max(most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(b * p for b, p in zip(at(middle), per_block, strict=True)) <= available:
+            low = middle
+        else:
+            high = middle - 1
+    return at(low)
+
+
+def _block_bytes(info: ModelInfo, config: EngineConfig) -> list[int]:
+    """Of each group, what a block takes."""
+    element_bytes = getattr(torch, config.kv_dtype).itemsize
+    return [group.bytes_per_token(element_bytes) * config.block_size for group in info.kv_groups]
+
+
+def _needed(info: ModelInfo, config: EngineConfig) -> list[int]:
+    """Of each group, how many blocks one sequence of the greatest length needs, with the null block."""
+    return [min(_blocks_of_one(g, config) + 1, _most_blocks(g, config)) for g in info.kv_groups]
 
 
 def _blocks_of_one(group: KVGroup, config: EngineConfig) -> int:
@@ -117,8 +122,7 @@ def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
 def available_bytes(config: EngineConfig) -> int:
     """Bytes that are free now and may be taken: of the GPU, or of the host for a cache beside the weights."""
     if config.device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        return max(0, int(free - (1.0 - config.memory_fraction) * total))
+        return Share.of_gpu(config.memory_fraction).left_bytes()
     wanted = env.CPU_KV_CACHE_GIB()
     if wanted:
         return int(wanted * 2**30)
