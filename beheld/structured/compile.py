@@ -64,6 +64,7 @@ class Compiler:
         self.eos_ids = eos_ids
         self._lock = threading.Lock()
         self._tokenizer: Any = None
+        self._tokens: Tokens | None = None
         self._kept: LRU[Grammar, Any] = LRU(_KEPT_BYTES)
 
     @property
@@ -123,22 +124,25 @@ class Compiler:
                     param="structured_outputs",
                     detail=first_line(error),
                 ) from error
+            self._tokens = Tokens(self._tokenizer)
         return self._tokenizer
 
     def _compile(self, grammar: Grammar, tokenizer: Any) -> Any:
         from llguidance import LLMatcher
 
+        assert self._tokens is not None
+        tokens = self._tokens
         try:
             if grammar.kind == "json":
                 text = LLMatcher.grammar_from_json_schema(_plain(grammar.text), overrides=_JSON)
             elif grammar.kind == "regex":
                 text = LLMatcher.grammar_from_regex(grammar.text)
             elif grammar.kind == "calls":
-                text = lark_of(grammar.text, Tokens(tokenizer), grammar.thoughts)
+                text = lark_of(grammar.text, tokens, grammar.thoughts)
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
             if grammar.thoughts is not None and not (grammar.kind == "calls" and leaves_room(grammar)):
-                text = behind(grammar.thoughts, text, Tokens(tokenizer))
+                text = behind(grammar.thoughts, text, tokens)
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any
 
 # In llguidance's form of Lark. No token of its own kind stands in a text.
@@ -25,16 +26,22 @@ class Tokens:
         ids = self._tokenizer.tokenize_str(mark, parse_special=True)
         return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
 
+    @cached_property
+    def _special(self) -> list[int]:
+        """All of them that have a name: what only fills a vocabulary up has none."""
+        found = filter(self._tokenizer.is_special_token, range(self._tokenizer.vocab_size))
+        names = ((token, self._tokenizer.decode_bytes([token])) for token in found)
+        return [token for token, name in names if name not in (b"", f"<[{token}]>".encode())]
+
     def others(self, *marks: str) -> str | None:
         """Any of them but these marks and what ends an answer, as an expression; None if there are no others.
 
         Models write some into their words: around thoughts, boxes or names.
         """
         without = {self(mark) for mark in marks} | set(self._tokenizer.eos_tokens)
-        special = filter(self._tokenizer.is_special_token, range(self._tokenizer.vocab_size))
         # Some vocabularies hold thousands in a row.
         spans: list[list[int]] = []
-        for token in special:
+        for token in self._special:
             if token in without:
                 continue
             if spans and spans[-1][1] == token - 1:
