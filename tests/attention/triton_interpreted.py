@@ -58,6 +58,34 @@ def test_head_shapes(heads: int, kv_heads: int, size: int, block_size: int) -> N
     check(case, run(case))
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "block_size", "window", "chunk", "softcap"),
+    [
+        (6, 2, 24, 4, 5, None, None),
+        (5, 1, 48, 16, 17, None, 30.0),
+        (3, 3, 16, 1, 7, None, 2.0),
+        (4, 4, 40, 8, None, None, 20.0),
+        (8, 2, 80, 32, 20, 20, None),
+        (16, 1, 64, 16, 33, 33, 5.0),
+        (17, 1, 16, 2, 9, 9, None),
+    ],
+)
+def test_windows_chunks_and_soft_caps_of_other_shapes(
+    heads: int,
+    kv_heads: int,
+    size: int,
+    block_size: int,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
+) -> None:
+    pieces = [(40, 41), (66, 67), (0, 17), (20, 37)]
+    case = make_case(
+        pieces, heads=heads, kv_heads=kv_heads, size=size, block_size=block_size, window=window, chunk=chunk
+    )
+    check(case, run(case, softcap), softcap)
+
+
 def test_values_of_another_size_and_strided_inputs() -> None:
     case = make_case(MIXED, size=24)
     case.v_TKC = case.v_TKC[..., :16]

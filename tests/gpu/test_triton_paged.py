@@ -45,7 +45,7 @@ SHAPES: list[Shape] = [
 
 def reference(case: Case, scale: float, softcap: float | None) -> Tensor:
     """Attention (T, H, C) in float64 on the GPU, one sequence at a time."""
-    window = case.metadata.groups[0].window
+    window, chunk = case.metadata.groups[0].window, case.metadata.groups[0].chunk
     group = case.q_THC.shape[1] // case.k_TKC.shape[1]
     q = case.q_THC.double()
     out, token = [], 0
@@ -59,6 +59,8 @@ def reference(case: Case, scale: float, softcap: float | None) -> Tensor:
         seen = key <= position
         if window is not None:
             seen &= key > position - window
+        if chunk is not None:
+            seen &= key >= position // chunk * chunk
         out.append((torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v).transpose(0, 1))
         token += stop - start
     return torch.cat(out)
@@ -88,7 +90,13 @@ def run(case: Case, softcap: float | None = None, scale: float = 0.1, layers: in
     return out
 
 
-def make(pieces: list[tuple[int, int]], shape: Shape, dtype: torch.dtype, window: int | None = None) -> Case:
+def make(
+    pieces: list[tuple[int, int]],
+    shape: Shape,
+    dtype: torch.dtype,
+    window: int | None = None,
+    chunk: int | None = None,
+) -> Case:
     heads, kv_heads, size, block_size = shape
     return make_case(
         pieces,
@@ -97,6 +105,7 @@ def make(pieces: list[tuple[int, int]], shape: Shape, dtype: torch.dtype, window
         size=size,
         block_size=block_size,
         window=window,
+        chunk=chunk,
         device="cuda",
         dtype=dtype,
         seed=size + heads,
@@ -117,6 +126,26 @@ def test_windows_and_soft_caps(
     window: int | None, softcap: float | None, pieces: list[tuple[int, int]], dtype: torch.dtype
 ) -> None:
     case = make(pieces, (16, 2, 128, 16), dtype, window)
+    check(case, run(case, softcap, 0.3), softcap, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "chunk", "softcap"),
+    [
+        # Few, since each is compiled: head sizes, block sizes and groups, crossed with what hides keys.
+        ((14, 2, 64, 32), 33, None, 30.0),
+        ((8, 2, 96, 64), 100, None, None),
+        ((8, 4, 256, 16), 512, None, 50.0),
+        ((16, 2, 80, 8), 17, 17, 5.0),
+        # Llama 4's heads and groups.
+        ((40, 8, 128, 16), 64, 64, None),
+        ((40, 8, 128, 32), 1000, 1000, None),
+    ],
+)
+def test_windows_chunks_and_soft_caps_of_other_shapes(
+    shape: Shape, window: int, chunk: int | None, softcap: float | None
+) -> None:
+    case = make(MIXED, shape, torch.bfloat16, window, chunk)
     check(case, run(case, softcap, 0.3), softcap, 0.3)
 
 
