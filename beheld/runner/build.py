@@ -17,7 +17,7 @@ from beheld.models import registry, segments
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.shortage import free_and_total, gib, told
-from beheld.runner import capacity
+from beheld.runner import capacity, peaks
 from beheld.runner.runner import ModelRunner
 from beheld.runner.share import Share
 from beheld.utils.allocator import keep_freed_memory
@@ -26,7 +26,6 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 _ONE_THREAD_BYTES = 128 << 20
-_GRAPH_BYTES = 1 << 30
 
 
 def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> ModelRunner:
@@ -128,25 +127,15 @@ def _activation_bytes(
     info: ModelInfo,
     config: EngineConfig,
 ) -> int:
-    """Memory that a step takes beside weights and cache: the peak of a full step, measured, and room for the rest.
-
-    The rest: float32 copies of a full batch's logits while sampling, towers of one call, captured graphs.
-    """
+    """Memory that a step takes beside weights and cache, and what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    probe.dry_run(min(config.max_num_batched_tokens, config.max_model_len - 1))
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
+    captures = not config.enforce_eager and cross_backend is None
+    tokens = min(config.max_num_batched_tokens, config.max_model_len - 1)
+    found = peaks.measure(probe, adapter, info, config, tokens, captures=captures)
     del probe
     torch.cuda.empty_cache()
-    sampling = 3 * 4 * config.max_num_seqs * info.vocab_size
-    towers = peak if info.modalities else 0
-    # A graph of a full step keeps memory of its own.
-    graphs = 0 if config.enforce_eager or cross_backend is not None else peak
-    logger.info("A full step takes %.2f GiB of activations.", peak / 2**30)
-    return int(1.1 * (peak + sampling + towers + graphs)) + _GRAPH_BYTES
+    logger.info("A full step takes %s of activations, choosing its tokens %s.", gib(found.text), gib(found.sampling))
+    return found.reserved_bytes
 
 
 def _choose_threads(adapter: ModelAdapter) -> None:

@@ -1,0 +1,100 @@
+"""What a step takes beside weights and KV cache: measured by running it, computed or bounded where it is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.params import Sampling
+from beheld.models.adapter import ModelAdapter
+from beheld.runner import graphs, mixed_graphs
+from beheld.runner.runner import ModelRunner
+from beheld.sample.sampler import Sampler
+
+# A tower call is bounded by its embeddings (`encoder.py`), each made of four patches in most families.
+_CALL_ROWS = 4 * 4096
+# What the driver takes for captured graphs, and the inputs and results that graphs of tower calls keep.
+_GRAPH_BYTES = 1 << 30
+# The sampler at its dearest: penalties need counts of every token, and a filter by sums needs all logits sorted.
+_DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes, at most.
+
+    Attributes:
+        text: the text model, in a step of as many tokens as may be.
+        tower: a tower call.
+        sampling: the choice of a token for every row, the logits included.
+        kept: what stays between steps: embeddings, counts of penalties, the logits that graphs give.
+        graphs: what the graphs' own pool takes for the inside of a step, and the driver.
+    """
+
+    text: int
+    tower: int
+    sampling: int
+    kept: int
+    graphs: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the KV cache must leave. Towers, text and sampler follow one another and free what they took."""
+        return int(1.1 * (max(self.text, self.tower, self.sampling) + self.graphs)) + self.kept + _GRAPH_BYTES
+
+
+def measure(
+    probe: ModelRunner, adapter: ModelAdapter, info: ModelInfo, config: EngineConfig, tokens: int, *, captures: bool
+) -> Peaks:
+    """What a step of `tokens` tokens takes of a GPU, by running it and a full batch's sampling on `probe`.
+
+    A tower is not run: it would be compiled now, for sizes that may never come. Its rows are taken to be as dear as the
+    text model's, which is wider in every family known.
+
+    Args:
+        captures: whether steps are captured as graphs.
+    """
+    text, _ = _peak(lambda: probe.dry_run(tokens))
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    sampling, counts = _peak(
+        lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
+    )
+    width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
+    embeds = config.max_encoder_tokens * width * dtype.itemsize if info.modalities and info.cross is None else 0
+    tower = text * _CALL_ROWS // tokens if info.modalities else 0
+    logits = graph_rows(config) * info.vocab_size * dtype.itemsize if captures else 0
+    return Peaks(text, tower, sampling, counts + embeds + logits, text if captures else 0)
+
+
+def graph_rows(config: EngineConfig) -> int:
+    """Rows of logits that graphs keep: each graph has its own, and decode steps with adapters another set."""
+    decode = sum(graphs.ladder(config.max_num_seqs)) * (1 if config.max_loras == 0 else 2)
+    if not mixed_graphs.MixedGraphs.worth(config):
+        return decode
+    return decode + sum(size.sequences for size in mixed_graphs.ladder(config))
+
+
+def sample_full_batch(
+    sampler: Sampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Choose a token for every row, with what takes most memory; the rows are free again afterwards."""
+    rows = list(range(num_rows))
+    for row in rows:
+        sampler.admit(row, _DEAR, (0,), 1)
+    logits_BV = torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
+    sampler.sample(logits_BV, rows, [1] * num_rows)
+    for row in rows:
+        sampler.release(row)
+
+
+def _peak(run: Callable[[], object]) -> tuple[int, int]:
+    """The most that `run` held at once, and what is held after it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, max(0, torch.cuda.memory_allocated() - before)
