@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from beheld.runner import graphs, mixed_graphs, peaks
+from beheld.runner import build, graphs, mixed_graphs, peaks
 from beheld.sample.sampler import Sampler
 from tests.inputs import pipes
 
@@ -65,3 +65,22 @@ def test_sampling_that_is_measured_leaves_the_rows_free() -> None:
     for each in (sampler, plain):
         each.admit(3, Sampling(), (1, 2), 2)
     assert torch.equal(sampler.sample(logits_BV, [3], [2]).ids_B, plain.sample(logits_BV, [3], [2]).ids_B)
+
+
+@pytest.mark.parametrize(("length", "tokens"), [(1, 1), (2, 1), (300, 299), (5000, 512)])
+def test_the_step_that_is_measured_is_the_largest_that_there_can_be(
+    length: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = pipes.info("llava")
+    config = pipes.config(info, max_model_len=length, max_num_batched_tokens=512)
+    measured: list[int] = []
+
+    def measure(*given: Any, captures: bool) -> peaks.Peaks:
+        measured.append(given[-1])
+        return peaks.Peaks(0, 0, 0, 5, 0)
+
+    monkeypatch.setattr(build, "ModelRunner", lambda *given: None)
+    monkeypatch.setattr(peaks, "measure", measure)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert build._activation_bytes(None, None, None, info, config) == 5 + (1 << 30)  # type: ignore[arg-type]
+    assert measured == [tokens]
