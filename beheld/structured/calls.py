@@ -14,6 +14,7 @@ from typing import Any
 from beheld.core.errors import ParamsError
 from beheld.core.params import Grammar, Thoughts
 from beheld.structured.marks import TEXT, Tokens, up_to, written
+from beheld.utils.json_types import types_of, values_of
 
 # Keywords of a schema that allow no less than everything.
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "strict"})
@@ -22,16 +23,6 @@ _OBJECT = _SHARED | {"type", "properties", "required", "additionalProperties"}
 # Text that models write before calls which are the whole answer, and what ends it.
 _FENCE = "```"
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
-
-_TYPES: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
 
 Schema = Mapping[str, Any]
 
@@ -296,12 +287,12 @@ def _told(function: str, argument: str, schema: Any, form: str, ends: Sequence[s
         return None
     if not isinstance(schema, dict):
         raise refused("may be nothing")
-    kinds, said = _kinds(schema), schema.keys() - _SHARED
+    kinds, said = types_of(schema), schema.keys() - _SHARED
     if kinds and "string" not in kinds:
         return _json(schema)
     if not said or (kinds and kinds <= {"string", "null"} and said <= {"type"}):
         return None
-    listed = _listed(schema)
+    listed = values_of(schema)
     if listed and said <= {"type", "enum", "const"} and kinds == {"string"}:
         if not all(isinstance(entry, str) and not any(end in entry for end in ends) for entry in listed):
             raise refused("has values that cannot stand there")
@@ -311,33 +302,6 @@ def _told(function: str, argument: str, schema: Any, form: str, ends: Sequence[s
         if all(not branch.keys() - _NOTES - {"type"} for branch in branches):
             return None
     raise refused("is a text with rules of its own" if "string" in kinds else "does not say what type it has")
-
-
-def _listed(schema: Schema) -> list[Any] | None:
-    """The values that a schema names, if it does."""
-    if "const" in schema:
-        return [schema["const"]]
-    listed = schema.get("enum")
-    return listed if isinstance(listed, list) else None
-
-
-def _kinds(schema: Any) -> set[str]:
-    """The types that a schema allows, as far as it says so: the same that text.tools reads values by."""
-    if not isinstance(schema, dict):
-        return set()
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {entry for entry in said if isinstance(entry, str)}
-    listed = _listed(schema)
-    if listed is not None:
-        return {_TYPES.get(type(entry), "") for entry in listed}
-    for kind in ("anyOf", "oneOf"):
-        if isinstance(schema.get(kind), list):
-            parts = [_kinds(entry) for entry in schema[kind]]
-            return set().union(*parts) if all(parts) else set()
-    return set()
 
 
 # Forms whose marks tell calls from words, and those whose calls are the whole answer.

@@ -9,16 +9,8 @@ from typing import Any
 
 from beheld.text.marks import Seeker
 from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
+from beheld.utils.json_types import NAMES, types_of
 
-_TYPES: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
 # Models that write much Python write these where JSON is meant.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -188,7 +180,7 @@ class Value:
     """
 
     def __init__(self, schema: Any, frame: str) -> None:
-        self._types = _types_of(schema)
+        self._types = types_of(schema)
         self._frame = frame
         self._begun = self._opened = False
         self._held: list[str] = []
@@ -222,31 +214,12 @@ def typed(text: str, types: frozenset[str] | set[str]) -> str:
     word = text.strip()
     try:
         value = parsed(_PYTHON.get(word, word))
-        found = _TYPES[type(value)]
+        found = NAMES[type(value)]
         if not types or found in types or (found == "integer" and "number" in types):
             return json_text(value)
     except ValueError:
         pass
     return json_text(text)
-
-
-def _types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, dict):
-        return set()
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {entry for entry in said if isinstance(entry, str)}
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(listed, list):
-        return {_TYPES[type(entry)] for entry in listed if type(entry) in _TYPES}
-    for kind in ("anyOf", "oneOf"):
-        if isinstance(schema.get(kind), list):
-            parts = [_types_of(entry) for entry in schema[kind]]
-            return set().union(*parts) if all(parts) else set()
-    return set()
 
 
 def _escaped(text: str) -> str:

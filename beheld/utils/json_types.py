@@ -1,0 +1,44 @@
+"""Which JSON types a schema allows, as far as it says so: what writes a call and what reads it must agree on that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Python's types of parsed JSON.
+NAMES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema names, if it does."""
+    if "const" in schema:
+        return [schema["const"]]
+    listed = schema.get("enum")
+    return listed if isinstance(listed, list) else None
+
+
+def types_of(schema: Any) -> set[str]:
+    """The JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    said = schema.get("type")
+    if isinstance(said, str):
+        return {said}
+    if isinstance(said, list):
+        return {entry for entry in said if isinstance(entry, str)}
+    values = values_of(schema)
+    if values is not None:
+        return {NAMES[type(entry)] for entry in values if type(entry) in NAMES}
+    for kind in ("anyOf", "oneOf"):
+        if isinstance(schema.get(kind), list):
+            parts = [types_of(entry) for entry in schema[kind]]
+            return set().union(*parts) if all(parts) else set()
+    return set()
