@@ -254,13 +254,14 @@ class _LinkInbox:
         os.eventfd_write(self._pause, 1)
         try:
             while True:
-                _wait_for(self._link, self._news)
+                # Looked at first: the thread may just have read what came, and nothing tells of that any more.
                 with self._turn:
                     message = self.poll()
                     if message is None:
                         message = self._read()
                 if message is not None:
                     return message
+                _wait_for(self._link, self._news)
         finally:
             self._computing.set()
 

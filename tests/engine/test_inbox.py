@@ -103,3 +103,31 @@ def test_a_frame_that_cannot_be_read_reaches_an_engine_that_waits_and_one_that_c
     while (found := inbox.poll()) is None and time.monotonic() < deadline:
         time.sleep(0.001)
     assert found == Unread((), 7)
+
+
+def test_what_is_being_read_as_the_engine_begins_to_wait_is_not_forgotten(
+    ends: tuple[Link, _LinkInbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has taken the message from the socket, and puts it into the queue when the engine already waits."""
+    other, inbox = ends
+    taken, queue = threading.Event(), inbox._queue
+
+    class Slow:
+        get_nowait = queue.get_nowait
+
+        def put(self, message: Message) -> None:
+            taken.set()
+            time.sleep(0.05)
+            queue.put(message)
+
+    monkeypatch.setattr(inbox, "_queue", Slow())
+    found: list[Message] = []
+    for number in range(3):
+        taken.clear()
+        other.send(Ping(number))
+        assert taken.wait(10)
+        waiting = threading.Thread(target=lambda: found.append(inbox.wait()), daemon=True)
+        waiting.start()
+        waiting.join(5)
+        assert not waiting.is_alive()
+    assert found == [Ping(number) for number in range(3)]
