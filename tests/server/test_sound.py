@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,18 +10,10 @@ import pytest
 
 from beheld.inputs import audio
 from tests import tiny
-from tests.server.running import ENGINE, Running
+from tests.server.running import Running
 
 WAVE = tiny.sound(0.5, 70)
 DATA = base64.b64encode(tiny.wav(WAVE)).decode()
-
-
-@pytest.fixture(scope="module")
-def hearing() -> Iterator[Running]:
-    """A server whose model hears, at most two sounds a request."""
-    found = Running("qwen2_audio", ENGINE | {"limit_mm_per_prompt": {"audio": 2}})
-    yield found
-    found.close()
 
 
 def inline(data: str = DATA, **more: Any) -> dict[str, Any]:
