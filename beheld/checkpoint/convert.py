@@ -235,8 +235,31 @@ def _phi4mm(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return "phi4_multimodal", made
 
 
+# What a flat GLM-4V configuration says of the whole; all else at its top is the text's.
+_GLM_WHOLE = frozenset(
+    (
+        *("architectures", "auto_map", "dtype", "model_type", "tie_word_embeddings", "torch_dtype"),
+        *("quantization_config", "transformers_version", "vision_config"),
+        *(f"{kind}{part}_token_id" for kind in ("image", "video") for part in ("", "_start", "_end")),
+    )
+)
+
+
+def _glm4v(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """zai-org/GLM-4.1V-9B-Thinking as it was first published: what belongs to the text stands at the top.
+
+    transformers' class leaves such entries there and gives the text its defaults.
+    """
+    if "text_config" in raw or "hidden_size" not in raw:
+        return None
+    made = {name: copy.deepcopy(raw[name]) for name in raw if name in _GLM_WHOLE and name != "model_type"}
+    made["text_config"] = {name: copy.deepcopy(raw[name]) for name in raw if name not in _GLM_WHOLE}
+    return "glm4v", made
+
+
 _CONVERT: dict[str, Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]] = {
     "ernie4_5_moe_vl": _ernie,
     "florence2": _florence2,
+    "glm4v": _glm4v,
     "phi4mm": _phi4mm,
 }

@@ -45,6 +45,8 @@ _JOINT = {
         "<low_res_im_start>",
     )
 }
+# What a text part's class must not take its defaults for.
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size")
 _LAYER_KINDS = {
     "attention": "full",
     "chunked_attention": "chunked",
@@ -82,7 +84,26 @@ def read_config(path: Path, args: EngineArgs) -> Any:
             f"The model type {kind!r} is not one this version of transformers can read: {_first_line(error)}",
             "Update transformers, or use a checkpoint in transformers' own layout.",
         ) from error
+    if known is None:
+        _refuse_unread(raw, config)
     return _thinker(_override(config, args.hf_overrides))
+
+
+def _refuse_unread(raw: Mapping[str, Any], config: Any) -> None:
+    """Refuse a file whose sizes of the text stand at the top where the class does not read them.
+
+    It would take its defaults for them, in silence.
+    """
+    text = config.get_text_config(decoder=True)
+    if text is config or any(getattr(config, name, None) is text for name in config.sub_configs if name in raw):
+        return
+    for name in _SIZES:
+        if name in raw and getattr(text, name, raw[name]) != raw[name]:
+            raise ModelError(
+                f"config.json says {name} {raw[name]} at its top, where {type(config).__name__} does not read it "
+                f"and takes {getattr(text, name)}.",
+                "Use a checkpoint in transformers' own layout, with a text_config.",
+            )
 
 
 def _thinker(config: Any) -> Any:
@@ -156,7 +177,6 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
-    axes = len((_rope(text) or {}).get("mrope_section") or (0,))
     return ModelInfo(
         path=str(path),
         name=args.model or "mote",
@@ -170,7 +190,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         max_model_len=_reach(text),
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
-        position_axes=axes,
+        position_axes=_axes(text),
         eos_ids=_ids(generation.get("eos_token_id"))
         | _ids(getattr(text, "eos_token_id", None))
         | _ids(_own_eos(config)),
@@ -303,6 +323,19 @@ def _reach(text: Any) -> int:
         return known
     trained = (rope.get("original_max_position_embeddings") if kind == "yarn" else None) or known
     return max(known, int(trained * factor))
+
+
+def _axes(text: Any) -> int:
+    """How many axes positions have: as many as config.json names sections, or as the class has of its own.
+
+    A text class that knows sections has three where config.json leaves them to it. Whether the model does is checked
+    once it is loaded, in models/hf.py: HunYuan's has none then.
+    """
+    named = (_rope(text) or {}).get("mrope_section")
+    if named:
+        return len(named)
+    known = getattr(type(text), "ignore_keys_at_rope_validation", None) or ()
+    return 3 if "mrope_section" in known else 1
 
 
 def _rope_switch(text: Any) -> int | None:

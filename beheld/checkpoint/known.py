@@ -115,7 +115,13 @@ TESTED = (
         ALL,
         "per-layer embeddings; layers that read another's cache; hears the first 30 s of a sound",
     ),
-    Known("glm4v", "Glm4vForConditionalGeneration", "zai-org/GLM-4.1V-9B-Thinking", BOTH, "three-axis positions"),
+    Known(
+        "glm4v",
+        "Glm4vForConditionalGeneration",
+        "zai-org/GLM-4.1V-9B-Thinking",
+        BOTH,
+        "three-axis positions; a configuration with the text's settings at its top is converted",
+    ),
     Known("glm4v_moe", "Glm4vMoeForConditionalGeneration", "zai-org/GLM-4.5V", BOTH, "three-axis positions; experts"),
     Known(
         "glm4v_moe_fp8",

@@ -58,11 +58,7 @@ class HFAdapter:
         self.dtype = model.get_input_embeddings().weight.dtype
         self._embedding = model.get_input_embeddings()
         self._core = getattr(model, "model", model)
-        self._rope_index = None
-        if info.position_axes > 1:
-            self._rope_index = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
-        if info.position_axes > 1 and self._rope_index is None:
-            raise ModelError(f"{info.architecture} has {info.position_axes}-axis positions but no get_rope_index.")
+        self._rope_index = self._positions_of(model)
         self._plain_head = info.model_type in PLAIN_HEADS
         self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
@@ -74,6 +70,26 @@ class HFAdapter:
         self._embeds = embeds_of(info.model_type)
         self._keywords = keywords_of(info.model_type)
         self._route_attention()
+
+    def _positions_of(self, model: Any) -> Callable[..., Any] | None:
+        """The model's own function for positions of several axes; None if it has one axis.
+
+        Raises:
+            ModelError: what was read of the configuration and what the model has do not agree.
+        """
+        found = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
+        name, axes = self.info.architecture, self.info.position_axes
+        sections = (getattr(module, "mrope_section", None) for module in model.modules())
+        own = {len(section) for section in sections if isinstance(section, list | tuple)} or {1}
+        if own != {axes}:
+            raise ModelError(
+                f"Positions of {name} have {axes} axes by its configuration, but {max(own)} in the model.",
+                "Write mrope_section into the rope_scaling of config.json's text part, as the model's class wants it.",
+            )
+        if (found is None) != (axes == 1):
+            has = "no get_rope_index" if found is None else "a get_rope_index, for several"
+            raise ModelError(f"{name} has {axes}-axis positions but {has}.")
+        return found
 
     def _route_attention(self) -> None:
         """Send the text model's attention to our hook and leave the towers alone."""
