@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.weights import has_weights
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.request import LoRARequest

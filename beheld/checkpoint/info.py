@@ -10,8 +10,8 @@ from typing import Any
 from beheld.checkpoint import missing, quantized
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import converted
+from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.known import NEEDS, REFUSED
-from beheld.checkpoint.resolve import CONFIG, read_json
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
 from beheld.core.errors import ConfigError, ModelError
 from beheld.utils.log import get_logger

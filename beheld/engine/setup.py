@@ -12,7 +12,7 @@ from typing import Any
 
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
-from beheld.checkpoint.resolve import resolve
+from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
@@ -102,8 +102,10 @@ def resolve_and_decide(args: EngineArgs) -> Decided:
 
 
 def _start(args: EngineArgs, decided: Decided) -> Setup:
-    begin = time.perf_counter()
     info = decided.info
+    # Not before all that was said has been checked: they may be many gigabytes.
+    fetch_weights(args, Path(info.path))
+    begin = time.perf_counter()
     from beheld.executor.local import LocalExecutor
 
     check_ranks(args, info, decided.config, decided.hf_config)

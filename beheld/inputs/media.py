@@ -381,7 +381,7 @@ def _is_encoded(source: Any) -> bool:
 
 def merge_size(info: ModelInfo) -> int:
     """Patches per embedding along each side, for families with a grid; 1 for others."""
-    from beheld.checkpoint.resolve import CONFIG, read_json
+    from beheld.checkpoint.files import CONFIG, read_json
 
     vision = read_json(Path(info.path) / CONFIG).get("vision_config") or {}
     value = vision.get("spatial_merge_size") if isinstance(vision, Mapping) else None

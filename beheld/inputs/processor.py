@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.code import own_first
-from beheld.checkpoint.resolve import read_json
+from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem

@@ -10,7 +10,8 @@ from typing import Any
 
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import own_config
-from beheld.checkpoint.resolve import CONFIG, read_json, resolve_tokenizer
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
@@ -229,9 +230,11 @@ def extended(tokenizer: Any, added: Sequence[str]) -> Any:
 
 def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
     """Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave."""
+    # The folder: beside a model that is one, the name of its repository would be that of another.
+    tokenizer = args.tokenizer if args.skip_tokenizer_init else str(resolve_tokenizer(args, Path(info.path)))
     return EngineArgs(
         model=info.path,
-        tokenizer=args.tokenizer,
+        tokenizer=tokenizer,
         tokenizer_mode=args.tokenizer_mode,
         skip_tokenizer_init=args.skip_tokenizer_init,
         trust_remote_code=args.trust_remote_code,

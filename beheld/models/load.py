@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from beheld.checkpoint.convert import converted
+from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
-from beheld.checkpoint.resolve import CONFIG, has_weights, read_json
+from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models import shortage, towers
@@ -132,11 +133,7 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
 
 def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Any:
     path = Path(info.path)
-    if not has_weights(path):
-        raise ModelError(
-            f"The folder of {info.name!r} holds no weights (*.safetensors).",
-            "Fetch the checkpoint again, or try load_format='dummy' for random weights.",
-        )
+    check_weights(path, info.name)
     from transformers.utils import logging as hf_logging
 
     hf_logging.set_verbosity_error()

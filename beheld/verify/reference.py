@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
-from beheld.checkpoint.resolve import resolve
+from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.load import converted_weights, model_class_of
@@ -57,6 +57,7 @@ class Reference:
         path = resolve(args)
         hf_config = read_config(path, args)
         self._info = read_info(path, args, hf_config)
+        fetch_weights(args, path)
         self._args = args
         self._model, self._converted = _told(lambda: _model(hf_config, self._info, args))
         self._adapter: str | None = None

@@ -10,7 +10,7 @@ import pytest
 
 from beheld import SamplingParams
 from beheld.checkpoint.convert import converted
-from beheld.checkpoint.resolve import read_json
+from beheld.checkpoint.files import read_json
 from tests.compat import laid
 from tests.compat.stage import Stage, check
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.resolve import read_json
+from beheld.checkpoint.files import read_json
 from beheld.core.config import ModelInfo
 
 # Settings of an item that change its features in families that look at its neighbours.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.convert import own_config
-from beheld.checkpoint.resolve import CONFIG, read_json
+from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import PromptError
 from beheld.inputs.families import Family
 

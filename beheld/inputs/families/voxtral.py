@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.resolve import read_json
+from beheld.checkpoint.files import read_json
 from beheld.inputs.families import Family
 
 _RATE = 12.5

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from beheld.attention.cross import Sight
 from beheld.checkpoint.convert import converted
-from beheld.checkpoint.resolve import CONFIG, read_json
+from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.plan import EncodeItem, SpanView
 
 # One tower call: modality (or "embeds" for embeddings given as input), indices of its items, keyword arguments.

@@ -1,0 +1,251 @@
+"""A repository of the Hugging Face hub: what the cache holds of it, and fetching what is missing there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.weights import check_weights, chosen, has_weights, lacking, shown
+from beheld.core.errors import ModelError
+from beheld.utils.log import get_logger, once
+
+logger = get_logger(__name__)
+
+# What neither describes a model nor reads text or media for it.
+_WEIGHTS = (
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.gguf", "*.ggml", "*.npz"),
+    *("*.onnx", "*.onnx_data*", "*.tflite", "*.mlmodel", "*.engine", "*.nemo", "*.pkl", "*.tar*", "*.zip"),
+    *("consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*.mlpackage/*"),
+)
+_SHOW = (
+    *("*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.svg", "*.mp4", "*.webm", "*.mov", "*.avi"),
+    *("*.wav", "*.mp3", "*.flac", "*.ogg", ".git*"),
+)
+# A tokenizer's vocabularies, any one of which makes a tokenizer; what is said about it; and the code of its own.
+_VOCABULARIES = (
+    *("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "*.spm", "*.vocab"),
+    "bpe.codes",
+)
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_REMEDY = (
+    "Check the name, its revision and the network (HF_HUB_OFFLINE keeps it off), log in if the repository is gated, "
+    "or give a local folder."
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which files of a repository to fetch: patterns as the hub's own library takes them, over whole names."""
+
+    allow: Sequence[str] = ("*",)
+    ignore: Sequence[str] = ()
+
+    def among(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that would be fetched."""
+        return [name for name in names if _fits(name, self.allow) and not _fits(name, self.ignore)]
+
+
+_SMALL = Wanted(ignore=(*_WEIGHTS, *_SHOW))
+_TOKENIZER = Wanted(
+    allow=(
+        *_VOCABULARIES,
+        *("tokenizer*", "tokenization*", "special_tokens_map.json", "added_tokens.json", "merges*", "vocab*"),
+        *("config.json", "chat_template*", "additional_chat_templates/*", "*.jinja", "*.py"),
+    ),
+    ignore=_SMALL.ignore,
+)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A repository at a revision, as the user named it.
+
+    Attributes:
+        name: owner/name.
+        revision: branch, tag or commit; None for the main branch.
+        cache_dir: where repositories are kept; None for the hub's own cache.
+        token: the key for the hub; True or None for the one that was stored.
+    """
+
+    name: str
+    revision: str | None
+    cache_dir: str | None
+    token: bool | str | None
+
+    def described(self) -> Path:
+        """The folder with everything but the weights: configuration, tokenizer, processor, templates.
+
+        The cache is enough if nothing of it is missing there. Programs that fetch file by file leave a part of a
+        repository in it; then the hub is asked for the rest.
+
+        Raises:
+            ModelError: there is no such repository, or it cannot be reached and the cache lacks its configuration.
+        """
+        folder = self._cached((CONFIG,))
+        if folder is not None and self._is_described(folder):
+            return folder
+        try:
+            folder = self._fetch(self.revision, _SMALL)
+        except Exception as error:
+            if folder is None:
+                raise ModelError(
+                    f"The model {self.name!r} is neither in the local cache nor could it be fetched "
+                    f"({type(error).__name__}).",
+                    _REMEDY,
+                ) from error
+            once(logger, logging.WARNING, self._in_part(folder, error))
+        if not (folder / CONFIG).is_file():
+            raise ModelError(
+                f"The repository {self.name!r} is not a model of transformers' layout: it has no {CONFIG}.",
+                "Give a repository or a folder that holds config.json, the tokenizer and the weights.",
+            )
+        return folder
+
+    def complete(self, folder: Path) -> None:
+        """Fetch the weights that `folder`, which `described` gave, lacks.
+
+        Raises:
+            ModelError: some are missing and could not be fetched, or the repository has none; it says which.
+        """
+        absent = lacking(folder)
+        if not absent:
+            return
+        try:
+            files = chosen(self._names(folder), folder)
+            if files:
+                self._fetch(folder.name, Wanted([_literally(file) for file in files]))
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"The local cache lacks weights of the model {self.name!r} ({shown(absent)}), and they could not be "
+                f"fetched ({type(error).__name__}).",
+                f"Check the network (HF_HUB_OFFLINE keeps it off) and start again, log in if the repository is gated, "
+                f"or run `hf download {self.name}` where there is a network; files that are there are not fetched "
+                "again.",
+            ) from error
+        if not files:
+            raise ModelError(
+                f"The repository {self.name!r} holds no weights that transformers' classes read (model.safetensors, "
+                "its shards, or pytorch_model.bin).",
+                "Give a repository in transformers' own layout, or load_format='dummy' for random weights.",
+            )
+        check_weights(folder, self.name)
+
+    def tokenizer(self) -> Path:
+        """The folder with the files of the tokenizer; of nothing else, unless the cache has more.
+
+        Raises:
+            ModelError: there are none, or they could not be fetched.
+        """
+        folder = self._cached((CONFIG, "tokenizer_config.json", *_VOCABULARIES[:4], "tokenizer.model"))
+        if folder is not None and self._is_tokenizer(folder):
+            return folder
+        try:
+            folder = self._fetch(self.revision, _TOKENIZER)
+        except Exception as error:
+            raise ModelError(
+                f"The tokenizer {self.name!r} is neither in the local cache nor could it be fetched "
+                f"({type(error).__name__}).",
+                _REMEDY,
+            ) from error
+        if not _has_vocabulary(folder):
+            raise ModelError(
+                f"The repository {self.name!r} holds no tokenizer.", "Name another with `tokenizer`, or leave it out."
+            )
+        return folder
+
+    def _cached(self, signs: Sequence[str]) -> Path | None:
+        """The cached folder of this revision, if one of the files `signs` is in it."""
+        import huggingface_hub
+
+        for sign in signs:
+            try:
+                found = huggingface_hub.try_to_load_from_cache(self.name, sign, self.cache_dir, self.revision)
+            except ValueError as error:
+                raise ModelError(
+                    f"{self.name!r} is not a valid hub name: {error}.", "Names have the form owner/name."
+                ) from error
+            if isinstance(found, str):
+                return Path(found).parent
+        return None
+
+    def _is_described(self, folder: Path) -> bool:
+        names = self._listed(folder)
+        if names is not None:
+            return _all_there(folder, _SMALL.among(names))
+        # Nobody knows what the repository holds. Whoever fetched the weights and what reads text and media took it all.
+        config = read_json(folder / CONFIG)
+        parts = {name for name, value in config.items() if name.endswith("_config") and isinstance(value, dict)}
+        seen = parts - {"text_config", "generation_config", "quantization_config"}
+        reads = not seen or any((folder / name).is_file() for name in _PROCESSORS)
+        return has_weights(folder) and _has_vocabulary(folder) and reads
+
+    def _in_part(self, folder: Path, error: Exception) -> str:
+        """In words, that the hub could not be asked for what the folder lacks."""
+        names = self._listed(folder)
+        absent = [name for name in _SMALL.among(names or ()) if not (folder / name).is_file()]
+        what = f"lacks {shown(absent)}" if absent else "may lack files"
+        return (
+            f"The local cache of {self.name!r} {what}, and the hub cannot be asked for them ({type(error).__name__})."
+        )
+
+    def _is_tokenizer(self, folder: Path) -> bool:
+        names = self._listed(folder)
+        return _has_vocabulary(folder) if names is None else _all_there(folder, _TOKENIZER.among(names))
+
+    def _listed(self, folder: Path) -> list[str] | None:
+        """The repository's files, if a download has written them down; the hub is not asked."""
+        import huggingface_hub
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        try:
+            found = huggingface_hub.get_cached_repo_tree(self.name, revision=folder.name, cache_dir=self.cache_dir)
+        except (CachedRepoTreeNotFoundError, ValueError):
+            return None
+        return [file.path for file in found]
+
+    def _names(self, folder: Path) -> list[str]:
+        """The repository's files; the hub is asked only if no download has written them down."""
+        import huggingface_hub
+
+        known = self._listed(folder)
+        if known is not None:
+            return known
+        return huggingface_hub.HfApi(token=self.token).list_repo_files(self.name, revision=folder.name)
+
+    def _fetch(self, revision: str | None, wanted: Wanted) -> Path:
+        import huggingface_hub
+
+        return Path(
+            huggingface_hub.snapshot_download(
+                self.name,
+                revision=revision,
+                cache_dir=self.cache_dir,
+                token=self.token,
+                allow_patterns=list(wanted.allow),
+                ignore_patterns=list(wanted.ignore),
+            )
+        )
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _all_there(folder: Path, names: Iterable[str]) -> bool:
+    return all((folder / name).is_file() for name in names)
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    names = [file.name for file in folder.iterdir() if file.is_file()]
+    return any(_fits(name, _VOCABULARIES) for name in names)
+
+
+def _literally(name: str) -> str:
+    """A pattern that matches this name alone."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

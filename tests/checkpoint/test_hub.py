@@ -1,0 +1,264 @@
+"""Of a hub repository, what is missing is fetched, nothing else is, and what cannot be fetched is named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from beheld import LLM, SamplingParams
+from beheld.checkpoint.resolve import fetch_weights, resolve, resolve_tokenizer
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError, ModelError
+from tests import tiny
+from tests.checkpoint.hubs import COMMIT, Hub
+
+NAME = "owner/model"
+SHARDS = tuple(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
+INDEX = {"weight_map": {f"layers.{number}": shard for number, shard in enumerate(SHARDS)}}
+READ = {
+    "config.json": {"model_type": "llava", "vision_config": {"hidden_size": 8}},
+    "generation_config.json": {"eos_token_id": 2},
+    "preprocessor_config.json": {"size": 14},
+    "tokenizer.json": {"version": "1.0"},
+    "tokenizer_config.json": {"model_max_length": 64},
+    "chat_template.jinja": b"{{ messages }}",
+}
+SHARDED = {**READ, "model.safetensors.index.json": INDEX, **dict.fromkeys(SHARDS, b"weights")}
+OTHER_FORMS = {
+    "README.md": b"A model.",
+    "assets/sample.mp4": b"frames",
+    "consolidated.safetensors": b"weights",
+    "flax_model.msgpack": b"weights",
+    "model.gguf": b"weights",
+    "onnx/model.onnx": b"weights",
+    "onnx/model.onnx_data": b"weights",
+    "original/consolidated.00.pth": b"weights",
+    "pytorch_model.bin": b"weights",
+    "rust_model.ot": b"weights",
+    "tf_model.h5": b"weights",
+    "training_args.bin": b"notes",
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setattr("beheld.utils.log._said", set())
+    hub = Hub(tmp_path / "hub")
+    hub.enter(monkeypatch)
+    return hub
+
+
+def take(args: EngineArgs) -> Path:
+    """Resolve the model and fetch its weights, as an engine does."""
+    path = resolve(args)
+    fetch_weights(args, path)
+    return path
+
+
+def test_a_fresh_machine_fetches_what_is_read_then_the_weights(hub: Hub) -> None:
+    hub.publish(NAME, {**SHARDED, **OTHER_FORMS})
+    args = EngineArgs(NAME)
+    path = resolve(args)
+    assert path == hub.folder(NAME)
+    assert sorted(hub.fetched) == sorted({*READ, "model.safetensors.index.json"})
+    fetch_weights(args, path)
+    assert hub.cached(NAME) == sorted(SHARDED)
+    # The revision, and the list of files once.
+    assert hub.questions == 2
+    hub.forget()
+    hub.online = False
+    assert take(args) == path
+    assert (hub.fetched, hub.questions) == ([], 0)
+
+
+@pytest.mark.parametrize("before", [("config.json",), ("config.json", "tokenizer.json", "tokenizer_config.json")])
+def test_what_another_program_left_of_a_repository_is_completed(hub: Hub, before: tuple[str, ...]) -> None:
+    hub.publish(NAME, {**SHARDED, **OTHER_FORMS})
+    hub.lay(NAME, *before)
+    take(EngineArgs(NAME))
+    assert hub.cached(NAME) == sorted(SHARDED)
+    assert sorted(hub.fetched) == sorted({*SHARDED} - {*before})
+
+
+def test_a_processor_is_not_there_because_the_weights_are(hub: Hub) -> None:
+    """transformers' own loading of a model leaves neither processor nor tokenizer."""
+    hub.publish(NAME, SHARDED)
+    hub.lay(NAME, "config.json", "generation_config.json", "model.safetensors.index.json", *SHARDS, "tokenizer.json")
+    take(EngineArgs(NAME))
+    assert sorted(hub.fetched) == ["chat_template.jinja", "preprocessor_config.json", "tokenizer_config.json"]
+
+
+def test_a_whole_repository_from_elsewhere_asks_nothing(hub: Hub) -> None:
+    hub.publish(NAME, SHARDED)
+    hub.lay(NAME, *SHARDED)
+    take(EngineArgs(NAME))
+    assert (hub.fetched, hub.questions) == ([], 0)
+
+
+def test_a_missing_shard_is_fetched_alone(hub: Hub) -> None:
+    hub.publish(NAME, SHARDED)
+    hub.lay(NAME, *(file for file in SHARDED if file != SHARDS[1]))
+    take(EngineArgs(NAME))
+    assert hub.fetched == [SHARDS[1]]
+
+
+def test_a_download_that_was_interrupted_goes_on(hub: Hub) -> None:
+    hub.publish(NAME, SHARDED)
+    path = take(EngineArgs(NAME))
+    (path / SHARDS[2]).unlink()
+    hub.forget()
+    take(EngineArgs(NAME))
+    assert (hub.fetched, hub.questions) == ([SHARDS[2]], 0)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["laid", "list of files known"])
+def test_without_a_network_the_missing_shard_is_named(hub: Hub, known: bool) -> None:
+    hub.publish(NAME, SHARDED)
+    if known:
+        resolve(EngineArgs(NAME))
+    hub.lay(NAME, *(file for file in SHARDED if file != SHARDS[1]))
+    hub.online = False
+    with pytest.raises(ModelError) as caught:
+        take(EngineArgs(NAME))
+    said = str(caught.value)
+    assert SHARDS[1] in said
+    assert SHARDS[0] not in said
+    assert f"hf download {NAME}" in said
+
+
+def test_without_a_network_a_tokenizer_in_the_cache_is_no_model(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    hub.publish(NAME, SHARDED)
+    hub.lay(NAME, "config.json", "tokenizer.json", "tokenizer_config.json")
+    hub.online = False
+    with caplog.at_level(logging.WARNING), pytest.raises(ModelError, match=r"lacks weights.*model\.safetensors"):
+        take(EngineArgs(NAME))
+    # Random weights need none of it, and a configuration can be read.
+    assert take(EngineArgs(NAME, load_format="dummy")) == hub.folder(NAME)
+
+
+def test_without_a_network_what_a_list_says_is_missing_is_spoken_of(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    hub.publish(NAME, SHARDED)
+    path = take(EngineArgs(NAME))
+    (path / "preprocessor_config.json").unlink()
+    hub.online = False
+    with caplog.at_level(logging.WARNING):
+        assert take(EngineArgs(NAME)) == path
+    (said,) = caplog.messages
+    assert "lacks preprocessor_config.json, " in said
+
+
+def test_random_weights_fetch_none(hub: Hub) -> None:
+    hub.publish(NAME, SHARDED)
+    take(EngineArgs(NAME, load_format="dummy"))
+    assert not {*hub.fetched} & {*SHARDS}
+
+
+def test_a_repository_of_bin_alone_is_fetched_with_them(hub: Hub) -> None:
+    """Notes of a trainer and another framework's weights beside them are not."""
+    shards = {f"pytorch_model-0000{number}-of-00002.bin": b"weights" for number in (1, 2)}
+    index = {"pytorch_model.bin.index.json": {"weight_map": dict(zip("ab", shards, strict=True))}}
+    hub.publish(NAME, {**READ, **shards, **index, "training_args.bin": b"", "tf_model.h5": b""})
+    take(EngineArgs(NAME))
+    assert hub.cached(NAME) == sorted({**READ, **shards, **index})
+    hub.publish("owner/one", {**READ, "pytorch_model.bin": b"weights", "training_args.bin": b""})
+    take(EngineArgs("owner/one"))
+    assert hub.cached("owner/one") == sorted({*READ, "pytorch_model.bin"})
+
+
+def test_a_whole_file_goes_before_shards_and_bin(hub: Hub) -> None:
+    hub.publish(NAME, {**SHARDED, **OTHER_FORMS, "model.safetensors": b"weights"})
+    take(EngineArgs(NAME))
+    assert {file for file in hub.fetched if file.endswith((".safetensors", ".bin"))} == {"model.safetensors"}
+
+
+def test_a_publishers_own_layout_is_no_model(hub: Hub) -> None:
+    hub.publish(NAME, {**READ, "params.json": {"dim": 8}, "consolidated.safetensors": b"weights"})
+    with pytest.raises(ModelError, match="no weights that transformers' classes read"):
+        take(EngineArgs(NAME))
+    hub.publish("owner/bare", {"params.json": {"dim": 8}, "consolidated.safetensors": b"weights"})
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        take(EngineArgs("owner/bare"))
+    assert "consolidated.safetensors" not in hub.fetched
+
+
+def test_adapters_in_folders_of_their_own_come_along(hub: Hub) -> None:
+    adapter = {"vision-lora/adapter_config.json": {"r": 4}, "vision-lora/adapter_model.safetensors": b"weights"}
+    hub.publish(NAME, {**SHARDED, **adapter})
+    path = take(EngineArgs(NAME))
+    assert {*adapter} <= {*hub.cached(NAME)}
+    (path / "vision-lora" / "adapter_model.safetensors").unlink()
+    hub.forget()
+    take(EngineArgs(NAME))
+    assert hub.fetched == ["vision-lora/adapter_model.safetensors"]
+
+
+def test_of_a_tokenizers_repository_nothing_else_is_fetched(hub: Hub) -> None:
+    files = {
+        "config.json": {},
+        "tokenizer.json": {},
+        "vocab.json": {},
+        "merges.txt": b"",
+        "special_tokens_map.json": {},
+    }
+    weights = {"model.safetensors": b"weights", "model.safetensors.index.json": INDEX}
+    hub.publish("owner/words", {**files, **OTHER_FORMS, **weights, "preprocessor_config.json": {}})
+    args = EngineArgs(NAME, tokenizer="owner/words")
+    path = resolve_tokenizer(args, Path("elsewhere"))
+    assert path == hub.folder("owner/words")
+    assert hub.cached("owner/words") == sorted(files)
+    hub.forget()
+    hub.online = False
+    assert resolve_tokenizer(args, Path("elsewhere")) == path
+    assert (hub.fetched, hub.questions) == ([], 0)
+
+
+def test_a_tokenizer_that_is_half_there_is_completed_or_named(hub: Hub) -> None:
+    hub.publish("owner/words", {"config.json": {}, "vocab.json": {}, "merges.txt": b""})
+    hub.lay("owner/words", "config.json")
+    args = EngineArgs(NAME, tokenizer="owner/words")
+    hub.online = False
+    with pytest.raises(ModelError, match="'owner/words'"):
+        resolve_tokenizer(args, Path("elsewhere"))
+    hub.online = True
+    resolve_tokenizer(args, Path("elsewhere"))
+    assert hub.cached("owner/words") == ["config.json", "merges.txt", "vocab.json"]
+    hub.publish("owner/mute", {"config.json": {}, "model.safetensors": b"weights"})
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        resolve_tokenizer(EngineArgs(NAME, tokenizer="owner/mute"), Path("elsewhere"))
+
+
+def test_a_model_that_has_no_definition_is_refused_before_its_weights_are_fetched(hub: Hub) -> None:
+    hub.publish(NAME, {**SHARDED, "config.json": {"model_type": "molmo", "architectures": ["MolmoForCausalLM"]}})
+    with pytest.raises(ModelError, match="no definition of MolmoForCausalLM"):
+        LLM(NAME)
+    assert not {*hub.fetched} & {*SHARDS}
+
+
+def test_a_script_that_asks_for_the_tokenizer_first(hub: Hub) -> None:
+    from transformers import AutoTokenizer
+
+    files = {file.name: file.read_bytes() for file in tiny.checkpoint("qwen2_vl").iterdir()}
+    hub.publish(NAME, {**files, **OTHER_FORMS})
+    words = [name for name in files if name.startswith(("tokenizer", "config"))]
+    hub.lay(NAME, *words)
+    assert AutoTokenizer.from_pretrained(NAME, revision=COMMIT, cache_dir=hub.cache, local_files_only=True)
+    prompt = {"prompt": tiny.prompt("qwen2_vl", 1), "multi_modal_data": {"image": tiny.picture(56, 56, 1)}}
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
+    answers = []
+    for model in (NAME, str(tiny.checkpoint("qwen2_vl"))):
+        with LLM(model, dtype="float32") as llm:
+            answers.append(llm.generate(prompt, greedy, use_tqdm=False)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1]
+    assert sorted(hub.fetched) == sorted({*files} - {*words})
+
+
+def test_a_wrong_option_is_told_of_before_the_weights_are_fetched(hub: Hub) -> None:
+    files = {file.name: file.read_bytes() for file in tiny.checkpoint("qwen2_vl").iterdir()}
+    hub.publish(NAME, files)
+    with pytest.raises(ConfigError, match="max_pixles"):
+        LLM(NAME, mm_processor_kwargs={"max_pixles": 5})
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(NAME, max_model_len=10**9)
+    assert not [file for file in hub.fetched if file.endswith(".safetensors")]
