@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from beheld.core.config import MediaLimits
@@ -228,11 +230,11 @@ def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLi
     Args:
         frames: the frames.
         metadata: what the caller knows: "fps", "total_num_frames", "frames_indices", "duration"; other keys are ignored
-            only where they are None.
+            only where they are None. "frames_indices" may not fall and lie below "total_num_frames".
         limits: sizes.
 
     Raises:
-        DecodeError: no frames, another shape or type, or frames of different sizes.
+        DecodeError: no frames, another shape or type, frames of different sizes, or metadata at odds with each other.
         LimitError: too many frames or pixels.
     """
     import numpy as np
@@ -294,12 +296,33 @@ def _with_metadata(clip: Clip, metadata: Mapping[str, Any]) -> Clip:
         # The caller leaves the choice of frames to the processor.
         indices = None
     if indices is not None:
-        indices = tuple(int(index) for index in indices)
-        if len(indices) != clip.total:
-            raise DecodeError(f"frames_indices names {len(indices)} frames, but {clip.total} were given.")
+        indices = _places(indices, clip.total)
     if total is None:
         total = clip.total if indices is None else max(indices) + 1
     if isinstance(total, bool) or not isinstance(total, int) or total < clip.total:
         raise DecodeError(f"total_num_frames must be a whole number of at least {clip.total}, got {total!r}.")
+    if indices is not None and indices[-1] >= total:
+        raise DecodeError(
+            f"frames_indices names frame {indices[-1]}, but total_num_frames is {total}.",
+            "Count frames from 0 in the whole video, and give the number of all of its frames as total_num_frames.",
+        )
     given = {**clip.given, **({"fps": float(fps)} if fps else {}), "source_frames": total}
     return replace(clip, total=total, fps=float(fps) if fps else None, indices=indices, given=given)
+
+
+def _places(indices: Any, count: int) -> tuple[int, ...]:
+    """The places of `count` frames in their video. One may come twice, as samplers pad with the last frame."""
+    try:
+        places = tuple(operator.index(place) for place in indices)
+    except TypeError as error:
+        raise DecodeError(
+            f"frames_indices must be a list of whole numbers, got {indices!r}.", "Give one for each frame."
+        ) from error
+    if len(places) != count:
+        raise DecodeError(f"frames_indices names {len(places)} frames, but {count} were given.")
+    if places[0] < 0 or any(later < earlier for earlier, later in pairwise(places)):
+        raise DecodeError(
+            "frames_indices must be 0 or above and must not fall from one frame to the next.",
+            "Give the frames in the order in which they are shown, each with its place in the whole video.",
+        )
+    return places

@@ -185,3 +185,30 @@ def test_fps_of_bare_frames_is_their_rate() -> None:
     family = "qwen2_5_vl"
     request = pipes.ask(pipes.shared(family), family, videos=tiny.frames(4), mm_processor_kwargs={"fps": 4.0})
     assert request.spans[0].item.layout["second_per_grid_ts"] == (0.5,)
+
+
+@pytest.mark.parametrize(
+    ("indices", "total", "reason"),
+    [
+        ([3, 2, 1, 0], 4, "must not fall"),
+        ([0, 2, 1, 3], 4, "must not fall"),
+        ([-1, 0, 1, 2], 4, "0 or above"),
+        ([0, 1, 2, 99], 4, "names frame 99, but total_num_frames is 4"),
+        ([0, 1, 2, 4], 4, "names frame 4"),
+        ([0, 1, 2, 2.5], 4, "whole numbers"),
+        ([0, 1, 2, "3"], 4, "whole numbers"),
+        (4, 4, "whole numbers"),
+    ],
+)
+def test_places_at_odds_with_the_video_are_refused(indices: Any, total: int, reason: str) -> None:
+    metadata = {"fps": 2.0, "total_num_frames": total, "frames_indices": indices}
+    with pytest.raises(DecodeError, match=reason) as caught:
+        video.from_frames(tiny.frames(4), metadata, LIMITS)
+    assert caught.value.remedy
+
+
+def test_places_may_be_any_whole_numbers_and_repeat() -> None:
+    for indices in ([0, 3, 7, 7], np.array([0, 3, 7, 7]), (0, np.int64(3), 7, 7)):
+        clip = video.from_frames(tiny.frames(4), {"fps": 2.0, "frames_indices": indices}, LIMITS)
+        assert (clip.indices, clip.total) == ((0, 3, 7, 7), 8)
+        assert clip.timestamps_s() == (0.0, 1.5, 3.5, 3.5)
