@@ -108,8 +108,10 @@ class MediaReceipt:
         modality: "image", "video" or "audio".
         index: counted from 0 within the request, over all modalities, in the order of the prompt.
         given: what came in, for example {"source": "path", "format": "PNG", "width": 640, "height": 480}.
-        used: what the model saw, for example {"width": 448, "height": 336, "tiles": 5, "exif_rotated": True} or
-            {"frames": 16, "timestamps_s": (0.0, 0.5, ...)}.
+        used: what the model saw, for example {"width": 896, "height": 672, "tiles": 5, "exif_rotated": True} or
+            {"frames": 16, "width": 448, "height": 336, "timestamps_s": (0.0, 0.5, ...)}. A size is that of the whole
+            picture where it is largest, without padding; tiles are the pieces that the tower is given, an overview
+            included. What cannot be known is left out.
         lost: one sentence for every loss ("transparency was flattened onto white", "284 of 300 frames were not used").
         tokens: placeholder tokens that the item takes in the prompt.
         cached: True if the processed item came from the cache.

@@ -15,6 +15,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
 from beheld.inputs import options as options_of
+from beheld.inputs import sight
 from beheld.inputs.cache import Processed
 from beheld.inputs.digest import Digest
 from beheld.inputs.families import Family
@@ -168,8 +169,25 @@ class ItemProcessor:
                 detail=first_line(error),
             ) from error
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
-        used, lost = _describe(job, item, processor)
+        used, lost = self._described(job, item, outputs)
         return Processed(item, used, lost)
+
+    def _described(
+        self, job: Job, item: MediaItem, outputs: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the model sees or hears of the item, and what was lost of it."""
+        processor = self.loaded()
+        part = options_of.part_of(processor, job.modality)
+        if job.modality == "audio":
+            return used_audio(job.content, item, part)
+        arguments = self._arguments(processor, job.modality, job.options)
+        look = self._family.looks.get(job.modality)
+        if job.modality == "image":
+            given = sight.Sight(job.content.size, outputs, arguments, part)
+            return used_image(given, (look or sight.picture)(given))
+        _, height, width, _ = job.content.frames.shape
+        given = sight.Sight((width, height), outputs, arguments, part)
+        return used_video(job.content, given, (look or sight.video)(given))
 
     def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
         """The ids that replace a marker, and the ordinary text around them."""
@@ -353,15 +371,6 @@ def _numbers(value: Any) -> tuple[Any, ...]:
     first = rows[0] if isinstance(rows, list | tuple) else rows
     first = first.tolist() if hasattr(first, "tolist") else first
     return tuple(first) if isinstance(first, list | tuple) else (first,)
-
-
-def _describe(job: Job, item: MediaItem, processor: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    part = options_of.part_of(processor, job.modality)
-    if job.modality == "image":
-        return used_image(job.content.size, item, part, job.options)
-    if job.modality == "video":
-        return used_video(job.content, item, part)
-    return used_audio(job.content, item, part)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -7,11 +7,11 @@ than a quarter, or an edge cut off.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.media import MediaItem
+from beheld.inputs.sight import Seen, Sight, Size
 
 _MAX_SHRINK = 4.0
 _MAX_STRETCH = 1.25
@@ -19,56 +19,37 @@ _MAX_UNHEARD_S = 0.1
 _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
 
-def used_image(size: tuple[int, int], item: MediaItem, part: Any, options: Mapping[str, Any]) -> _Described:
-    """What is seen of a picture of `size` (width, height)."""
-    width, height = size
-    grid = item.layout.get("image_grid_thw")
-    if grid is not None:
-        seen = _grid_pixels(grid, part, options)
-        return {"width": seen[0], "height": seen[1]}, _shrunk(size, seen) + _stretched(size, seen)
-    # Phi-4's processor names them after what they are of.
-    pixels = item.features.get("pixel_values", item.features.get("image_pixel_values"))
-    if pixels is None:
+def used_image(sight: Sight, seen: Seen | None) -> _Described:
+    """What is seen of a picture; nothing is said of one of which nothing is known."""
+    if seen is None:
         return {}, ()
-    tile_height, tile_width = int(pixels.shape[-2]), int(pixels.shape[-1])
-    if pixels.dim() == 5:
-        tiles = int(pixels.shape[1])
-        # The first tile is the whole picture; the others together are its detailed view.
-        area = max(1, tiles - 1) * tile_height * tile_width
-        shrink = math.sqrt(width * height / area)
-        return {"width": tile_width, "height": tile_height, "tiles": tiles}, _shrunk_by(shrink)
-    if getattr(part, "do_center_crop", False) and options.get("do_center_crop") is not False:
-        return {"width": tile_width, "height": tile_height}, _cropped(size, (tile_width, tile_height))
-    seen = (tile_width, tile_height)
-    return {"width": tile_width, "height": tile_height}, _shrunk(size, seen) + _stretched(size, seen)
+    used: dict[str, Any] = {"width": seen.width, "height": seen.height}
+    if seen.tiles > 1:
+        used["tiles"] = seen.tiles
+    return used, _lost(sight, seen)
 
 
-def used_video(clip: Any, item: MediaItem, part: Any) -> _Described:
-    """What is seen of a clip."""
-    frames = len(clip.frames)
-    size = (clip.frames.shape[2], clip.frames.shape[1])
-    lost: tuple[str, ...] = ()
-    used: dict[str, Any] = {"frames": frames}
-    grid = item.layout.get("video_grid_thw")
-    pixels = item.features.get("pixel_values_videos")
-    if grid is not None:
-        seen = _grid_pixels(grid, part, {})
-        used |= {
-            "width": seen[0],
-            "height": seen[1],
-            "frames": min(frames, grid[0] * _whole(part, "temporal_patch_size", 1)),
-        }
-        lost += _shrunk(size, seen) + _stretched(size, seen)
-    elif pixels is not None and pixels.dim() == 5:
-        seen = (int(pixels.shape[-1]), int(pixels.shape[-2]))
-        used |= {"width": seen[0], "height": seen[1], "frames": int(pixels.shape[1])}
-        lost += _shrunk(size, seen) + _stretched(size, seen)
-    if used["frames"] < frames:
-        lost += (f"the processor left out {frames - used['frames']} of {frames} frames",)
+def used_video(clip: Any, sight: Sight, seen: Seen | None) -> _Described:
+    """What is seen of a clip; nothing is said of one of which nothing is known."""
+    if seen is None:
+        return {}, ()
+    given = len(clip.frames)
+    # The last frame may stand twice, where they are joined in pairs.
+    used: dict[str, Any] = {"frames": min(given, seen.frames), "width": seen.width, "height": seen.height}
+    lost = _lost(sight, seen)
+    if used["frames"] < given:
+        lost += (f"the processor left out {given - used['frames']} of {given} frames",)
     times = clip.timestamps_s()
-    if times is not None and used["frames"] == frames:
+    if times is not None and used["frames"] == given:
         used["timestamps_s"] = times
     return used, lost
+
+
+def _lost(sight: Sight, seen: Seen) -> tuple[str, ...]:
+    whole = (seen.width, seen.height)
+    if seen.tiles == 1 and sight.setting("do_center_crop"):
+        return _cropped(sight.size, whole)
+    return _shrunk(sight.size, whole) + _stretched(sight.size, whole)
 
 
 def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
@@ -83,17 +64,7 @@ def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
     return {"seconds": round(heard, 3), "rate": wave.rate}, lost
 
 
-def _grid_pixels(grid: tuple[Any, ...], part: Any, options: Mapping[str, Any]) -> tuple[int, int]:
-    patch = int(options.get("patch_size") or _whole(part, "patch_size", 14))
-    return int(grid[2]) * patch, int(grid[1]) * patch
-
-
-def _whole(part: Any, name: str, default: int) -> int:
-    value = getattr(part, name, None)
-    return value if isinstance(value, int) else default
-
-
-def _shrunk(given: tuple[int, int], seen: tuple[int, int]) -> tuple[str, ...]:
+def _shrunk(given: Size, seen: Size) -> tuple[str, ...]:
     return _shrunk_by(max(given[0] / seen[0], given[1] / seen[1]))
 
 
@@ -101,14 +72,14 @@ def _shrunk_by(factor: float) -> tuple[str, ...]:
     return (f"it was shrunk {factor:.1f} times, so that fine detail is gone",) if factor > _MAX_SHRINK else ()
 
 
-def _stretched(given: tuple[int, int], seen: tuple[int, int]) -> tuple[str, ...]:
+def _stretched(given: Size, seen: Size) -> tuple[str, ...]:
     ratio = (given[0] / given[1]) / (seen[0] / seen[1])
     if max(ratio, 1 / ratio) <= _MAX_STRETCH:
         return ()
     return (f"its aspect ratio was changed by a factor of {max(ratio, 1 / ratio):.2f}",)
 
 
-def _cropped(given: tuple[int, int], seen: tuple[int, int]) -> tuple[str, ...]:
+def _cropped(given: Size, seen: Size) -> tuple[str, ...]:
     """The shorter side is fitted to the model's, and what stands over on the longer side is cut off."""
     scale = max(seen[0] / given[0], seen[1] / given[1])
     kept = (seen[0] / (given[0] * scale)) * (seen[1] / (given[1] * scale))

@@ -10,6 +10,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import ModelInfo
+from beheld.inputs.sight import Look
 
 # Settings of an item that change its features in families that look at its neighbours.
 ALONE = "alone"
@@ -74,6 +75,8 @@ class Family:
         embedded: modality -> what is written before and behind embeddings that are given in an item's place, with
             "{setting}" for the item's; or the reason, as a half sentence, why they cannot be given. Nothing is written
             if it is absent.
+        looks: modality -> how large an item stands before the tower, where the processor's outputs do not say it in one
+            of the common forms (inputs/sight.py).
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class Family:
     closes: str = ""
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
+    looks: Mapping[str, Look] = field(default_factory=dict)
 
     @property
     def template_path(self) -> Path | None:
@@ -128,10 +132,11 @@ class Family:
 
 
 _FILES = {
+    "aria": "aria",
     "aya_vision": "aya_vision",
     "blip-2": "blip_2",
     "chameleon": "chameleon",
-    "cohere2_vision": "tiled",
+    "cohere2_vision": "cohere2_vision",
     "ernie4_5_vl_moe": "ernie4_5_vl_moe",
     "florence2": "florence2",
     "fuyu": "fuyu",
@@ -147,7 +152,8 @@ _FILES = {
     "lfm2_vl": "lfm2_vl",
     "llama4": "llama4",
     "llava": "llava",
-    "llava_next": "llava",
+    "llava_next": "llava_next",
+    "llava_next_video": "llava_next_video",
     "llava_onevision": "llava_onevision",
     "mistral3": "mistral3",
     "mllama": "mllama",

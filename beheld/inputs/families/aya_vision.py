@@ -3,5 +3,10 @@
 from __future__ import annotations
 
 from beheld.inputs.families import LAID_OUT, Family
+from beheld.inputs.sight import stretched_over_tiles
 
-FAMILY = Family(places={"image": "<image>"}, embedded={"image": LAID_OUT})
+FAMILY = Family(
+    places={"image": "<image>"},
+    embedded={"image": LAID_OUT},
+    looks={"image": stretched_over_tiles},
+)

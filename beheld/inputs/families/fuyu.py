@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.inputs.families import LAID_OUT, Family, Place
+from beheld.inputs.families import LAID_OUT, PLAIN_HOST_ONLY, Family, Place
+from beheld.inputs.sight import Seen, Sight, numbers
 
 _MARKS = re.compile(r"\|SPEAKER\||\|NEWLINE\||<s>")
 _ANSWER = "<0x04>"
+_UNPADDED = ("image_unpadded_widths", "image_unpadded_heights")
 
 
 def call(
@@ -29,7 +31,8 @@ def call(
     marks = _MARKS.findall(texts[0])
     if "".join(marks) != texts[0]:
         raise ValueError("this version writes pictures in marks that are not known here")
-    return {"pixel_values": patches}, tuple(processor.tokenizer.convert_tokens_to_ids(marks))
+    unpadded = {name: outputs[name] for name in _UNPADDED}
+    return {"pixel_values": patches, **unpadded}, tuple(processor.tokenizer.convert_tokens_to_ids(marks))
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ...]:
@@ -37,6 +40,12 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ..
     if not counts.get("image"):
         return text
     return Place("image"), text + _ANSWER
+
+
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower; see Family.looks."""
+    (width,), (height,) = (numbers(sight.outputs[name]) for name in _UNPADDED)
+    return Seen(width, height)
 
 
 FAMILY = Family(
@@ -48,4 +57,6 @@ FAMILY = Family(
     closes=f"{_ANSWER} ends every prompt with a picture, and an answer begins behind it",
     most={"image": 1},
     embedded={"image": LAID_OUT},
+    host_only=PLAIN_HOST_ONLY | set(_UNPADDED),
+    looks={"image": look},
 )

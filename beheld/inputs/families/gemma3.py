@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from beheld.inputs.families import Family
+from beheld.inputs.sight import Seen, Sight
+
+
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower; see Family.looks.
+
+    Behind the whole come its crops, if any, which lie along the longer side.
+    """
+    count, _, height, width = sight.outputs["pixel_values"].shape
+    if count == 1:
+        return Seen(width, height)
+    given = sight.size
+    crops = (count - 1, 1) if given[0] >= given[1] else (1, count - 1)
+    return Seen(crops[0] * width, crops[1] * height, count)
+
 
 FAMILY = Family(
     places={"image": "<start_of_image>"},
     embedded={"image": ("\n\n<start_of_image>", "<end_of_image>\n\n")},
+    looks={"image": look},
 )

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from beheld.inputs.families import LAID_OUT, Family
+from beheld.inputs.sight import Seen, Sight, at_positions
+
+
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower; see Family.looks."""
+    patch = sight.edge("patch_size")
+    return None if patch is None else Seen(*at_positions(sight.outputs["image_position_ids"], patch))
+
+
+def look_at_frames(sight: Sight) -> Seen | None:
+    """How large the frames of a video stand before the tower; see Family.looks."""
+    patch = sight.edge("patch_size")
+    positions = sight.outputs["video_position_ids"]
+    return None if patch is None else Seen(*at_positions(positions, patch), frames=len(positions))
+
 
 FAMILY = Family(
     embedded={"image": ("<|image>", "<image|>"), "audio": ("<|audio>", "<audio|>"), "video": LAID_OUT},
+    looks={"image": look, "video": look_at_frames},
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.inputs.families import LAID_OUT, Family
+from beheld.inputs.sight import Seen, Sight, stretched_over_tiles
 
 
 def call(
@@ -20,4 +21,15 @@ def call(
     return {"pixel_values": frames}, texts[0]
 
 
-FAMILY = Family(places={"video": "<video>"}, call=call, embedded={"image": ("<img>", "</img>"), "video": LAID_OUT})
+def look_at_frames(sight: Sight) -> Seen | None:
+    """How large a video's frames stand before the tower, each alone; see Family.looks."""
+    frames, _, height, width = sight.outputs["pixel_values"].shape
+    return Seen(width, height, frames=frames)
+
+
+FAMILY = Family(
+    places={"video": "<video>"},
+    call=call,
+    embedded={"image": ("<img>", "</img>"), "video": LAID_OUT},
+    looks={"image": stretched_over_tiles, "video": look_at_frames},
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 from beheld.core.errors import ProcessError
 from beheld.inputs.families import LAID_OUT, Family
+from beheld.inputs.sight import Seen, Sight, numbers
 
 
 def call(
@@ -29,4 +30,15 @@ def call(
     return outputs, texts[0]
 
 
-FAMILY = Family(call=call, embedded={"image": LAID_OUT})
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower; see Family.looks."""
+    outputs = sight.outputs
+    patch = sight.edge("encoder_patch_size")
+    if patch is None or "image_rows" not in outputs:
+        return None
+    (rows,), (columns,) = numbers(outputs["image_rows"]), numbers(outputs["image_cols"])
+    height, width = (patch * number for number in numbers(outputs["spatial_shapes"])[:2])
+    return Seen(columns * width, rows * height, len(outputs["spatial_shapes"]))
+
+
+FAMILY = Family(call=call, embedded={"image": LAID_OUT}, looks={"image": look})

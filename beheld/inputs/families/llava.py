@@ -1,8 +1,4 @@
-"""LLaVA-1.5 and LLaVA-NeXT: one `<image>` per picture, and the plain USER/ASSISTANT dialogue of their language model.
-
-A lone LLaVA-NeXT picture has as many tiles as its shape asks for. Its features are kept that way, (1, tiles, 3, height,
-width): the padding that a batch would add belongs to the batch, not to the picture.
-"""
+"""LLaVA-1.5: one `<image>` per picture, and the plain USER/ASSISTANT dialogue of its language model."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.inputs.families import AMONG_OTHERS, Family
+from beheld.inputs.sight import Seen, Sight, best_canvas, fitted, padded_over_tiles
 
 
 def call(
@@ -31,4 +32,13 @@ def call(
     return {**own, "batch_num_images": outputs["batch_num_images"]}, texts[0]
 
 
-FAMILY = Family(template="chatml", counts=frozenset(("image",)), call=call)
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower; see Family.looks."""
+    _, tiles, _, height, width = sight.outputs["pixel_values"].shape
+    if tiles == 1:
+        # Beside others: padded to a square.
+        return Seen(*fitted(sight.size, (width, height)))
+    return padded_over_tiles(sight, best_canvas(sight, sight.setting("image_grid_pinpoints")), tiles)
+
+
+FAMILY = Family(template="chatml", counts=frozenset(("image",)), call=call, looks={"image": look})

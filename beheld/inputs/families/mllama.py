@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from beheld.inputs.families import PLAIN_HOST_ONLY, PLAIN_LAYOUT, Family
+from beheld.inputs.sight import Seen, Sight, numbers, unenlarged_over_tiles
 
 _IMAGE = "<|image|>"
 _START = "<|begin_of_text|>"
@@ -20,8 +21,23 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text[:first] + _START + text[first:]
 
 
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower; see Family.looks.
+
+    The shape of its grid is given by a number, which counts from 1 all (rows, columns) that have no more tiles than
+    there may be, by rows.
+    """
+    most = sight.setting("max_image_tiles")
+    if not isinstance(most, int):
+        return None
+    grids = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
+    rows, columns = grids[numbers(sight.outputs["aspect_ratio_ids"])[0] - 1]
+    return unenlarged_over_tiles(sight, (columns, rows), rows * columns)
+
+
 FAMILY = Family(
     rewrite=rewrite,
     layout=PLAIN_LAYOUT | {"num_tiles"},
     host_only=PLAIN_HOST_ONLY | {"num_tiles"},
+    looks={"image": look},
 )

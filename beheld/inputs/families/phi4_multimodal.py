@@ -11,6 +11,7 @@ from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ProcessError, PromptError
 from beheld.inputs.families import BESIDE, Family, Place
+from beheld.inputs.sight import Seen, Sight, numbers, padded_over_tiles
 
 _NUMBERED = re.compile(r"<\|(image|audio)_(\d+)\|>")
 _NOUNS = {"image": "pictures", "audio": "sounds"}
@@ -101,10 +102,17 @@ def load(path: Path) -> Any:
     )
 
 
+def look(sight: Sight) -> Seen | None:
+    """How large the picture stands before the tower, on the canvas that the outputs tell; see Family.looks."""
+    height, width = numbers(sight.outputs["image_sizes"])
+    return padded_over_tiles(sight, (width, height), sight.outputs["image_pixel_values"].shape[1])
+
+
 FAMILY = Family(
     call=call,
     load=load,
     rewrite=rewrite,
     host_only=frozenset(("num_img_tokens",)),
     beside={"audio": "image"},
+    looks={"image": look},
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.inputs.families import LAID_OUT, Family
+from beheld.inputs.sight import Seen, Sight, under_mask
 
 
 def call(
@@ -19,4 +20,18 @@ def call(
     return outputs, texts[0]
 
 
-FAMILY = Family(places={"video": "<video>"}, call=call, embedded={"image": LAID_OUT, "video": LAID_OUT})
+def look_at_frames(sight: Sight) -> Seen | None:
+    """How large the frames of a video stand before the tower, all of one size; see Family.looks."""
+    frames, _, height, width = sight.outputs["pixel_values"].shape[1:]
+    mask = sight.outputs.get("pixel_attention_mask")
+    if mask is not None:
+        width, height = under_mask(mask[0, 0])
+    return Seen(width, height, frames=frames)
+
+
+FAMILY = Family(
+    places={"video": "<video>"},
+    call=call,
+    embedded={"image": LAID_OUT, "video": LAID_OUT},
+    looks={"video": look_at_frames},
+)

@@ -1,4 +1,4 @@
-"""Families whose prompts say how a picture's tiles or rows lie: Pixtral, Idefics 3, Command A Vision.
+"""Families whose prompts say how a picture's tiles or rows lie: Pixtral, Idefics 3.
 
 Their processors' own interface tells all that pictures need.
 """

@@ -1,0 +1,257 @@
+"""Receipts tell what stands before the tower, of every family, and strict_media refuses nothing but what was lost."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from beheld.core.errors import MediaLossError
+from beheld.core.media import MediaItem, MediaReceipt
+from beheld.core.request import Request
+from beheld.inputs.families.mllama import FAMILY as MLLAMA
+from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.sight import Sight
+from tests import tiny
+from tests.inputs import pipes
+
+SQUARE, WIDE, TALL, HUGE = (112, 112), (168, 56), (56, 168), (1200, 400)
+
+# Families that bring every picture to one square, whatever its shape, or cut a square out of it.
+SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", "florence2")
+CROPPING = ("llava", "chameleon")
+# A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider.
+ROUNDING = ("mistral3", "idefics3", "smolvlm")
+SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING, *CROPPING, *ROUNDING))
+
+# Where the tower's overview of the whole stands among the tiles.
+OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm", "gemma3")
+OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
+
+# What the tiny checkpoints' settings make of WIDE, by hand: size and number of tiles.
+OF_WIDE = {
+    "fuyu": (140, 46, 1),
+    "molmo2": (140, 56, 5),
+    "lfm2_vl": (168, 56, 1),
+    "gemma4": (672, 192, 1),
+    "aria": (980, 326, 1),
+    "internvl": (168, 56, 4),
+    "aya_vision": (168, 56, 4),
+    "cohere2_vision": (168, 56, 4),
+    "llama4": (168, 56, 4),
+    "mllama": (168, 56, 3),
+    "llava_next": (168, 56, 4),
+    "idefics3": (112, 56, 3),
+    "phi4_mm": (448, 149, 2),
+}
+
+
+def asked(family: str, picture: Image.Image, **options: Any) -> Request:
+    data = {"image": picture}
+    prompt = {"prompt": tiny.prompt(family, 1), "multi_modal_data": data, "mm_processor_kwargs": options}
+    return roomy(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+
+
+@cache
+def roomy(family: str) -> InputPipeline:
+    """A pipeline that has room for a huge picture's tokens."""
+    if family != "phi4_mm":
+        return pipes.shared(family)
+    return pipes.make(family, {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048})
+
+
+def told(family: str, size: tuple[int, int], **options: Any) -> MediaReceipt:
+    return asked(family, tiny.picture(*size, 1), **options).receipts[0]
+
+
+def area(family: str, item: MediaItem) -> float:
+    """Pixels of a picture of one grey in the tower's input, overview and padding not counted."""
+    pixels = item.features.get("image_pixel_values", item.features.get("pixel_values"))
+    assert pixels is not None
+    pixels = pixels.float()
+    if pixels.dim() > 4:
+        pixels = pixels.flatten(0, pixels.dim() - 4)
+    is_packed = pixels.dim() < 4
+    # The colours are read where there is a picture in any case: in the first corner.
+    colours = pixels.reshape(-1, pixels.shape[-1])[0].unique() if is_packed else pixels[0, :, 0, 0]
+    if len(pixels) > 1 and family in OVERVIEW_FIRST:
+        pixels = pixels[1:]
+    if len(pixels) > 1 and family in OVERVIEW_LAST:
+        pixels = pixels[:-1]
+    values = sum(((pixels - colour).abs() < 0.02).float() for colour in colours.unique())
+    assert isinstance(values, torch.Tensor)
+    # A packed patch of a grid holds the picture twice where videos are joined in pairs of frames.
+    frames = pixels.shape[-1] // 588 if pixels.dim() == 2 else 1
+    return float(values.clamp(max=1).sum()) / 3 / frames
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_a_picture_of_the_native_shape_loses_nothing(family: str) -> None:
+    receipt = told(family, SQUARE)
+    assert receipt.lost == ()
+    width, height = receipt.used["width"], receipt.used["height"]
+    assert 28 <= width <= 980
+    assert abs(width - height) <= 1
+
+
+@pytest.mark.parametrize("family", SHAPELY)
+def test_a_picture_of_three_to_one_loses_nothing_where_shapes_are_kept(family: str) -> None:
+    for size in (WIDE, TALL):
+        receipt = told(family, size)
+        assert receipt.lost == ()
+        ratio = receipt.used["width"] / receipt.used["height"] * size[1] / size[0]
+        assert 0.8 < ratio < 1.25
+
+
+@pytest.mark.parametrize(("family", "expected"), OF_WIDE.items(), ids=OF_WIDE)
+def test_tiles_are_told_as_tiles(family: str, expected: tuple[int, int, int]) -> None:
+    used = told(family, WIDE).used
+    assert (used["width"], used["height"], used.get("tiles", 1)) == expected
+
+
+@pytest.mark.parametrize("size", [WIDE, TALL, HUGE], ids=["wide", "tall", "huge"])
+@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name != "molmo2"])
+def test_the_told_size_is_what_lies_before_the_tower(family: str, size: tuple[int, int]) -> None:
+    # Molmo 2's crops overlap, so what lies there twice cannot be counted; its size is told by hand above.
+    request = asked(family, Image.new("RGB", size, (200, 200, 200)))
+    used = request.receipts[0].used
+    width, height = used["width"], used["height"]
+    assert abs(area(family, request.spans[0].item) - width * height) <= width + height
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_a_huge_picture_is_told_as_shrunk(family: str) -> None:
+    receipt = told(family, HUGE)
+    factor = max(HUGE[0] / receipt.used["width"], HUGE[1] / receipt.used["height"])
+    if family in CROPPING:
+        factor = HUGE[1] / receipt.used["height"]
+    said = [loss for loss in receipt.lost if loss.startswith(f"it was shrunk {factor:.1f} times")]
+    assert len(said) == (factor > 4)
+    if family not in ("aria", "gemma4", "gemma4_dense", "phi4_mm"):
+        # The others have room for more than a quarter of it.
+        assert said
+    assert any("aspect ratio" in loss for loss in receipt.lost) == (family in (*SQUASHING, *ROUNDING))
+    assert any("cut off" in loss for loss in receipt.lost) == (family in CROPPING)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "expected"),
+    [
+        ("idefics3", {"do_image_splitting": False}, {"width": 56, "height": 56}),
+        ("internvl", {"crop_to_patches": False}, {"width": 56, "height": 56}),
+        ("internvl", {"max_patches": 2}, {"width": 112, "height": 56, "tiles": 3}),
+        ("lfm2_vl", {"do_image_splitting": False}, {"width": 168, "height": 56}),
+        ("aria", {"split_image": True, "max_image_size": 490}, {"width": 980, "height": 326, "tiles": 2}),
+        ("llama4", {"resize_to_max_canvas": True}, {"width": 168, "height": 56, "tiles": 4}),
+        ("llava", {"do_center_crop": False}, {"width": 168, "height": 56}),
+    ],
+)
+def test_options_change_what_is_told(family: str, options: dict[str, Any], expected: dict[str, int]) -> None:
+    assert told(family, WIDE, **options).used == expected
+
+
+def test_crops_of_gemma_3_are_told_as_tiles() -> None:
+    options = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16}
+    for size, expected in ((WIDE, (336, 112)), (TALL, (112, 336))):
+        receipt = told("gemma3", size, **options)
+        assert (receipt.used["width"], receipt.used["height"], receipt.used["tiles"]) == (*expected, 4)
+        assert receipt.lost == ()
+
+
+def test_a_picture_among_others_is_padded_to_a_square() -> None:
+    pictures = [tiny.picture(*WIDE, seed) for seed in range(2)]
+    for receipt in pipes.ask(pipes.shared("llava_onevision"), "llava_onevision", pictures).receipts:
+        assert receipt.used == {"width": 42, "height": 14}
+        assert receipt.lost == ()
+
+
+@pytest.mark.parametrize("family", [*OF_WIDE, "gemma3", "llava"])
+def test_strict_media_refuses_only_what_was_lost(family: str) -> None:
+    pipe = pipes.make(family, strict_media=True)
+    is_lossy = family in ("idefics3", "gemma3", "llava")
+    for size in (SQUARE, WIDE):
+        request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
+        if size == WIDE and is_lossy:
+            with pytest.raises(MediaLossError, match=r"aspect ratio|cut off"):
+                pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
+        else:
+            assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+
+
+# ---------------------------------------------------------------------- videos
+
+TIMED = {"fps": 2.0, "total_num_frames": 6, "frames_indices": [0, 1, 2, 3, 4, 5]}
+SQUARE_FRAMES = ("llava_onevision", "internvl", "smolvlm", "molmo2")
+
+
+def watched(family: str, video: Any, **options: Any) -> MediaReceipt:
+    prompt = tiny.wrap(family, tiny.markers(family, num_videos=1) + "What?")
+    data = {"prompt": prompt, "multi_modal_data": {"video": video}, "mm_processor_kwargs": options}
+    return pipes.shared(family).prepare(data, pipes.ONE_TOKEN, request_id="0").receipts[0]
+
+
+@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+def test_frames_are_told_with_their_size(family: str) -> None:
+    receipt = watched(family, (tiny.frames(6), TIMED))
+    assert receipt.used["frames"] == 6
+    assert receipt.used["timestamps_s"] == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+    ratio = receipt.used["width"] / receipt.used["height"]
+    if family in SQUARE_FRAMES:
+        assert (ratio, receipt.lost) == (1, ("its aspect ratio was changed by a factor of 1.50",))
+    elif family == "llava_next_video":
+        assert (ratio, receipt.lost) == (1, ("33 % of it was cut off at the edges",))
+    else:
+        assert (1.25 < ratio < 1.75, receipt.lost) == (True, ())
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_vl"])
+def test_frames_that_the_processor_leaves_out_are_lost(family: str) -> None:
+    receipt = watched(family, tiny.frames(6))
+    assert receipt.used["frames"] == 4
+    assert receipt.lost == ("the processor left out 2 of 6 frames",)
+
+
+# ---------------------------------------------------------------------- where nothing is known
+
+
+def sight(outputs: dict[str, Any], **arguments: Any) -> Sight:
+    return Sight(WIDE, outputs, arguments, object())
+
+
+def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
+    from beheld.inputs import sight as rules
+    from beheld.inputs.receipt import used_image
+
+    unknown = [
+        {},
+        {"pixel_values": torch.zeros(48, 588)},
+        {"pixel_values": torch.zeros(1, 48, 588)},
+        {"pixel_values": torch.zeros(4, 3, 56, 56)},
+        {"pixel_values": torch.zeros(1, 4, 3, 56, 56)},
+        {"pixel_values": [torch.zeros(3, 56, 56)]},
+        {"pixel_values": torch.zeros(48, 588), "image_grid_thw": torch.tensor([[1, 4, 12]])},
+    ]
+    for outputs in unknown:
+        assert rules.picture(sight(outputs)) is None
+        assert rules.video(sight(outputs)) is None
+    assert used_image(sight({}), None) == ({}, ())
+    # A processor that does not say by which rule it cuts.
+    tiles = {"pixel_values": torch.zeros(4, 3, 56, 56)}
+    assert rules.stretched_over_tiles(sight(tiles, min_patches=1, max_patches=4)) is None
+
+
+def test_the_number_of_a_grid_is_read_as_its_processor_writes_it() -> None:
+    from transformers.models.mllama.image_processing_mllama import convert_aspect_ratios_to_ids
+
+    look = MLLAMA.looks["image"]
+    for rows in range(1, 5):
+        for columns in range(1, 1 + 4 // rows):
+            number = convert_aspect_ratios_to_ids([[(rows, columns)]], 4)
+            outputs = {"aspect_ratio_ids": number, "pixel_values": torch.zeros(1, 1, 4, 3, 56, 56)}
+            given = Sight((56 * columns, 56 * rows), outputs, {"max_image_tiles": 4}, object())
+            seen = look(given)
+            assert seen is not None
+            assert (seen.width, seen.height, seen.tiles) == (56 * columns, 56 * rows, rows * columns)
