@@ -153,6 +153,7 @@ class ItemProcessor:
             MemoryError: there is not enough.
         """
         processor = self.loaded()
+        job, assumed = self._told_rate(job)
         try:
             outputs, text = self._call(processor, job)
             lead, ids, tail = self._replacement(processor, text)
@@ -165,12 +166,34 @@ class ItemProcessor:
                 raise
             raise ProcessError(
                 f"The model's processor refused the {job.modality}.",
-                "Change its size or shape, or the processor's options.",
+                _remedy(job),
                 detail=first_line(error),
             ) from error
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         used, lost = self._described(job, item, outputs)
-        return Processed(item, used, lost)
+        return Processed(item, {**used, **assumed}, lost)
+
+    def _told_rate(self, job: Job) -> tuple[Job, Mapping[str, Any]]:
+        """Frames whose times nobody told, with the rate that their family takes for theirs, and what to say of it.
+
+        Raises:
+            ProcessError: their family cannot do without.
+        """
+        clip, rule = job.content, self._family.frame_rate
+        if not isinstance(clip, Clip) or clip.fps is not None or not rule:
+            return job, {}
+        part = options_of.part_of(self.loaded(), "video")
+        if not _samples(part, job.options):
+            return job, {}
+        if isinstance(rule, str) or job.options.get("fps") is not None:
+            why = rule if isinstance(rule, str) else "frames cannot be sampled by a rate without their times"
+            raise ProcessError(
+                f"The times of the video's frames are not known, and {why}.",
+                'Give (frames, {"fps": their number per second}) in place of the frames.',
+            )
+        rate = rule(part)
+        chosen = tuple(range(len(clip.frames))) if clip.indices is None else clip.indices
+        return replace(job, content=replace(clip, fps=rate, indices=chosen)), {"assumed_fps": rate}
 
     def _described(
         self, job: Job, item: MediaItem, outputs: Mapping[str, Any]
@@ -338,11 +361,19 @@ def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: A
 
 def _timed(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, dict[str, Any]]:
     """`fps` for frames of unknown rate is their rate, unless the processor samples: it can mean nothing else."""
-    part = options_of.part_of(processor, "video")
-    samples = options.get("do_sample_frames", getattr(part, "do_sample_frames", False))
-    if samples or clip.fps is not None or options.get("fps") is None:
+    if _samples(options_of.part_of(processor, "video"), options) or clip.fps is not None or options.get("fps") is None:
         return clip, options
     return replace(clip, fps=float(options["fps"])), {name: v for name, v in options.items() if name != "fps"}
+
+
+def _samples(part: Any, options: Mapping[str, Any]) -> bool:
+    return bool(options.get("do_sample_frames", getattr(part, "do_sample_frames", False)))
+
+
+def _remedy(job: Job) -> str:
+    if isinstance(job.content, Clip) and len(job.content.frames) == 1:
+        return "Give more than one frame, or the frame as a picture."
+    return "Change its size or shape, or the processor's options."
 
 
 def _video_metadata(clip: Clip, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -212,3 +212,49 @@ def test_places_may_be_any_whole_numbers_and_repeat() -> None:
         clip = video.from_frames(tiny.frames(4), {"fps": 2.0, "frames_indices": indices}, LIMITS)
         assert (clip.indices, clip.total) == ((0, 3, 7, 7), 8)
         assert clip.timestamps_s() == (0.0, 1.5, 3.5, 3.5)
+
+
+def asked(family: str, given: Any, **options: Any) -> Any:
+    prompt = tiny.wrap(family, tiny.markers(family, num_videos=1) + "What?")
+    data = {"prompt": prompt, "multi_modal_data": {"video": given}, "mm_processor_kwargs": options}
+    return pipes.shared(family).prepare(data, pipes.ONE_TOKEN, request_id="0")
+
+
+GLM = [family for family in tiny.VIDEO_FAMILIES if family.startswith("glm4")]
+
+
+@pytest.mark.parametrize("family", GLM)
+def test_frames_without_times_are_refused_with_what_to_give_instead(family: str) -> None:
+    frames = tiny.frames(6)
+    for given in (frames, list(frames), (frames, {"frames_indices": list(range(6))})):
+        with pytest.raises(MediaError, match="times of the video's frames are not known") as caught:
+            asked(family, given)
+        assert caught.value.remedy.startswith('Give (frames, {"fps"')
+    # What the remedy says helps.
+    assert asked(family, (frames, {"fps": 2.0})).receipts[0].used["frames"] == 6
+
+
+def test_frames_without_times_have_the_rate_at_which_ernie_samples() -> None:
+    family, frames = "ernie4_5_vl_moe", tiny.frames(6)
+    plain = asked(family, frames)
+    assert plain.receipts[0].used["assumed_fps"] == 2.0
+    assert plain.receipts[0].used["timestamps_s"] == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+    told = asked(family, (frames, {"fps": 2.0, "frames_indices": list(range(6))}))
+    assert "assumed_fps" not in told.receipts[0].used
+    assert plain.token_ids == told.token_ids
+    mine, theirs = plain.spans[0].item.features, told.spans[0].item.features
+    assert mine.keys() == theirs.keys()
+    assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+    # The places that were told stay, and times are drawn on frames.
+    later = asked(family, (frames, {"frames_indices": [0, 2, 4, 6, 8, 10]}))
+    assert later.receipts[0].used["timestamps_s"] == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    with pytest.raises(MediaError, match="cannot be sampled by a rate"):
+        asked(family, frames, fps=1.0)
+
+
+@pytest.mark.parametrize("family", GLM)
+def test_a_single_frame_is_refused_with_what_to_give_instead(family: str) -> None:
+    metadata = {"fps": 2.0, "total_num_frames": 1, "frames_indices": [0]}
+    with pytest.raises(MediaError) as caught:
+        asked(family, (tiny.frames(1), metadata))
+    assert caught.value.remedy == "Give more than one frame, or the frame as a picture."

@@ -77,6 +77,9 @@ class Family:
             if it is absent.
         looks: modality -> how large an item stands before the tower, where the processor's outputs do not say it in one
             of the common forms (inputs/sight.py).
+        frame_rate: of frames whose times nobody told, where the processor would sample them by their times: the frames
+            per second that they are taken to have, by the processor's part for videos; or the reason, as a half
+            sentence, why they cannot be taken; or "", which leaves it to the processor.
     """
 
     markers: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Family:
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
+    frame_rate: Callable[[Any], float] | str = ""
 
     @property
     def template_path(self) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from beheld.inputs.families import LAID_OUT, Family
 
@@ -16,6 +17,11 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return text
 
 
+def frame_rate(part: Any) -> float:
+    """The rate at which the processor samples, since frames that come without times were chosen by somebody."""
+    return float(part.fps)
+
+
 FAMILY = Family(
     markers={
         "image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
@@ -23,4 +29,5 @@ FAMILY = Family(
     },
     rewrite=rewrite,
     embedded={"video": LAID_OUT},
+    frame_rate=frame_rate,
 )

@@ -11,4 +11,5 @@ FAMILY = Family(
     },
     embedded_as={"video": "image"},
     embedded={"video": LAID_OUT},
+    frame_rate="the prompt says when each frame was",
 )
