@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
+from beheld.api.pools import Pools
 from beheld.api.seeds import answers, mix
 from beheld.api.start import start_both
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
@@ -48,10 +49,6 @@ __all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
 
 T = TypeVar("T")
 Messages = Sequence[Mapping[str, Any]]
-
-_TEXT_THREADS = 2
-_MEDIA_THREADS = 16
-_GRAMMAR_THREADS = 8
 
 
 class Pieces(StrEnum):
@@ -138,11 +135,7 @@ class AsyncLLM:
         self._engine = engine
         self._inputs = inputs
         self._defaults = self._inputs.default_params()
-        # Prompts with media wait for decoders; they must not keep plain text waiting. What waits for other machines
-        # waits in the event loop, so that neither waits for those.
-        self._text_pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
-        self._media_pool = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
-        self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
+        self._pools = Pools()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _Live] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -174,12 +167,11 @@ class AsyncLLM:
         Raises:
             UserError, EngineError: from the first read on, whatever concerns this request.
         """
-        media = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
         def draft(params: SamplingParams, **own: Any) -> Draft:
             return self._inputs.draft(prompt, params, lora=lora_request, priority=priority, **own)
 
-        pool = self._pool(sampling_params, media=media)
+        pool = self._pools.of_prompt(prompt, sampling_params)
         return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces))
 
     def chat(
@@ -202,7 +194,7 @@ class AsyncLLM:
         def draft(params: SamplingParams, **own: Any) -> Draft:
             return self._inputs.draft_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
 
-        pool = self._pool(sampling_params, media=any(map(_holds_media, messages)))
+        pool = self._pools.of_chat(messages, options, sampling_params)
         return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces))
 
     async def abort(self, request_id: str) -> None:
@@ -247,7 +239,8 @@ class AsyncLLM:
     async def token_ids(self, prompt: PromptType) -> list[int]:
         """The ids of a prompt without media, as `generate` would see them."""
         params = SamplingParams(max_tokens=1)
-        request = await self._in(self._text_pool, lambda: self._inputs.prepare(prompt, params, request_id="tokens"))
+        pool = self._pools.of_prompt(prompt, None)
+        request = await self._in(pool, lambda: self._inputs.prepare(prompt, params, request_id="tokens"))
         return list(request.token_ids)
 
     async def chat_token_ids(self, messages: Messages, **options: Any) -> list[int]:
@@ -257,7 +250,7 @@ class AsyncLLM:
         def draft(**own: Any) -> Draft:
             return self._inputs.draft_chat(messages, params, request_id="tokens", **options, **own)
 
-        pool = self._pool(None, media=any(map(_holds_media, messages)))
+        pool = self._pools.of_chat(messages, options, None)
         return list((await self._prepared(pool, draft, params)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
@@ -275,7 +268,7 @@ class AsyncLLM:
                     f"The token id {token} is outside the vocabulary of {self.info.num_ids}.", param="tokens"
                 )
         ids = list(token_ids)
-        return await self._in(self._text_pool, lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))
+        return await self._in(self._pools.text, lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer."""
@@ -311,9 +304,7 @@ class AsyncLLM:
         """Abort everything, end the engine and give back its memory."""
         self._engine.close()
         self._fail_all()
-        self._text_pool.shutdown(wait=False, cancel_futures=True)
-        self._media_pool.shutdown(wait=False, cancel_futures=True)
-        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
+        self._pools.close()
         self._inputs.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -384,14 +375,14 @@ class AsyncLLM:
         """
         inputs, departure = self._inputs, Departure()
         try:
-            if pool is not self._media_pool:
+            if pool is not self._pools.media:
                 return await self._in(pool, lambda: inputs.sealed(inputs.made(draft(departure=departure))))
             begun = await self._in(pool, lambda: draft(departure=departure))
             async with inputs.fetched(begun) as fetched:
                 if params.structured_outputs is None:
                     return await self._in(pool, lambda: inputs.sealed(inputs.made(fetched)))
                 made = await self._in(pool, lambda: inputs.made(fetched))
-            return await self._in(self._grammar_pool, lambda: inputs.sealed(made))
+            return await self._in(self._pools.grammar, lambda: inputs.sealed(made))
         finally:
             departure.leave()
 
@@ -474,12 +465,6 @@ class AsyncLLM:
             self._loop = loop
         return loop
 
-    def _pool(self, params: SamplingParams | None, *, media: bool) -> ThreadPoolExecutor:
-        """Where a request is prepared: waiting for a compiler or a decoder keeps no plain text waiting."""
-        if media:
-            return self._media_pool
-        return self._grammar_pool if params is not None and params.structured_outputs is not None else self._text_pool
-
     async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, function)
@@ -487,10 +472,3 @@ class AsyncLLM:
             if self._engine.alive:
                 raise
             raise EngineDeadError(self._reason, "Start it anew.") from error
-
-
-def _holds_media(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list | tuple):
-        return False
-    return any(isinstance(part, Mapping) and part.get("type") != "text" for part in content)

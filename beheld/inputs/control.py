@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from beheld.core.errors import PromptError
+from beheld.inputs.stretches import Stretches, too_long
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
 _MARKUP = re.compile(r"[<\[{|(].*[>\]}|)]", re.DOTALL)
@@ -157,18 +158,21 @@ class PlainEncoder:
         self._tokenizer = tokenizer
         if getattr(tokenizer, "is_fast", False):
             self._backend = _without(tokenizer.backend_tokenizer, frozenset(control.ids))
+            self._stretches = Stretches(tokenizer.backend_tokenizer, self._backend)
 
-    def encode(self, parts: Sequence[str], *, first: bool) -> list[int]:
+    def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
         """Token ids of the concatenated `parts`, none of which is a control token.
 
         Args:
             parts: stretches of text; those that spell a control token stand alone.
             first: True at the very start of a prompt.
+            most: ids that are of use; None for all.
 
         Raises:
             PromptError: the tokenizer cannot write the spelling with anything but the token.
+            PromptTooLongError: there are more than `most`.
         """
-        ids = self._encode("".join(parts), first)
+        ids = self._encode("".join(parts), first, most)
         if self._ids.isdisjoint(ids):
             return ids
         # Some vocabularies hold a control token's letters as one ordinary piece. Cut inside each spelling, then
@@ -177,14 +181,16 @@ class PlainEncoder:
         for pieces in (cut, list("".join(parts))):
             ids = []
             for index, piece in enumerate(pieces):
-                ids += self._encode(piece, first and index == 0)
+                ids += self._encode(piece, first and index == 0, most)
+                if most is not None and len(ids) > most:
+                    raise too_long(most)
             if self._ids.isdisjoint(ids):
                 return ids
         raise PromptError(
             "The text spells a control token that this tokenizer cannot write as text.", "Take it out of the message."
         )
 
-    def _encode(self, text: str, first: bool) -> list[int]:
+    def _encode(self, text: str, first: bool, most: int | None) -> list[int]:
         if not text:
             return []
         if self._backend is None:
@@ -193,8 +199,8 @@ class PlainEncoder:
             )["input_ids"]
             return ids
         if first:
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
-        return list(self._backend.encode(_LEAD + text, add_special_tokens=False).ids[1:])
+            return self._stretches.encode(text, most)
+        return self._stretches.encode(_LEAD + text, None if most is None else most + 1)[1:]
 
 
 def _without(backend: Any, spellings: frozenset[str]) -> Any:
@@ -222,7 +228,12 @@ def smuggled(ids: Sequence[int], text: str, control: ControlTokens, ends: tuple[
 
 
 def encode_rendered(
-    rendered: str, stand_ins: StandIns, control: ControlTokens, plain: PlainEncoder, normal: Any
+    rendered: str,
+    stand_ins: StandIns,
+    control: ControlTokens,
+    plain: PlainEncoder,
+    normal: Any,
+    most: int | None = None,
 ) -> list[int]:
     """Token ids of a rendered prompt with stand-ins in it.
 
@@ -232,6 +243,10 @@ def encode_rendered(
         control: the control tokens.
         plain: encodes stretches with stand-ins.
         normal: text -> ids, for everything else.
+        most: ids that are of use; None for all.
+
+    Raises:
+        PromptTooLongError: a stretch alone has more than `most`.
     """
     if control.pattern is None:
         return list(normal(stand_ins.restore(rendered)))
@@ -264,5 +279,5 @@ def encode_rendered(
         )
         text = text.lstrip() if left else text
         text = text.rstrip() if right else text
-        ids += plain.encode(stand_ins.parts(text), first=start == 0)
+        ids += plain.encode(stand_ins.parts(text), first=start == 0, most=most)
     return ids + (list(normal(trusted)) if trusted else [])

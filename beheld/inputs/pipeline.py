@@ -170,7 +170,7 @@ class InputPipeline:
         self._checks.modalities(parsed.media)
         counts = _count(parsed.media)
         self._check_text(parsed.text, params)
-        encode = self._encoder_of(parsed.text, counts) if parsed.text is not None else None
+        encode = self._encoder_of(parsed.text, counts, self._most(params)) if parsed.text is not None else None
         ids: Sequence[int] = encode({}) if encode is not None else parsed.token_ids or ()
         ids = self._truncated(ids, params, parsed.media)
         self._check_markers(ids, counts)
@@ -179,14 +179,17 @@ class InputPipeline:
             encode = partial(_edged, ids, self._tokenizer.marks, plain)
         return Draft(ids, parsed, encode, params, said)
 
-    def _encoder_of(self, text: str, counts: Mapping[str, int]) -> Callable[[ItemsByModality], list[int]]:
+    def _encoder_of(
+        self, text: str, counts: Mapping[str, int], most: int | None
+    ) -> Callable[[ItemsByModality], list[int]]:
         """How a trusted text is encoded once its items' own text stands around their markers."""
         ends = True
         if self._family.rewrite is not None:
             written = self._family.rewrite(text, counts)
             if not isinstance(written, str):
                 # Items of these families have no text of their own around them.
-                ids = self._tokenizer.encode_pieces(written)
+                plain = partial(self._tokenizer.encode, add_special_tokens=False, most=most)
+                ids = self._tokenizer.encode_pieces(written, plain)
                 return lambda items: ids
             text = written
             ends = self._family.rewritten_ends == "added"
@@ -194,7 +197,7 @@ class InputPipeline:
 
         def encode(items: ItemsByModality) -> list[int]:
             edged = expand.edged_text(text, items, self._tokenizer.marker) if items else text
-            return self._tokenizer.encode(edged, add_special_tokens=ends)
+            return self._tokenizer.encode(edged, add_special_tokens=ends, most=most)
 
         return encode
 
@@ -235,6 +238,7 @@ class InputPipeline:
             content_format or self._args.chat_template_content_format,
             tools,
             template_kwargs,
+            self._most(params),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
@@ -274,6 +278,7 @@ class InputPipeline:
         content_format: str | None,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        most: int | None,
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
@@ -302,7 +307,7 @@ class InputPipeline:
         if self._family.rewrite_chat is not None:
             written = self._family.rewrite_chat(rendered, _count(talk.media))
             if not isinstance(written, str):
-                stretch = partial(self._encode_rendered, stand_ins=talk.stand_ins, ends=False, items={})
+                stretch = partial(self._encode_rendered, stand_ins=talk.stand_ins, ends=False, most=most, items={})
                 ids = self._tokenizer.encode_pieces(written, stretch)
                 return lambda items: ids, talk.media, talk.stand_ins.restore(rendered)
             rendered = written
@@ -313,17 +318,17 @@ class InputPipeline:
         ends = bool(self._info.modalities) and not (bos and rendered.startswith(bos))
         if self._family.rewrite_chat is not None:
             ends = ends and self._family.rewritten_ends == "added"
-        encode = partial(self._encode_rendered, rendered, talk.stand_ins, ends)
+        encode = partial(self._encode_rendered, rendered, talk.stand_ins, ends, most)
         return encode, talk.media, talk.stand_ins.restore(rendered)
 
     def _encode_rendered(
-        self, rendered: str, stand_ins: control.StandIns, ends: bool, items: ItemsByModality
+        self, rendered: str, stand_ins: control.StandIns, ends: bool, most: int | None, items: ItemsByModality
     ) -> list[int]:
         if items:
             rendered = expand.edged_text(rendered, items, self._tokenizer.marker)
         marks = self._tokenizer.control()
         if not len(stand_ins):
-            whole = self._tokenizer.encode(rendered, add_special_tokens=ends)
+            whole = self._tokenizer.encode(rendered, add_special_tokens=ends, most=most)
             if not control.smuggled(whole, rendered, marks, self._tokenizer.ends() if ends else ((), ())):
                 return whole
         ids = control.encode_rendered(
@@ -331,7 +336,8 @@ class InputPipeline:
             stand_ins,
             marks,
             self._tokenizer.plain(),
-            lambda text: self._tokenizer.encode(text, add_special_tokens=False),
+            lambda text: self._tokenizer.encode(text, add_special_tokens=False, most=most),
+            most,
         )
         if ends:
             before, after = self._tokenizer.ends()
@@ -358,6 +364,10 @@ class InputPipeline:
                     f"The chat template wrote {written} markers for {items} {modality} items.",
                     "Give a chat_template that writes one per item, or another chat_template_content_format.",
                 )
+
+    def _most(self, params: SamplingParams) -> int | None:
+        """How many ids of a text are of use; all, where the last of them are wanted."""
+        return self._config.max_model_len if params.truncate_prompt_tokens is None else None
 
     def _check_text(self, text: str | None, params: SamplingParams) -> None:
         if text is not None and params.truncate_prompt_tokens is None:

@@ -16,13 +16,21 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
 from beheld.inputs.families import Place, family_of
+from beheld.inputs.stretches import Stretches
 
-# Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their length.
-_SHORT = 1 << 16
+# Letters. Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their
+# length.
+SHORT_TEXT = 1 << 16
+
+
+# What transformers goes through from a text to ids.
+_CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding")
 
 
 class PromptTokenizer:
     """The checkpoint's tokenizer, behind one lock: transformers' fast tokenizers change their own state as they encode.
+
+    Long texts are read beside it, by a copy that needs no lock.
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
@@ -53,6 +61,7 @@ class PromptTokenizer:
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._runs: dict[str, int] = {}
         self._longest = 0
+        self._stretches: Stretches | None = None
 
     @property
     def marks(self) -> Mapping[str, int]:
@@ -67,27 +76,42 @@ class PromptTokenizer:
             )
         return self.inner
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """Token ids of trusted text: what spells a special token is that token.
+
+        Args:
+            text: any.
+            add_special_tokens: whether the tokenizer puts its own around it.
+            most: ids that are of use; a long text is not read any further. None for all.
 
         Raises:
             PromptError: there is no tokenizer, or the text holds half a surrogate pair, which is no character.
+            PromptTooLongError: the text is long and has more than `most`.
         """
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
+        if len(text) > SHORT_TEXT and _usual(tokenizer):
+            before, after = self.ends() if add_special_tokens else ((), ())
+            return [*before, *self._long().encode(text, most), *after]
         with self._lock:
             ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
         return ids
 
+    def _long(self) -> Stretches:
+        with self._lock:
+            if self._stretches is None:
+                self._stretches = Stretches(self._require().backend_tokenizer)
+            return self._stretches
+
     def check_size(self, text: str, max_tokens: int) -> None:
         """Refuse a text that no tokenization brings below `max_tokens`, without tokenizing it: that takes about a
-        second per MiB, during which all others wait for the lock.
+        second per MiB.
 
         Raises:
             PromptTooLongError: it has more characters than so many of the longest tokens.
         """
-        if len(text) <= _SHORT or self.inner is None:
+        if len(text) <= SHORT_TEXT or self.inner is None:
             return
         with self._lock:
             if not self._longest:
@@ -188,6 +212,15 @@ class PromptTokenizer:
             start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
             self._ends = tuple(full[:start]), tuple(full[start + len(bare) :])
         return self._ends
+
+
+def _usual(tokenizer: Any) -> bool:
+    """Whether a call of transformers' tokenizer means what its backend gives, and nothing else."""
+    if not getattr(tokenizer, "is_fast", False) or tokenizer.split_special_tokens:
+        return False
+    from transformers import PreTrainedTokenizerFast
+
+    return all(getattr(type(tokenizer), name) is getattr(PreTrainedTokenizerFast, name) for name in _CALLS)
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:

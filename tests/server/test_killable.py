@@ -170,5 +170,5 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, strea
     serves(small)
     assert time.monotonic() - begin < WORK_S, "nothing waited for the end of the work"
     assert is_gone(worker)
-    assert small.llm._media_pool._work_queue.qsize() == 0
+    assert small.llm._pools.media._work_queue.qsize() == 0
     assert not pool_of(small)._busy

@@ -1,0 +1,68 @@
+"""The threads in which requests are prepared, apart by what they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from beheld.core.params import SamplingParams
+from beheld.inputs.tokens import SHORT_TEXT
+
+_TEXT_THREADS = 2
+_LONG_THREADS = 2
+_MEDIA_THREADS = 16
+_GRAMMAR_THREADS = 8
+
+
+class Pools:
+    """Prompts with media wait for decoders, and those with a grammar for compilers; they must not keep plain text
+    waiting, nor must long texts keep short ones. What waits for other machines waits in the event loop, so that none
+    of them waits for those.
+    """
+
+    def __init__(self) -> None:
+        self.text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
+        self.long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="beheld-long")
+        self.media = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
+        self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
+
+    def of_prompt(self, prompt: Any, params: SamplingParams | None) -> ThreadPoolExecutor:
+        """Where a prompt is prepared."""
+        if isinstance(prompt, Mapping):
+            if prompt.get("multi_modal_data"):
+                return self.media
+            prompt = prompt.get("prompt")
+        return self._of(len(prompt) if isinstance(prompt, str) else 0, params)
+
+    def of_chat(self, messages: Sequence[Any], options: Any, params: SamplingParams | None) -> ThreadPoolExecutor:
+        """Where a conversation is prepared; `options` are what else its template sees."""
+        if any(map(_holds_media, messages)):
+            return self.media
+        return self._of(_letters([messages, options]), params)
+
+    def _of(self, letters: int, params: SamplingParams | None) -> ThreadPoolExecutor:
+        if letters > SHORT_TEXT:
+            return self.long
+        return self.grammar if params is not None and params.structured_outputs is not None else self.text
+
+    def close(self) -> None:
+        """Take nothing more; what runs is not waited for."""
+        for pool in (self.text, self.long, self.media, self.grammar):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _letters(value: Any) -> int:
+    """Letters of all texts in plain JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_letters, value)) + sum(map(_letters, value.values()))
+    return sum(map(_letters, value)) if isinstance(value, list | tuple) else 0
+
+
+def _holds_media(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return False
+    return any(isinstance(part, Mapping) and part.get("type") != "text" for part in content)
