@@ -160,54 +160,6 @@ def test_35_ids_beyond_the_logits_are_refused_and_disturb_nobody(running: Runnin
 
 # ---------------------------------------------------------------------- size
 
-HARD = ["x", "a ", "e\u0301", "\u200b", "<|im_start|>", " ", "\n", "\U0001f600", "0"]
-
-
-@pytest.mark.parametrize("what", HARD, ids=ascii)
-def test_42_hard_texts_are_read_in_linear_time(running: Running, what: str) -> None:
-    def seconds(size: int) -> float:
-        body = {"prompt": what * (size // len(what.encode()))}
-        best = 60.0
-        for _ in range(2):
-            begin = time.perf_counter()
-            assert running.post("/tokenize", body).status_code == 400
-            best = min(best, time.perf_counter() - begin)
-        return best
-
-    once, twice = seconds(40_000), seconds(320_000)
-    assert twice < 8 * 2.5 * max(once, 0.02), (once, twice)
-
-
-def test_42_long_texts_hold_nobody_up(running: Running) -> None:
-    """What cannot fit is refused before it is tokenized; what might fit is tokenized beside the event loop."""
-    stop = threading.Event()
-    waits: list[float] = []
-
-    def look() -> None:
-        with httpx.Client(base_url=running.url, trust_env=False, timeout=30) as client:
-            while not stop.wait(0.005):
-                begin = time.perf_counter()
-                assert client.get("/version").status_code == 200
-                waits.append(time.perf_counter() - begin)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        for route, body in (
-            (COMPLETE, {"prompt": "x" * (7 << 20)}),
-            (CHAT, {"messages": talk("a " * (3 << 20))}),
-            ("/tokenize", {"prompt": " " * (7 << 20)}),
-        ):
-            begin = time.perf_counter()
-            answer = running.post(route, body)
-            assert answer.status_code == 400, answer.text
-            assert "characters" in answer.json()["error"]["message"]
-            assert time.perf_counter() - begin < 3.0
-    finally:
-        stop.set()
-        thread.join()
-    assert max(waits) < 1.0, max(waits)
-
 
 def test_43_large_requests_for_ids_and_log_probabilities(running: Running) -> None:
     begin = time.perf_counter()
