@@ -49,7 +49,7 @@ class Checks:
         for modality in {ref.modality: None for ref in media}:
             if modality not in self.info.modalities:
                 takes = " and ".join(self.info.modalities) or "text only"
-                raise PromptError(f"The model {self.info.name!r} does not take {modality}; it takes {takes}.")
+                raise PromptError(f"This model does not take {modality}; it takes {takes}.")
             count = sum(ref.modality == modality for ref in media)
             limit = self.config.limit_per_prompt.get(modality, 0)
             if count > limit:
@@ -61,7 +61,7 @@ class Checks:
             most = self.family.most.get(modality, count)
             if count > most:
                 raise PromptError(
-                    f"There are {count} {modality} items; {self.info.name!r} takes at most {most} in a prompt.",
+                    f"There are {count} {modality} items; this model takes at most {most} in a prompt.",
                     "Ask about each of them in a prompt of its own.",
                 )
 
