@@ -230,7 +230,7 @@ class Service:
             else:
                 going_on = body.continue_final_message is True
                 add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
-                messages = [chat.message_of(message, self.options) for message in body.messages or ()]
+                messages = [chat.message_of(m, number, self.options) for number, m in enumerate(body.messages or ())]
                 ids = await self.llm.chat_token_ids(
                     messages, add_generation_prompt=add, continue_final_message=going_on
                 )

@@ -10,6 +10,7 @@ from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.core.params import SamplingParams, StructuredOutputs, Thoughts
 from beheld.core.request import ForeignTemplate, LoRARequest
+from beheld.server import bounds
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
@@ -67,7 +68,7 @@ def chunks(
         skip_special_tokens=False if shows_marks else body.skip_special_tokens,
     )
     outputs = llm.chat(
-        [message_of(message, options) for message in body.messages],
+        [message_of(message, number, options) for number, message in enumerate(body.messages)],
         params,
         head.id,
         lora_request=head.lora,
@@ -132,8 +133,8 @@ def check_processor_options(given: dict[str, Any] | None, options: ServerOptions
         )
 
 
-def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
-    """The message as the input pipeline takes it."""
+def message_of(message: Message, number: int, options: ServerOptions) -> dict[str, Any]:
+    """The message as the input pipeline takes it; `number` counts from 0."""
     # Templates look at the content of every message, also of one that holds only calls.
     made = {"content": "", **message.model_dump(exclude_none=True)}
     refusal = made.pop("refusal", None)
@@ -144,7 +145,7 @@ def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
         made["content"] = refusal
     if not isinstance(message.content, list) or not isinstance(made["content"], list):
         return made
-    for part, plain in zip(message.content, made["content"], strict=True):
+    for place, (part, plain) in enumerate(zip(message.content, made["content"], strict=True)):
         if isinstance(part, RefusalPart):
             plain["type"], plain["text"] = "text", plain.pop("refusal")
             continue
@@ -155,7 +156,7 @@ def message_of(message: Message, options: ServerOptions) -> dict[str, Any]:
                 400,
                 f"The field {name[:64]!r} is not known here.",
                 "If it is the processor's, the operator may start the server with --trust-request-mm-kwargs.",
-                param="messages",
+                param=f"messages.{number}.content.{place}.{name}"[: bounds.MAX_NAME],
                 code="unknown_field",
             )
         source = plain.get(plain["type"])

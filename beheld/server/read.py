@@ -239,7 +239,11 @@ def _refusal(error: ValidationError, value: Any) -> HttpError:
 def _path(entry: Any, value: Any) -> list[str | int]:
     """Where an error lies in what the client sent: without the forms and classes that pydantic went through."""
     path: list[str | int] = []
-    for part in entry["loc"]:
+    loc = entry["loc"]
+    for place, part in enumerate(loc):
+        if place > 1 and str(loc[place - 2]).startswith("list[tagged-union"):
+            # The kind of a part, which may well be one of its keys too.
+            continue
         inside = isinstance(value, dict) and isinstance(part, str) and part in value
         if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             path.append(part)
