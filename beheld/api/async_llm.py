@@ -296,6 +296,11 @@ class AsyncLLM:
         return self._engine.alive
 
     @property
+    def reason(self) -> str:
+        """Why it is not alive, once it is not."""
+        return self._reason
+
+    @property
     def num_live(self) -> int:
         """Sequences that were submitted and have not ended."""
         return len(self._live)

@@ -60,7 +60,9 @@ class Server(uvicorn.Server):
             self._metrics.lagged(max(0.0, now - self._ticked - _TICK_S))
         self._ticked = now
         if not self._llm.alive:
-            self._dead_since = self._dead_since or time.monotonic()
+            if self._dead_since is None:
+                self._dead_since = time.monotonic()
+                logger.error("%s The server says so for %g s, and ends with status 3.", self._llm.reason, DEAD_S)
             if time.monotonic() - self._dead_since > DEAD_S:
                 self.should_exit = True
         return await super().on_tick(counter)

@@ -13,7 +13,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -27,15 +28,19 @@ from tests.server.running import received, request_bytes
 
 
 @contextmanager
-def served(*flags: str, port: int | None = None, mark: str = "") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def served(
+    *flags: str, port: int | None = None, mark: str = "", log: IO[bytes] | int = subprocess.DEVNULL
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`beheld serve` on a tiny checkpoint, ready: (process, port)."""
-    with begun(*flags, port=port, mark=mark) as (process, number):
+    with begun(*flags, port=port, mark=mark, log=log) as (process, number):
         until(lambda: process.poll() is not None or healthy(number), 90)
         yield process, number
 
 
 @contextmanager
-def begun(*flags: str, port: int | None = None, mark: str = "") -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def begun(
+    *flags: str, port: int | None = None, mark: str = "", log: IO[bytes] | int = subprocess.DEVNULL
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The same as soon as it was begun. `mark` stands in its environment and in that of its children."""
     if port is None:
         with socket.socket() as free:
@@ -44,7 +49,7 @@ def begun(*flags: str, port: int | None = None, mark: str = "") -> Iterator[tupl
     command = [sys.executable, "-m", "beheld.cli.main", "serve", str(tiny.checkpoint("llama")), "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--num-gpu-blocks-override", "300", *flags],
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         env={**os.environ, "MARK_OF_TEST": mark},
     )
     try:
@@ -156,8 +161,9 @@ def _ask(port: int, body: dict[str, Any]) -> None:
         return
 
 
-def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
-    with served("--max-model-len", "2048", "--engine", "process") as (process, port):
+def test_66_a_server_whose_engine_was_killed_says_so_and_ends(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as to, served("--max-model-len", "2048", "--engine", "process", log=to) as (process, port):
         (engine,) = _children(process.pid)
         link = socket.create_connection(("127.0.0.1", port), timeout=20)
         link.sendall(request_bytes("/v1/completions", LONG_ANSWER | {"max_tokens": 2000, "stream": True}))
@@ -171,6 +177,9 @@ def test_66_a_server_whose_engine_was_killed_says_so_and_ends() -> None:
         assert b"data: [DONE]" in rest
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 503
         assert process.wait(10) == 3
+    told = [line for line in log.read_text().splitlines() if "ERROR" in line and "The engine has died" in line]
+    assert len(told) == 1, log.read_text()
+    assert "status 3" in told[0]
 
 
 def test_68_whenever_the_server_is_killed_all_ends_and_it_can_be_started_again() -> None:
