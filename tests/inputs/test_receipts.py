@@ -32,7 +32,7 @@ OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm"
 OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
 
 # What the tiny checkpoints' settings make of WIDE, by hand: size and number of tiles.
-OF_WIDE = {
+_OF_WIDE = {
     "fuyu": (140, 46, 1),
     "molmo2": (140, 56, 5),
     "lfm2_vl": (168, 56, 1),
@@ -47,6 +47,8 @@ OF_WIDE = {
     "idefics3": (112, 56, 3),
     "phi4_mm": (448, 149, 2),
 }
+# Molmo 2 is not in every version of transformers.
+OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.TINY}
 
 
 def asked(family: str, picture: Image.Image, **options: Any) -> Request:

@@ -16,7 +16,7 @@ def look_at_frames(sight: Sight) -> Seen | None:
     """How large the frames of a video stand before the tower; see Family.looks."""
     patch = sight.edge("patch_size")
     positions = sight.outputs["video_position_ids"]
-    return None if patch is None else Seen(*at_positions(positions, patch), frames=len(positions))
+    return None if patch is None else Seen(*at_positions(positions, patch), frames=positions.shape[:-2].numel())
 
 
 FAMILY = Family(
