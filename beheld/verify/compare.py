@@ -132,7 +132,7 @@ def _computed(theirs: Trace, ours: Trace) -> list[Stage]:
         return [Stage(name, NOT_COMPARED, "the prompts differ") for name in names]
     return [
         _floats("merged embeddings", theirs.embeds_TH, _narrowed(ours.embeds_TH, theirs.embeds_TH)),
-        _positions(theirs.positions, ours.positions),
+        _positions(theirs.positions, ours.positions, shiftable=theirs.shiftable),
         _logits(theirs, ours),
         _ids("tokens", theirs.token_ids, ours.token_ids),
     ]
@@ -200,10 +200,10 @@ def _distance(theirs: Tensor, ours: Tensor) -> tuple[float, float]:
     return float((a - b).abs().max()), max(1e-6, float(a.abs().max()))
 
 
-def _positions(theirs: list[Tensor], ours: list[Tensor]) -> Stage:
+def _positions(theirs: list[Tensor], ours: list[Tensor], *, shiftable: bool) -> Stage:
     if not theirs:
         return Stage("positions", NOT_COMPARED, "transformers counts them inside")
-    shift = _shift(theirs, ours)
+    shift = _shift(theirs, ours) if shiftable else None
     if shift:
         detail = f"here {shift} less throughout, which relative positions do not see"
         return Stage("positions", SAME, detail)

@@ -72,7 +72,7 @@ class Reference:
         return _told(lambda: self._trace(question))
 
     def _trace(self, question: Question) -> Trace:
-        model, info, made = self._model, self._info, Trace(converted=self._converted)
+        model, info, made = self._model, self._info, self._begun()
         question = decoding.by_transformers(question, self._args, made)
         self._adapt(question)
         inputs = {
@@ -101,6 +101,13 @@ class Reference:
             if kind not in made.encoded and rows is not None:
                 made.encoded[kind] = rows
         return made
+
+    def _begun(self) -> Trace:
+        """A trace of nothing yet but what the model is like."""
+        text = self._model.config.get_text_config(decoder=True)
+        # Learned positions count from the table's beginning, and queries of some models grow with theirs.
+        grow = getattr(text, "attn_temperature_tuning", None)
+        return Trace(converted=self._converted, shiftable=bool(getattr(text, "rope_parameters", None)) and not grow)
 
     def _adapt(self, question: Question) -> None:
         """Put the adapter in that the checkpoint brings for the question's media, or take out the one before."""

@@ -61,6 +61,7 @@ class Trace:
         logits: (V) that chose each answered token.
         token_ids: the answer.
         converted: in words, what was converted for a side that could not read the checkpoint by itself; else empty.
+        shiftable: whether the model sees distances between positions alone, as rotary ones tell them.
     """
 
     decoded: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -75,3 +76,4 @@ class Trace:
     logits: list[Tensor] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     converted: str = ""
+    shiftable: bool = False

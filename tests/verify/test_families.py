@@ -13,6 +13,7 @@ from torch import Tensor
 from beheld.core.config import EngineArgs
 from beheld.core.plan import SpanView
 from beheld.inputs import decode
+from beheld.models.hf import HFAdapter
 from beheld.runner.encoder import EncoderStore
 from beheld.verify.compare import DIFFERENT, SAME, Stage
 from beheld.verify.run import Sides
@@ -161,3 +162,26 @@ def test_swapped_pictures(verified: Verified, monkeypatch: pytest.MonkeyPatch) -
     _, culprit = verified.ask(*pair)
     assert culprit is not None
     assert culprit.name == "merged embeddings"
+
+
+@pytest.mark.parametrize("family", ["llava", "blip2", "llama4"])
+def test_positions_that_are_shifted_throughout(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary ones tell distances alone; learned ones, and queries that grow with theirs, tell places."""
+    right = HFAdapter.positions
+
+    def wrong(self: HFAdapter, token_ids: Any, spans: Any) -> tuple[Any, int]:
+        positions, delta = right(self, token_ids, spans)
+        return positions + 1, delta + 1
+
+    monkeypatch.setattr(HFAdapter, "positions", wrong)
+    shifted = Verified(family)
+    try:
+        stages, culprit = shifted.ask(tiny.picture(84, 56, 3))
+    finally:
+        shifted.sides.close()
+    if family == "llava":
+        assert culprit is None
+        assert "relative positions do not see" in stages["positions"].detail
+    else:
+        assert culprit is not None
+        assert culprit.name == "positions"
