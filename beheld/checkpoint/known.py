@@ -73,8 +73,10 @@ TESTED = (
         "Ernie4_5_VLMoeForConditionalGeneration",
         "baidu/ERNIE-4.5-VL-28B-A3B-PT",
         BOTH,
-        "experts of their own for what is seen; three-axis positions; times are drawn on the frames; the main branch's "
-        "configuration is converted",
+        "experts of their own for what is seen; three-axis positions; times are drawn on the frames, with a font in "
+        "the checkpoint's folder; of the main branch, without its code: config.json, tokenizer.model (with the "
+        "packages sentencepiece and protobuf) and preprocessor_config.json are converted; its folder holds no font, so "
+        "that videos there want Roboto-Regular.ttf put into it; what else it sets is refused",
     ),
     Known(
         "florence2",

@@ -106,6 +106,8 @@ class ItemProcessor:
                     lambda trust: AutoProcessor.from_pretrained(self._info.path, trust_remote_code=trust),
                     trusted=self._args.trust_remote_code,
                 )
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(
                 f"The processor of {self._info.name!r} cannot be loaded.",

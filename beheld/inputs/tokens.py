@@ -236,19 +236,24 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
         # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
         options["mistral_format"] = False
+    family = family_of(info)
     try:
-        options |= own_config(read_json(folder / CONFIG))
-        found = own_first(
-            lambda trust: AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust, **options),
-            trusted=args.trust_remote_code,
-        )
+        found = family.read_tokenizer(folder) if family.read_tokenizer is not None else None
+        if found is None:
+            options |= own_config(read_json(folder / CONFIG))
+            found = own_first(
+                lambda trust: AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust, **options),
+                trusted=args.trust_remote_code,
+            )
+    except ModelError:
+        raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
             f"The tokenizer of {info.name!r} cannot be loaded: {reason.rstrip('.')}.",
             "Check the folder's tokenizer files, or name another with `tokenizer`.",
         ) from error
-    return extended(found, family_of(info).added)
+    return extended(found, family.added)
 
 
 def extended(tokenizer: Any, added: Sequence[str]) -> Any:

@@ -67,6 +67,8 @@ class Family:
             for a text's beginning, or for its end if there is none).
         unbuilt: processor options that mean something which is not built -> what to do instead.
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
+        read_tokenizer: makes the tokenizer of a folder, where transformers does not know it by its name; gives None
+            where it does.
         pieces: ordinary pieces of the vocabulary that steer the model as special tokens do.
         added: special tokens that the processor adds to its tokenizer, in this order, where they are missing.
         closes: why the last message of a conversation cannot be continued, as a half sentence: what the processor puts
@@ -98,6 +100,7 @@ class Family:
     begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Path], Any] | None = None
+    read_tokenizer: Callable[[Path], Any | None] | None = None
     pieces: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     closes: str = ""
