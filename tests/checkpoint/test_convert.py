@@ -17,8 +17,8 @@ from transformers import Ernie4_5_VLMoeForConditionalGeneration, GenerationConfi
 
 from beheld import LLM, SamplingParams
 from beheld.checkpoint.convert import own_config
+from beheld.checkpoint.files import read_json
 from beheld.checkpoint.info import read_config
-from beheld.checkpoint.resolve import read_json
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError, ProcessError
 from tests import tiny

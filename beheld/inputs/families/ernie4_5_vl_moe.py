@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.convert import own_config
-from beheld.checkpoint.resolve import CONFIG, read_json
+from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError, ProcessError
 from beheld.inputs.families import LAID_OUT, Family
 
@@ -176,8 +176,8 @@ def _videos(said: Mapping[str, Any], path: Path) -> Any:
     own: dict[str, Any] = {name: said[name] for name in _SAME if name in said}
     own |= {here: said[there] for there, here in _VIDEO.items() if there in said}
     font = path / _FONT
-    own = {"fps": 2, "size": size, "font": str(font) if font.is_file() else None} | own
-    return Ernie4_5_VLMoeVideoProcessor(**own)
+    defaults: dict[str, Any] = {"fps": 2, "size": size, "font": str(font) if font.is_file() else None}
+    return Ernie4_5_VLMoeVideoProcessor(**(defaults | own))
 
 
 def call(
