@@ -18,18 +18,25 @@ class Missing:
         example: a public checkpoint of it.
         needs: what its definition would hold.
         also: a checkpoint of the same class that documents name for another use; empty if there is none.
+        sees_by: the entry of config.json that text models of the same model type lack; empty if there are none.
     """
 
     name: str
     example: str
     needs: str
     also: str = ""
+    sees_by: str = ""
 
 
 MISSING: Mapping[str, Missing] = {
     "NVLM_D": Missing("NVLM_D", "nvidia/NVLM-D-72B", "InternViT-6B, a projector of its own, tagged tiles, Qwen2"),
     "bee": Missing("BeeForConditionalGeneration", "Open-Bee/Bee-8B-RL", "a projector between SigLIP and Qwen3"),
-    "chatglm": Missing("GLM4VForCausalLM", "zai-org/glm-4v-9b", "an EVA2-CLIP tower; pictures at one position"),
+    "chatglm": Missing(
+        "GLM4VForCausalLM",
+        "zai-org/glm-4v-9b",
+        "an EVA2-CLIP tower; pictures at one position",
+        sees_by="vision_config",
+    ),
     # Published under the model type of DeepSeek-VL2, whose class it is not.
     "deepseek_ocr": Missing(
         "DeepseekOCRForCausalLM", "deepseek-ai/DeepSeek-OCR", "SAM and CLIP towers in a row, a projector, experts"
@@ -53,7 +60,12 @@ MISSING: Mapping[str, Missing] = {
         "CLIP tiles with line marks, Phi-3; for VLM2Vec an embedding in place of an answer, and its own template",
         also="TIGER-Lab/VLM2Vec-Full",
     ),
-    "qwen": Missing("QwenVLForConditionalGeneration", "Qwen/Qwen-VL", "Qwen-1, a ViT-bigG tower and its resampler"),
+    "qwen": Missing(
+        "QwenVLForConditionalGeneration",
+        "Qwen/Qwen-VL",
+        "Qwen-1, a ViT-bigG tower and its resampler",
+        sees_by="visual",
+    ),
     "ultravox": Missing("UltravoxModel", "fixie-ai/ultravox-v0_5-llama-3_2-1b", "a Whisper encoder before Llama"),
 }
 """Model type in config.json -> what is missing."""
@@ -66,6 +78,12 @@ def refuse(config: Mapping[str, Any]) -> None:
     for known, missing in sorted(MISSING.items(), key=lambda row: row[1].name not in named):
         if kind != known and missing.name not in named:
             continue
+        if missing.sees_by and missing.sees_by not in config and named and missing.name not in named:
+            raise ModelError(
+                f"There is no definition of {named[0]} (model type {kind!r}), which reads text alone, neither in "
+                "transformers nor in beheld.",
+                "`beheld models` lists the families that run.",
+            )
         raise ModelError(
             f"There is no definition of {missing.name} (model type {kind!r}) yet, neither in "
             f"transformers nor in beheld. It needs: {missing.needs}.",
