@@ -11,7 +11,7 @@ import pytest
 
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ModelError, PromptError
+from beheld.core.errors import ModelError, ProcessError, PromptError
 from beheld.core.request import Request
 from beheld.inputs.pipeline import InputPipeline
 from tests import tiny
@@ -76,6 +76,16 @@ def test_fuyus_prompt_is_encoded_apart_from_its_picture(prompt: str) -> None:
     if prompt:
         ids = reference.processor("fuyu")(text=[prompt])["input_ids"][0]
         assert prepare("fuyu", prompt).token_ids == tuple(ids)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [((35, 4000), (36, 4000)), ((4000, 28), (4000, 29))])
+def test_fuyu_says_which_pictures_are_too_narrow(narrow: tuple[int, int], wide: tuple[int, int]) -> None:
+    """What is left of them in a room of 140 x 112 is rounded down."""
+    with pytest.raises(ProcessError, match=f"{narrow[0]} x {narrow[1]} pixels is so narrow") as caught:
+        prepare("fuyu", "What is it?\n", tiny.picture(*narrow, 1))
+    assert caught.value.item == "image 1"
+    picture = tiny.picture(*wide, 1)
+    assert prepare("fuyu", "What is it?\n", picture).token_ids == theirs("fuyu", "What is it?\n", picture)
 
 
 def test_fuyu_takes_one_picture_and_no_marker_of_it() -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.errors import ProcessError
 from beheld.inputs.families import LAID_OUT, PLAIN_HOST_ONLY, Family, Place
 from beheld.inputs.sight import Seen, Sight, numbers
 
@@ -22,7 +23,12 @@ _UNPADDED = ("image_unpadded_widths", "image_unpadded_heights")
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], tuple[int, ...]]:
-    """Run the processor on one picture; see families.Call."""
+    """Run the processor on one picture; see families.Call.
+
+    Raises:
+        ProcessError: the picture is so narrow that nothing is left of it at the model's size.
+    """
+    _check_shape(processor.image_processor, item, options)
     known = inspect.signature(processor._process_images).parameters
     # The older name of the patches, which newer versions only give if they are not told otherwise.
     newer = {"return_legacy_image_output": False} if "return_legacy_image_output" in known else {}
@@ -33,6 +39,21 @@ def call(
         raise ValueError("this version writes pictures in marks that are not known here")
     unpadded = {name: outputs[name] for name in _UNPADDED}
     return {"pixel_values": patches, **unpadded}, tuple(processor.tokenizer.convert_tokens_to_ids(marks))
+
+
+def _check_shape(images: Any, item: Any, options: Mapping[str, Any]) -> None:
+    """What does not fit is shrunk until it does, by whole numbers of pixels that are rounded down."""
+    most = options.get("size") or images.size
+    if not options.get("do_resize", images.do_resize):
+        return
+    (width, height), room = item.size, (most["width"], most["height"])
+    scale = min(1.0, room[0] / width, room[1] / height)
+    if min(int(width * scale), int(height * scale)) == 0:
+        raise ProcessError(
+            f"The picture of {width} x {height} pixels is so narrow that nothing is left of it when it is shrunk to "
+            f"fit into {room[0]} x {room[1]}.",
+            "Cut it into wider or taller parts.",
+        )
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | Place, ...]:
