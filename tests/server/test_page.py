@@ -210,6 +210,37 @@ def test_what_was_refused_can_be_asked_again(running: Running, browser: Browser,
     assert browser.run("JSON.stringify(sent[0]) === JSON.stringify(sent[1])")
 
 
+# What stands in view of the files that were left out: above the question, or with the one that went without them.
+SEEN = """[...document.querySelectorAll('.left .error')].filter((line) => {
+    const box = line.getBoundingClientRect();
+    return box.width > 0 && box.height > 0 && box.left >= 0 && box.right <= innerWidth && box.bottom <= innerHeight;
+}).map((line) => line.textContent).join('|')"""
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1100, 360])
+def test_a_file_that_is_left_out_is_told_of_in_view(
+    running: Running, browser: Browser, tmp_path: Path, width: int
+) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("no picture")
+    browser.open(running.url + "/", width, 720, "light")
+    browser.until("document.getElementById('about').textContent.includes('tiny')")
+    browser.run("document.getElementById('longest').value = 8")
+    browser.give("#files", tmp_path / "gone.png", note)
+    browser.until("document.querySelectorAll('#left .error').length === 2")
+    keep(browser, f"left-out-{width}")
+    found = browser.run(SEEN)
+    assert "gone.png cannot be read." in found
+    assert "note.txt is neither a picture nor a video nor a sound." in found
+    assert browser.run("document.querySelectorAll('#added li').length") == 0
+    browser.write("What is it?")
+    browser.key("Enter")
+    browser.until(ANSWER)
+    assert browser.run("document.querySelectorAll('.mine .left .error').length") == 2
+    assert browser.run("document.querySelectorAll('#left .error').length") == 0
+
+
 @needs_browser
 def test_files_are_dropped_onto_the_page(running: Running, browser: Browser, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("one.png", "two.png")]
@@ -220,7 +251,7 @@ def test_files_are_dropped_onto_the_page(running: Running, browser: Browser, tmp
     watched(running, browser)
     browser.drop(400, 200, *files, note)
     browser.until("document.querySelectorAll('#added img').length === 2")
-    assert "note.txt" in browser.run("document.getElementById('status').textContent")
+    assert "note.txt is neither" in browser.run(SEEN)
     browser.write("What are they?")
     browser.key("Enter")
     browser.until(ANSWER)
