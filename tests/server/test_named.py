@@ -57,3 +57,19 @@ def test_77_no_error_tells_where_the_models_files_lie(running: Running) -> None:
         message = refused(running, content)["message"]
         assert str(tiny.checkpoint("qwen2_vl")) not in message
         assert "/" not in message
+
+
+def test_an_item_that_cannot_be_used_is_named_by_its_place(running: Running) -> None:
+    good = {"type": "image_url", "image_url": {"url": data_url(seed=4)}}
+    bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for messages, param in (
+        ([{"role": "user", "content": [bad]}], "messages.0.content.0"),
+        (
+            [{"role": "user", "content": [good]}, {"role": "user", "content": [{"type": "text", "text": "a"}, bad]}],
+            "messages.1.content.1",
+        ),
+    ):
+        for stream in (False, True):
+            answer = running.post(CHAT, {"messages": messages, "max_tokens": 1, "stream": stream})
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == param
