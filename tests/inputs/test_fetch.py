@@ -22,6 +22,7 @@ from beheld.inputs.fetch import FetchRules, fetch
 from beheld.inputs.fetching import Fetcher, Room
 from tests import tiny
 from tests.inputs import pipes
+from tests.long import sized
 
 Answer = Callable[[socket.socket, bytes], None]
 DATA = b"x" * 1000
@@ -560,6 +561,59 @@ def test_paths_follow_the_rules(tmp_path: Path) -> None:
     ):
         with pytest.raises(FetchError):
             fetch(bad, "image", rules)
+
+
+@pytest.mark.case(10)
+def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(tmp_path: Path) -> None:
+    """A thread swaps a folder below the root with a link to one outside, while files in it are asked for by name: what
+    is read is the file below the root, or nothing. Ten thousand times in the long form."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder, text in ((root / "inner", DATA), (outside, b"secret")):
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(text)
+    (root / "link").symlink_to(outside)
+    swapped, stop = threading.Event(), threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for one, other in (("inner", "aside"), ("link", "inner"), ("inner", "link"), ("aside", "inner")):
+                os.rename(root / one, root / other)
+            swapped.set()
+
+    rules = FetchRules(root, None, MediaLimits(max_item_bytes=4000))
+    seen = {"read": 0, "refused": 0}
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        assert swapped.wait(5)
+        for _ in range(sized(1_000, 10_000)):
+            try:
+                data = fetch(str(root / "inner" / "a.png"), "image", rules).data
+            except FetchError:
+                seen["refused"] += 1
+                continue
+            assert data == DATA
+            seen["read"] += 1
+    finally:
+        stop.set()
+        swapping.join()
+    assert min(seen.values()) > 0, seen
+
+
+@pytest.mark.case(10)
+def test_hard_links_and_devices_below_the_root(tmp_path: Path) -> None:
+    """A hard link is the file itself: whoever may write below the root has put it there. A device is no plain file,
+    wherever it lies."""
+    root, outside = tmp_path / "root", tmp_path / "b.png"
+    root.mkdir()
+    outside.write_bytes(DATA)
+    os.link(outside, root / "hard.png")
+    rules = FetchRules(root, None, MediaLimits(max_item_bytes=4000))
+    assert fetch(str(root / "hard.png"), "image", rules).data == DATA
+    devices = FetchRules(Path("/dev"), None, MediaLimits(max_item_bytes=4000))
+    for name in ("zero", "null", "urandom"):
+        with pytest.raises(FetchError, match="not a plain file"):
+            fetch(f"/dev/{name}", "image", devices)
 
 
 def test_a_path_object_is_the_programs_own(tmp_path: Path) -> None:
