@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import bisect
 import contextlib
 import itertools
+import math
+import random
 import socket
 import struct
 import sys
@@ -20,6 +23,7 @@ import pytest
 
 from beheld.cli import serve
 from beheld.core.errors import ConfigError
+from tests.long import sized
 from tests.server.running import Running, data_url, received, request_bytes, resident_bytes, talk
 
 CHAT = "/v1/chat/completions"
@@ -238,6 +242,90 @@ def test_57_two_keys_share_no_media(two_keys: Running) -> None:
     assert seen("key-two")[0]
     assert not seen("key-two", cache_salt="mine")[0]
     assert seen("key-two", cache_salt="mine")[0]
+
+
+def test_57_the_same_names_under_two_keys_lead_to_nothing(two_keys: Running) -> None:
+    """A name given to a picture and one given to a request are the client's own: under another key they find nothing,
+    neither with the same picture nor with another."""
+
+    def seen(key: str, seed: int) -> tuple[bool, int, str]:
+        messages = talk("x", data_url(300, 200, seed=seed))
+        messages[0]["content"][0]["uuid"] = "shared"
+        names = {"Authorization": f"Bearer {key}", "X-Request-Id": "shared"}
+        answer = two_keys.post(CHAT, {"messages": messages, "max_tokens": 1}, headers=names)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-request-id"] != "shared"
+        (media,) = answer.json()["media"]
+        assert media["given"]["uuid"] == "shared"
+        return media["cached"], answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"], media["digest"]
+
+    two_keys.llm.reset_prefix_cache()
+    first = seen("key-one", 570)
+    assert first[:2] == (False, 0)
+    assert seen("key-one", 570)[0]
+    same, other = seen("key-two", 570), seen("key-two", 571)
+    assert same[:2] == (False, 0)
+    assert not other[0]
+    assert len({first[2], same[2], other[2]}) == 3
+
+
+def test_57_times_tell_nothing_of_what_another_key_asked(two_keys: Running) -> None:
+    """Prompts that another key's prompts filled the cache with take as long as prompts that nobody sent. Kolmogorov's
+    and Smirnov's test; chance alone fails one round in a hundred, and three in a million."""
+    assert any(cached_elsewhere_p(two_keys, "key-one", seed) > 0.01 for seed in range(3))
+
+
+def test_57_what_the_own_key_asked_would_be_seen(two_keys: Running) -> None:
+    assert cached_elsewhere_p(two_keys, "key-two", 9) < 0.01
+
+
+def cached_elsewhere_p(server: Running, key: str, seed: int) -> float:
+    """How likely the times of the second key's first tokens are, after `key` asked the same and after nobody did, if
+    they come from one distribution. The order of both is drawn anew for every pair."""
+    chance = random.Random(seed)
+    took: dict[bool, list[float]] = {True: [], False: []}
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+
+        def first_token_s(name: str, ids: list[int]) -> float:
+            body = {"prompt": ids, "max_tokens": 1}
+            begin = time.perf_counter()
+            answer = client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {name}"})
+            assert answer.status_code == 200
+            return time.perf_counter() - begin
+
+        for _ in range(sized(20, 400)):
+            pair = {known: [chance.randrange(10, 250) for _ in range(1000)] for known in (True, False)}
+            # Both times somebody asked just before, and a prompt of that length.
+            first_token_s(key, pair[True])
+            for known in chance.sample((True, False), 2):
+                took[known].append(first_token_s("key-two", pair[known]))
+    return same_distribution_p(took[True], took[False])
+
+
+def same_distribution_p(one: list[float], other: list[float]) -> float:
+    """Kolmogorov's and Smirnov's two-sided test by its limit, with Stephens' correction for small samples."""
+    apart = max(
+        abs(bisect.bisect_right(low, value) / len(low) - bisect.bisect_right(high, value) / len(high))
+        for low, high in [(sorted(one), sorted(other))]
+        for value in (*low, *high)
+    )
+    root = math.sqrt(len(one) * len(other) / (len(one) + len(other)))
+    scaled = (root + 0.12 + 0.11 / root) * apart
+    terms = (2 * (-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
+    return min(1.0, max(0.0, sum(terms))) if scaled > 0.2 else 1.0
+
+
+def test_57_the_test_of_times_knows_equal_from_different() -> None:
+    """By hand: sorted, 1 3 5 and 2 4 6 are a third apart at most; 200 of 400 that are ten beyond, nearly certain. The
+    5 % point of the limit is 1.358."""
+    chance = random.Random(1)
+    one, alike = ([chance.random() for _ in range(300)] for _ in range(2))
+    assert same_distribution_p(one, alike) > 0.05
+    assert same_distribution_p(one, [value + 0.3 for value in alike]) < 1e-6
+    assert same_distribution_p([1, 3, 5], [2, 4, 6]) > 0.9
+    # 400 of each, apart by 38 of 400: 0.095 x (sqrt(200) + 0.12 + 0.008) = 1.356.
+    low, high = [float(k) for k in range(400)], [float(k + 38) for k in range(400)]
+    assert same_distribution_p(low, high) == pytest.approx(0.0506, abs=0.001)
 
 
 @pytest.fixture(scope="module")
