@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.read import checked, parse
 from beheld.server.schema import ChatRequest, CompletionRequest
 from tests.server.running import Running, received, request_bytes, talk
+from tests.server.slowness import slowness
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -162,16 +164,20 @@ def occupied(running: Running) -> Iterator[None]:
 def test_a_full_server_answers_before_the_body_came(full: Running) -> None:
     size = 1 << 20
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-    with occupied(full), full.connect() as link:
-        link.sendall(head.encode())
-        begin = time.monotonic()
-        first = link.recv(1 << 16)
-        assert time.monotonic() - begin < 0.5
-        assert first.startswith(b"HTTP/1.1 503")
-        assert b"\r\nretry-after: 1\r\n" in first.lower()
-        # It may go on sending, and has its answer nevertheless.
-        link.sendall(b" " * size)
-        assert (first + received(link)).endswith(b"}}")
+    spent: list[float] = []
+    with occupied(full):
+        for _ in range(5):
+            with full.connect() as link:
+                begin = time.monotonic()
+                link.sendall(head.encode())
+                first = link.recv(1 << 16)
+                spent.append(time.monotonic() - begin)
+                assert first.startswith(b"HTTP/1.1 503")
+                assert b"\r\nretry-after: 1\r\n" in first.lower()
+                # It may go on sending, and has its answer nevertheless.
+                link.sendall(b" " * size)
+                assert (first + received(link)).endswith(b"}}")
+    assert statistics.median(spent) < 0.05 * slowness(), spent
 
 
 @pytest.mark.case(39)

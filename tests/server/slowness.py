@@ -1,0 +1,24 @@
+"""How much slower than it should be the machine is at the moment, for bounds in milliseconds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+# What `_work` takes on an idle core of the machines that the bounds were set for.
+_IDLE_S = 0.010
+
+
+def slowness() -> float:
+    """1 for an idle core of 2020 or later, and more for a slower or a busy one: what a fixed piece of Python takes (the
+    median of five times) over what it takes there. Never less: a faster machine has no tighter bounds."""
+    return max(1.0, statistics.median(_work() for _ in range(5)) / _IDLE_S)
+
+
+def _work() -> float:
+    begin = time.perf_counter()
+    total = 0
+    for number in range(200_000):
+        total += number & 7
+    assert total == 700_000
+    return time.perf_counter() - begin
