@@ -106,3 +106,8 @@ def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "Qwen/Qwen2-VL-7B-Instruct" in out
     assert all(reason in out for reason in known.REFUSED.values())
+
+
+def test_families_whose_kinds_are_not_compared_together_say_so() -> None:
+    assert set(tiny.EITHER_FAMILIES) <= known.APART
+    assert {row.name for row in known.TESTED if "not pictures beside a video" in known.checked(row)} == known.APART

@@ -306,6 +306,8 @@ ONE_PICTURE = frozenset({"blip2", "florence2", "fuyu"})
 """Families that take one picture to a prompt."""
 WHOLE_PROMPTS = frozenset({"florence2", "paligemma", "paligemma2"})
 """Families whose prompts are computed in one step and never shared."""
+APART = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "molmo2", "smolvlm"})
+"""Families of which transformers takes pictures or a video in one prompt: both together are compared with nothing."""
 ON_A_GPU = frozenset(
     (
         *("chameleon", "ernie4_5_vl_moe", "florence2", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava_onevision"),
@@ -325,6 +327,7 @@ def checked(row: Known) -> str:
         words.append("one picture" if row.name in ONE_PICTURE else "several pictures")
     words += ["videos"] * ("video" in row.takes)
     words += ["sounds"] * ("audio" in row.takes)
+    words += ["not pictures beside a video"] * (row.name in APART)
     words += ["a GPU"] * (row.name in ON_A_GPU)
     if row.name in TOLERANCES:
         words.append(f"within {TOLERANCES[row.name]:g}")
