@@ -47,8 +47,9 @@ def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Running) -> No
     """Ten times the peak is offered: nine tenths of the peak are answered, the others are told within 50 ms (median) to
     come back, none fails otherwise, the queue keeps its bound, and within 5 s all is as before.
 
-    What else runs on the machine only takes from each figure: the best of some rounds is compared with the best peak.
-    A minute each in the long form. On a slower machine the 50 ms are as much longer as Python is slower.
+    What else runs on the machine takes from each figure: the best of some rounds is compared with the middle one of the
+    peaks, of which one may have had more of the machine than any crowd. A minute each in the long form. On a slower
+    machine the 50 ms are as much longer as Python is slower.
     """
     seconds = lasting_s(1.5, 60.0)
     crowd(small, "closed", PLACES, 0.3)
@@ -59,12 +60,12 @@ def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Running) -> No
         peak = crowd(small, "closed", PLACES, seconds)
         assert not peak["refused"], "so many at once have a place each"
         peaks.append(per_s(peak))
-        found = crowd(small, "open", TIMES * max(peaks), seconds)
+        found = crowd(small, "open", TIMES * statistics.median(peaks), seconds)
         recovered(small)
         assert len(found["refused"]) > 2 * len(found["answered"]), "far more than can be answered was to be offered"
         goodputs.append(per_s(found))
         refused_s.append(statistics.median(found["refused"]) / slowness())
-        if max(goodputs) >= GOODPUT * max(peaks) and min(refused_s) < REFUSED_S:
+        if max(goodputs) >= GOODPUT * statistics.median(peaks) and min(refused_s) < REFUSED_S:
             break
     else:
         pytest.fail(f"peaks {peaks}, answered beyond {goodputs}, seconds until a refusal {refused_s}")
