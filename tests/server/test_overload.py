@@ -48,7 +48,7 @@ def per_s(found: dict[str, Any]) -> float:
 
 def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Running) -> None:
     """Ten times the peak is offered: nine tenths of the peak are answered (six in the short form), the others are told
-    within 50 ms (median) to come back, none fails otherwise, the queue keeps its bound, and within 5 s all is as before.
+    within 50 ms (median) to come back, none fails otherwise, the queue keeps its bound, and within 5 s all is well.
 
     What else runs on the machine takes from each figure: the best of some rounds is compared with the middle one of the
     peaks, of which one may have had more of the machine than any crowd. A minute each in the long form. On a slower
