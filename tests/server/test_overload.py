@@ -18,7 +18,7 @@ from tests.server.running import ENGINE, Running
 from tests.server.slowness import slowness
 
 ROWS, PLACES, TOKENS, TIMES = 4, 8, 40, 10
-# A short round holds some forty answers, and whoever asks has no core of its own: beside another session of tests, two
+# A short round holds some forty answers, and whoever asks has no core of its own: beside another run of tests, two
 # rounds in a row came to 0.5 and 0.9 of the peak.
 GOODPUT = 0.9 if LONG else 0.6
 REFUSED_S, RECOVERED_S = 0.050, 5.0
