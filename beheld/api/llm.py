@@ -298,7 +298,7 @@ class LLM:
                 executor.read_lora(first.lora)
             return answers(first, params.n, base)
 
-        light = _is_ids(item) and lora is None and params.structured_outputs is None
+        light = _is_light(item) and lora is None and params.structured_outputs is None
         return Job(str(number), params, requests, self._inputs.tokenizer, light)
 
     def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[RequestOutput]:
@@ -308,16 +308,19 @@ class LLM:
 
 def _is_one(prompts: Any) -> bool:
     """A single prompt, not a list of them: a string, a dict, or a list of token ids."""
-    return isinstance(prompts, str | dict) or (
-        isinstance(prompts, list | tuple) and bool(prompts) and isinstance(prompts[0], int)
-    )
+    return isinstance(prompts, str | dict) or _is_ids(prompts)
 
 
 def _is_ids(prompt: Any) -> bool:
+    """A list of token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], int)
+
+
+def _is_light(prompt: Any) -> bool:
     """A prompt of token ids without media."""
     if isinstance(prompt, Mapping):
         return "prompt_token_ids" in prompt and not prompt.get("multi_modal_data")
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], int)
+    return _is_ids(prompt)
 
 
 def _check_counts(counts: Mapping[str, int], num_prompts: int) -> None:

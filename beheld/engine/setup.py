@@ -88,11 +88,8 @@ def resolve_and_decide(args: EngineArgs) -> Decided:
     Raises:
         ConfigError, ModelError: with what to do.
     """
-    from beheld.executor.waking import wake
-
     check(args)
     path = resolve(args)
-    wake(args.device)
     hf_config = read_config(path, args)
     info = read_info(path, args, hf_config)
     config = decide(args, info)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.cross import CrossAttention
-from beheld.models.one_row import OneRowLinear, early_start
+from beheld.models.one_row import OneRowLinear, StandIn, early_start
 from beheld.quant.float8 import Float8Linear
 from beheld.utils.log import get_logger
 
@@ -22,18 +22,11 @@ logger = get_logger(__name__)
 _SMALL_ROWS = 64
 
 
-class SmallBatchLinear(nn.Module):
+class SmallBatchLinear(StandIn):
     """A linear layer on a CPU that computes (W x^T)^T for few rows: the tiles then run along the many outputs.
 
     Measured on two AVX-512 cores, float32, 16 rows, 4096 x 1024: 170 GFLOP/s against 118 of `F.linear`.
     """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> (..., O)."""
@@ -82,18 +75,11 @@ class PackedLinear(nn.Module):
         return out
 
 
-class PaddedLinear(nn.Module):
+class PaddedLinear(StandIn):
     """A linear layer on a CPU in bfloat16 or float16, whose product has few numbers of rows; see padded_rows.
 
     The weights stay in their order: in oneDNN's a product of one row is not always the same to the last bit.
     """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> (..., O)."""

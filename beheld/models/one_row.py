@@ -31,8 +31,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return nn.functional.linear(x, weight, bias)
 
 
-class OneRowLinear(nn.Module):
-    """Stands where a linear layer stood, on its own weights."""
+class StandIn(nn.Module):
+    """Stands where a linear layer stood, on its own weights; what computes on them is a subclass."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -40,6 +40,10 @@ class OneRowLinear(nn.Module):
         self.bias = linear.bias
         self.in_features = linear.in_features
         self.out_features = linear.out_features
+
+
+class OneRowLinear(StandIn):
+    """Of a single row on a GPU, the product of `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)."""

@@ -23,6 +23,7 @@ from beheld.core.plan import SeqSlice
 from beheld.models.adapter import ModelAdapter
 from beheld.runner.capture import capture
 from beheld.runner.rows import Rows
+from beheld.runner.staging import to_device
 from beheld.sample.sampler import greedy
 from beheld.utils.log import get_logger
 
@@ -149,11 +150,7 @@ class DecodeGraphs:
         changes = self._rows.take_changes()
         if changes is None:
             return
-        host = torch.from_numpy(changes)
-        if self._pinned:
-            # From ordinary memory, a copy may wait for the step before. This one's memory is kept until it is over.
-            host = host.pin_memory()
-        index, values = host.to(self._tables_GRN.device, non_blocking=True)
+        index, values = to_device({"changes": changes}, self._tables_GRN.device)["changes"]
         self._tables_GRN.view(-1).index_copy_(0, index, values.int())
 
     def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:

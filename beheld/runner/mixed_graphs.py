@@ -181,12 +181,11 @@ class MixedGraphs:
         """True if steps can be as large as the smallest size."""
         return config.max_num_batched_tokens >= _SMALL[0]
 
-    def takes(self, batch: Batch) -> bool:
-        """True if a graph can carry out this step; those with LoRA adapters go without."""
-        plain = not batch.metadata.both_ways and not batch.lora_slots_T.any()
-        return plain and batch.wanted_S.shape[0] <= len(batch.metadata.starts) and self._size_of(batch) is not None
-
     def _size_of(self, batch: Batch) -> Size | None:
+        """The graph that carries out this step, if one can; those with LoRA adapters go without."""
+        many = batch.wanted_S.shape[0] > len(batch.metadata.starts)
+        if many or batch.metadata.both_ways or batch.lora_slots_T.any():
+            return None
         metadata, decodes = batch.metadata, batch.metadata.num_decodes
         need = Need(
             tokens=batch.ids_T.shape[0] - decodes,
@@ -197,10 +196,11 @@ class MixedGraphs:
         )
         return smallest(self._sizes, need)
 
-    def replay(self, batch: Batch, embeds_TH: Tensor) -> Tensor:
-        """Logits (S, V) of a step that `takes` accepted; they stay valid until the next replay."""
+    def replay(self, batch: Batch, embeds_TH: Tensor) -> Tensor | None:
+        """Logits (S, V) of this step, which stay valid until the next replay; None if no graph holds such a one."""
         metadata, size = batch.metadata, self._size_of(batch)
-        assert size is not None, "not accepted by `takes`"
+        if size is None:
+            return None
         # Behind so many sequences, and as many tokens, so much padding follows.
         split = metadata.num_decodes if size.decodes else 0
         shift = size.decodes - split

@@ -139,8 +139,9 @@ class ModelRunner:
             spans = self.rows[piece.row].spans
             if spans and piece.start < spans[-1].stop:
                 self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
-        if self._mixed_graphs is not None and self._mixed_graphs.takes(batch):
-            return self._mixed_graphs.replay(batch, embeds_TH)
+        replayed = None if self._mixed_graphs is None else self._mixed_graphs.replay(batch, embeds_TH)
+        if replayed is not None:
+            return replayed
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:

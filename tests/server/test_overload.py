@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.long import LONG, lasting_s
+from tests.long import lasting_s
 from tests.server.running import ENGINE, Running
 from tests.server.slowness import slowness
 
 ROWS, PLACES, TOKENS, TIMES = 4, 8, 40, 10
-# A short round holds some forty answers, and whoever asks has no core of its own: beside another run of tests, two
-# rounds in a row came to 0.5 and 0.9 of the peak.
-GOODPUT = 0.9 if LONG else 0.6
-REFUSED_S, RECOVERED_S = 0.050, 5.0
+GOODPUT, REFUSED_S, RECOVERED_S = 0.9, 0.050, 5.0
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +44,8 @@ def per_s(found: dict[str, Any]) -> float:
 
 
 def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Running) -> None:
-    """Ten times the peak is offered: nine tenths of the peak are answered (six in the short form), the others are told
-    within 50 ms (median) to come back, none fails otherwise, the queue keeps its bound, and within 5 s all is well.
+    """Ten times the peak is offered: nine tenths of the peak are answered, the others are told within 50 ms (median) to
+    come back, none fails otherwise, the queue keeps its bound, and within 5 s all is as before.
 
     What else runs on the machine takes from each figure: the best of some rounds is compared with the middle one of the
     peaks, of which one may have had more of the machine than any crowd. A minute each in the long form. On a slower
