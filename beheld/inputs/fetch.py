@@ -163,8 +163,7 @@ def _read_allowed(path: str, rules: FetchRules) -> bytes:
         )
     if "\0" in path:
         raise FetchError("The path holds a NUL character.")
-    root = Path(os.path.realpath(rules.root))
-    real = Path(os.path.realpath(path))
+    root, real = _real(rules.root), _real(path)
     if not real.is_relative_to(root) or real == root:
         raise FetchError("The file is not below allowed_local_media_path.")
     folder = _open(os.fspath(root), os.O_RDONLY | os.O_DIRECTORY, None)
@@ -199,12 +198,24 @@ def _read_file(path: Path, folder: int | None, limits: MediaLimits) -> bytes:
     return data
 
 
+def _real(path: str | Path) -> Path:
+    """The path with all links followed; what of it does not exist stays as it is."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:  # A link that goes away between the look at it and its reading.
+        raise _unopened(error) from error
+
+
 def _open(path: str, flags: int, folder: int | None) -> int:
     try:
         return os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "invalid path"
-        raise FetchError(f"The file cannot be opened: {reason}.", "Check the path.") from error
+        raise _unopened(error) from error
+
+
+def _unopened(error: OSError | ValueError) -> FetchError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else "invalid path"
+    return FetchError(f"The file cannot be opened: {reason}.", "Check the path.")
 
 
 # ---------------------------------------------------------------------- http

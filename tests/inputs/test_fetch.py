@@ -601,6 +601,21 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(tmp_path: Path) -> No
 
 
 @pytest.mark.case(10)
+def test_a_link_that_goes_away_while_it_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at a link and the reading of where it leads another process may take it away."""
+    (tmp_path / "link").symlink_to(tmp_path / "a.png")
+
+    def gone(path: str, *args: object, **kwargs: object) -> str:
+        os.unlink(path)
+        return readlink(path)
+
+    readlink = os.readlink
+    monkeypatch.setattr(os, "readlink", gone)
+    with pytest.raises(FetchError, match="cannot be opened: No such file"):
+        fetch(str(tmp_path / "link"), "image", FetchRules(tmp_path, None, MediaLimits(max_item_bytes=4000)))
+
+
+@pytest.mark.case(10)
 def test_hard_links_and_devices_below_the_root(tmp_path: Path) -> None:
     """A hard link is the file itself: whoever may write below the root has put it there. A device is no plain file,
     wherever it lies."""
