@@ -13,7 +13,8 @@ from beheld.core.errors import ConfigError
 from beheld.lora.layers import LoRALinear, Switch
 from beheld.lora.load import Form, Site
 from beheld.lora.slots import LoRASlots
-from beheld.models.fuse import FirstOfFused, PackedLinear, PaddedLinear, SmallBatchLinear
+from beheld.models.fuse import PackedLinear, PaddedLinear, SmallBatchLinear
+from beheld.models.joined import FirstOfFused
 from beheld.models.one_row import OneRowLinear
 from beheld.quant.float8 import Float8Linear
 from beheld.utils.log import get_logger

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.models.cross import CrossAttention
 from beheld.models.one_row import OneRowLinear, StandIn, early_start
-from beheld.quant.float8 import Float8Linear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -155,96 +153,6 @@ def replace_children(model: nn.Module, made: Callable[[nn.Module], nn.Module | N
     return replaced
 
 
-# Linear layers of one input, in the order in which transformers' layers call them.
-_FUSABLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-class FirstOfFused(nn.Module):
-    """Computes several linear layers of one input as one product: gives the first, keeps the others for their turn.
-
-    Attributes:
-        product: all of them as one linear layer.
-        names, sizes: what they are called in their parent, and their outputs.
-    """
-
-    def __init__(self, names: tuple[str, ...], linears: list[nn.Linear] | list[Float8Linear]) -> None:
-        super().__init__()
-        self.names = names
-        self.sizes = [linear.out_features for linear in linears]
-        self.product: nn.Module = _joined(linears)
-        self.rest: tuple[Tensor, ...] = ()
-        self.input: Tensor | None = None
-
-    @property
-    def weight(self) -> Any:
-        """Of all, for models that ask for its type."""
-        return self.product.weight
-
-    @property
-    def bias(self) -> Any:
-        """Of all."""
-        return self.product.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) -> the first layer's (..., O)."""
-        first, *rest = self.product(x).split(self.sizes, dim=-1)
-        self.rest, self.input = tuple(rest), x
-        return first
-
-    def alone(self, x: Tensor, index: int) -> Tensor:
-        """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
-        if not self.weight.numel():
-            # Packed weights cannot be cut.
-            whole: tuple[Tensor, ...] = self.product(x).split(self.sizes, dim=-1)
-            return whole[index]
-        start = sum(self.sizes[:index])
-        part = slice(start, start + self.sizes[index])
-        # With room for adapters, the product stands inside another layer.
-        product = getattr(self.product, "base", self.product)
-        if isinstance(product, Float8Linear):
-            return product.part(x, part)
-        return nn.functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
-
-
-def _joined(linears: list[nn.Linear] | list[Float8Linear]) -> nn.Module:
-    """Linear layers of one input as one, the outputs one after the other."""
-    if isinstance(linears[0], Float8Linear):
-        return Float8Linear.joined(linears)
-    product = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), False, "meta")
-    weight = torch.cat([linear.weight.data for linear in linears])
-    product.weight = nn.Parameter(weight, requires_grad=False)
-    biases: list[Tensor | None] = [linear.bias for linear in linears]
-    if any(bias is not None for bias in biases):
-        filled: list[Tensor] = [
-            linear.weight.new_zeros(linear.out_features) if bias is None else bias
-            for linear, bias in zip(linears, biases, strict=True)
-        ]
-        product.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
-    return product
-
-
-class RestOfFused(nn.Module):
-    """Stands where one of the other layers stood."""
-
-    first: FirstOfFused
-
-    def __init__(self, first: FirstOfFused, index: int) -> None:
-        super().__init__()
-        # Not a submodule: the weights have one owner.
-        self.__dict__["first"] = first
-        self.index = index
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What the first layer computed for this one, if it was of the same x."""
-        first = self.first
-        if first.input is not x:
-            return first.alone(x, self.index + 1)
-        out = first.rest[self.index]
-        if self.index == len(first.sizes) - 2:
-            first.rest, first.input = (), None
-        return out
-
-
 class PatchProduct(nn.Module):
     """A convolution that sees each patch once, as the matrix product that it is.
 
@@ -309,33 +217,6 @@ def pad_mlps(model: nn.Module, spared: nn.Module | None = None) -> int:
         down.in_features += extra
         padded += 1
     return padded
-
-
-def fuse_linears(model: nn.Module) -> int:
-    """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many.
-
-    Not where keys and values are made of something else than queries. Beside the new weights, those of one group alone
-    are held: `modules` gives children after their parent, and so never the ones that were joined.
-    """
-    fused = 0
-    for module in model.modules():
-        if not isinstance(module, CrossAttention):
-            fused += sum(_fuse_group(module, names) for names in _FUSABLE)
-    return fused
-
-
-def _fuse_group(module: nn.Module, names: tuple[str, ...]) -> bool:
-    """Join the linear layers of these names, if the module has them all, of one kind and one input."""
-    found: list[Any] = [getattr(module, name, None) for name in names]
-    if any(type(linear) not in (nn.Linear, Float8Linear) for linear in found):
-        return False
-    if len({(type(linear), linear.in_features) for linear in found}) != 1:
-        return False
-    first = FirstOfFused(names, found)
-    setattr(module, names[0], first)
-    for index, name in enumerate(names[1:]):
-        setattr(module, name, RestOfFused(first, index))
-    return True
 
 
 # The compiler stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or

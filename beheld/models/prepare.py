@@ -20,11 +20,11 @@ from beheld.models.fuse import (
     SmallBatchLinear,
     can_pack,
     compile_layers,
-    fuse_linears,
     pad_mlps,
     replace_linears,
     replace_patch_convolutions,
 )
+from beheld.models.joined import fuse_linears
 from beheld.models.longrope import settle
 from beheld.models.one_row import OneRowLinear
 from beheld.models.patches import pack_patch_convolutions

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
-from beheld.models.fuse import fuse_linears
+from beheld.models.joined import fuse_linears
 from beheld.quant import choose
 from beheld.quant.float8 import Float8Experts, Float8Linear, rounded_rows
 from tests import tiny

@@ -9,7 +9,7 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
-from beheld.models import fuse, prepare
+from beheld.models import fuse, joined, prepare
 from tests import tiny
 from tests.fakes import fake_config
 
@@ -31,7 +31,7 @@ def packed(model: Any) -> int:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen2_5_vl"])
-@pytest.mark.parametrize("surgery", [fuse.fuse_linears, small_batches, packed])
+@pytest.mark.parametrize("surgery", [joined.fuse_linears, small_batches, packed])
 @torch.inference_mode()
 def test_logits_are_those_of_the_model_as_it_came(family: str, surgery: Any) -> None:
     model = load(family)
@@ -115,47 +115,6 @@ def test_on_a_cpu_every_layer_meets_few_sizes(dtype: str, max_loras: int) -> Non
     assert fuse.PaddedLinear in kinds
 
 
-def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q_proj = torch.nn.Linear(8, 12)
-            self.k_proj = torch.nn.Linear(8, 4, bias=False)
-            self.v_proj = torch.nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
-
-    layer, x = Layer(), torch.randn(3, 8)
-    before = layer(x)
-    assert fuse.fuse_linears(layer) == 1
-    torch.testing.assert_close(layer(x), before)
-
-
-@pytest.mark.parametrize("packing", [False, True], ids=["plain", "packed"])
-def test_a_fused_group_that_is_asked_about_different_inputs(packing: bool) -> None:
-    """Attention to what lies beside the text: queries of one, keys and values of the other."""
-
-    class Layer(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(8, n) for n in (12, 4, 4))
-
-        def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
-            return torch.cat([self.q_proj(x), self.k_proj(beside), self.v_proj(beside)], -1)
-
-    layer, x, beside = Layer(), torch.randn(3, 8), torch.randn(3, 8)
-    before, same = layer(x, beside), layer(x, x)
-    assert fuse.fuse_linears(layer) == 1
-    if packing:
-        assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32) == 1
-    torch.testing.assert_close(layer(x, beside), before)
-    torch.testing.assert_close(layer(x, x), same)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, beside), before)
-    torch.testing.assert_close(compiled(x, x), same)
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_padding_an_mlp_changes_nothing(bias: bool) -> None:
     class Gated(torch.nn.Module):
@@ -174,7 +133,7 @@ def test_padding_an_mlp_changes_nothing(bias: bool) -> None:
     assert odd.gate_proj.weight.shape == (64, 8)
     assert even.gate_proj.weight.shape == (24, 8)
     torch.testing.assert_close(odd(x), before)
-    assert fuse.fuse_linears(odd) == 1
+    assert joined.fuse_linears(odd) == 1
     torch.testing.assert_close(odd(x), before)
 
 

@@ -11,7 +11,7 @@ import torch
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
-from beheld.models import families, fuse
+from beheld.models import families, fuse, joined
 from beheld.models.load import model_class_of
 from beheld.models.prepare import text_model
 from tests import tiny
@@ -49,7 +49,7 @@ def test_fused_layers_answer_as_before(family: str) -> None:
     text = model.config.get_text_config(decoder=True)
     # Layers that read another's cache have neither keys nor values of their own.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
-    assert fuse.fuse_linears(text_model(model)) == own + text.num_hidden_layers
+    assert joined.fuse_linears(text_model(model)) == own + text.num_hidden_layers
     torch.testing.assert_close(model(**inputs).logits, before, atol=5e-5, rtol=1e-4)
 
 

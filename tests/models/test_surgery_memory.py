@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from beheld.models import experts, fuse, patches
+from beheld.models import experts, fuse, joined, patches
 from beheld.models.one_row import OneRowLinear
 from beheld.quant.float8 import FP8, Float8Linear
 
@@ -64,16 +64,16 @@ def replaced(seen: list[int]) -> list[int]:
 @pytest.mark.parametrize("linear", [lambda i, o: nn.Linear(i, o, False), float8], ids=["plain", "float8"])
 def test_fusing_holds_one_group(linear: Callable[[int, int], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model = stack(linear)
-    watch, joined = Watch(model), fuse._joined
+    watch, as_one = Watch(model), joined._joined
 
     def looked(linears: Any) -> nn.Module:
-        made = joined(linears)
+        made = as_one(linears)
         # Here the new weights of this group stand beside its old ones.
         watch.look()
         return made
 
-    monkeypatch.setattr(fuse, "_joined", looked)
-    assert fuse.fuse_linears(model) == 2 * LAYERS
+    monkeypatch.setattr(joined, "_joined", looked)
+    assert joined.fuse_linears(model) == 2 * LAYERS
     each = len(watch.alive()) // (2 * LAYERS)
     # q, k and v, then gate and up, of every layer; only what no group has stays.
     assert replaced(watch.seen) == [3 * each, 2 * each] * (LAYERS - 1) + [3 * each]
@@ -85,7 +85,7 @@ def test_fusing_holds_one_group(linear: Callable[[int, int], nn.Module], monkeyp
 def test_packing_holds_one_layer(fused: bool) -> None:
     model = stack(lambda i, o: nn.Linear(i, o, False))
     if fused:
-        fuse.fuse_linears(model)
+        joined.fuse_linears(model)
     watch = Watch(model)
 
     class Packed(fuse.PackedLinear):

@@ -12,7 +12,7 @@ from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, MediaError
 from beheld.models.cross import CrossAttention, crosses
 from beheld.models.families import adapt
-from beheld.models.fuse import FirstOfFused, fuse_linears
+from beheld.models.joined import FirstOfFused, fuse_linears
 from beheld.models.prepare import text_model
 from tests import tiny
 from tests.oracle import cases, reference

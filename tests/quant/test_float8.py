@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from beheld.core.config import EngineArgs, EngineConfig
 from beheld.engine.setup import describe
-from beheld.models.fuse import FirstOfFused, fuse_linears
+from beheld.models.joined import FirstOfFused, fuse_linears
 from beheld.quant import choose, keep
 from beheld.quant.choose import DEQUANTIZED, FLOAT8
 from beheld.quant.compressed_tensors import Dequantized

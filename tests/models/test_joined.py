@@ -1,0 +1,89 @@
+"""Linear layers joined to one: what they give stays, and where it would not, they stay apart."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from beheld.models import fuse, joined
+
+
+def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj = torch.nn.Linear(8, 12)
+            self.k_proj = torch.nn.Linear(8, 4, bias=False)
+            self.v_proj = torch.nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+
+    layer, x = Layer(), torch.randn(3, 8)
+    before = layer(x)
+    assert joined.fuse_linears(layer) == 1
+    torch.testing.assert_close(layer(x), before)
+
+
+@pytest.mark.parametrize("packing", [False, True], ids=["plain", "packed"])
+def test_a_fused_group_that_is_asked_about_different_inputs(packing: bool) -> None:
+    """Attention to what lies beside the text: queries of one, keys and values of the other."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(8, n) for n in (12, 4, 4))
+
+        def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.q_proj(x), self.k_proj(beside), self.v_proj(beside)], -1)
+
+    layer, x, beside = Layer(), torch.randn(3, 8), torch.randn(3, 8)
+    before, same = layer(x, beside), layer(x, x)
+    assert joined.fuse_linears(layer) == 1
+    if packing:
+        assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32) == 1
+    torch.testing.assert_close(layer(x, beside), before)
+    torch.testing.assert_close(layer(x, x), same)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, beside), before)
+    torch.testing.assert_close(compiled(x, x), same)
+
+
+class Gated(torch.nn.Module):
+    """The part of an MLP that is joined."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(64, 96, bias=False, dtype=dtype)
+        self.up_proj = torch.nn.Linear(64, 96, bias=False, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_layers_whose_output_a_program_changes_stay_apart(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook on one of the layers would be lost in the product."""
+    monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
+    changed, plain = Gated(dtype), Gated(dtype)
+    changed.up_proj.register_forward_hook(lambda module, args, out: 1.5 * out)
+    x = torch.randn(3, 64, dtype=dtype)
+    before = changed(x)
+    assert joined.fuse_linears(torch.nn.ModuleList([changed, plain])) == 1
+    assert type(plain.gate_proj) is joined.FirstOfFused
+    assert type(changed.gate_proj) is torch.nn.Linear
+    assert torch.equal(changed(x), before)
+    assert "('gate_proj', 'up_proj') of a Gated give something else as one product and stay apart" in caplog.text
+
+
+def test_weights_that_are_not_numbers_are_joined_as_they_are() -> None:
+    """What the model then answers is for others to find; the product gives what the layers gave."""
+    layer = Gated()
+    with torch.no_grad():
+        layer.gate_proj.weight[3] = torch.nan
+        layer.up_proj.weight[4] = torch.inf
+    assert joined.fuse_linears(layer) == 1
