@@ -14,6 +14,7 @@ from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from tests import tiny, tiny_new
+from tests.oracle.cases import cases
 from tests.oracle.test_oracle import LOGPROB_TOLERANCE
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
@@ -108,6 +109,9 @@ def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(reason in out for reason in known.REFUSED.values())
 
 
-def test_families_whose_kinds_are_not_compared_together_say_so() -> None:
-    assert set(tiny.EITHER_FAMILIES) <= known.APART
-    assert {row.name for row in known.TESTED if "not pictures beside a video" in known.checked(row)} == known.APART
+def test_families_whose_kinds_are_joined_by_hand_say_so() -> None:
+    assert set(tiny.JOINED_FAMILIES) == known.JOINED
+    told = {row.name: known.checked(row) for row in known.TESTED}
+    assert {name for name, words in told.items() if "pictures beside a video (joined)" in words} == known.JOINED
+    compared = {family for family in tiny.VIDEO_FAMILIES if "video_and_picture" in (c.name for c in cases(family))}
+    assert {name for name in tiny.TINY if "pictures beside a video" in told.get(name, "")} == compared & set(told)

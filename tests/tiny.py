@@ -680,13 +680,14 @@ MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if fami
 EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n", "phi4_mm")
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
-EITHER_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "molmo2")
-"""Families whose processor takes pictures or videos in one prompt, not both."""
+JOINED_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "molmo2")
+"""Families whose generate() in transformers takes pictures or videos in one prompt, not both: what both together must
+give is put together of its parts, see oracle/joined.py."""
 TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "ernie4_5_vl_moe", "molmo2")
 """Families whose processor must be told when each frame was."""
 ADAPTED_FAMILIES = tiny_adapted.IMAGE_FAMILIES
 """Families whose media are read with adapters of the checkpoint's own; each picture takes hundreds of embeddings."""
-WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 83}
+WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 113}
 """Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""

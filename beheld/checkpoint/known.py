@@ -306,8 +306,9 @@ ONE_PICTURE = frozenset({"blip2", "florence2", "fuyu"})
 """Families that take one picture to a prompt."""
 WHOLE_PROMPTS = frozenset({"florence2", "paligemma", "paligemma2"})
 """Families whose prompts are computed in one step and never shared."""
-APART = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "molmo2", "smolvlm"})
-"""Families of which transformers takes pictures or a video in one prompt: both together are compared with nothing."""
+JOINED = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "molmo2", "smolvlm"})
+"""Families of which transformers' generate() takes pictures or a video in one prompt: for both together it is given the
+embeddings that its own towers make of each item."""
 ON_A_GPU = frozenset(
     (
         *("chameleon", "ernie4_5_vl_moe", "florence2", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava_onevision"),
@@ -327,7 +328,8 @@ def checked(row: Known) -> str:
         words.append("one picture" if row.name in ONE_PICTURE else "several pictures")
     words += ["videos"] * ("video" in row.takes)
     words += ["sounds"] * ("audio" in row.takes)
-    words += ["not pictures beside a video"] * (row.name in APART)
+    if {"image", "video"} <= set(row.takes):
+        words.append("pictures beside a video" + " (joined)" * (row.name in JOINED))
     words += ["a GPU"] * (row.name in ON_A_GPU)
     if row.name in TOLERANCES:
         words.append(f"within {TOLERANCES[row.name]:g}")
@@ -348,7 +350,9 @@ def markdown() -> str:
         f"log-probabilities within {TOLERANCE:g}: alone, in a batch of sixteen, with steps that overlap, and after",
         "preemption. The column *also checked* says what else is compared in the same way: prompts cut into steps,",
         "prefixes shared with another prompt, the media, and the tokens that a GPU gives with graphs and compiled",
-        "layers. `beheld verify MODEL` compares a checkpoint of yours stage by stage, of all these families.",
+        "layers. Where pictures beside a video are *joined*, transformers' `generate` refuses both in one prompt:",
+        "there it is given the embeddings that its own towers make of each, in their places. `beheld verify MODEL`",
+        "compares a checkpoint of yours stage by stage, of all these families.",
         "",
         "| family | architecture | for example | takes | also checked | remarks |",
         "|---|---|---|---|---|---|",

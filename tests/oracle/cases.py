@@ -105,6 +105,7 @@ ODD_VIDEO = Ask("{v}Describe the video.", videos=(Clip(5, 1),), max_tokens=16)
 TIMED_VIDEO = Ask("{v}Where to?", videos=(Clip(8, 2, fps=2.0),))
 SLOW_VIDEO = replace(TIMED_VIDEO, videos=(Clip(8, 2, fps=0.5),))
 VIDEO_AND_PICTURE = Ask("{v}{i}Is it in the video?", ((84, 56, 13),), (Clip(4, 3),))
+VIDEO_AMONG_PICTURES = Ask("First {i} then {v} then {i} which is the odd one?", BETWEEN.images, (Clip(6, 5, fps=2.0),))
 HEARD = Ask("{a}What do you hear?", sounds=((0.61, 1),))
 HEARD_OTHER = replace(HEARD, sounds=((0.61, 2),))
 HEARD_ELSE = replace(HEARD, content="{a}Who speaks, and where?")
@@ -169,8 +170,7 @@ def cases(family: str) -> tuple[Case, ...]:
             Case("odd_video", fit(family, ODD_VIDEO)),
             Case("timed_video", (TIMED_VIDEO,)),
         ]
-        if family not in tiny.EITHER_FAMILIES:
-            found.append(Case("video_and_picture", fit(family, VIDEO_AND_PICTURE)))
+        found.append(Case("video_and_picture", fit(family, VIDEO_AND_PICTURE, VIDEO_AMONG_PICTURES)))
     if family in tiny.SOUND_FAMILIES:
         found += [
             Case("sound", fit(family, HEARD)),

@@ -162,6 +162,10 @@ def _answer(family: str, ask: Ask) -> Answer:
     speaker = model(family).language_model if family == "blip2" and not ask.images else model(family)
     if family in tiny.ADAPTED_FAMILIES:
         speaker = adapted(family, "vision" if ask.images else "speech") if ask.images or ask.sounds else speaker
+    if family in tiny.JOINED_FAMILIES and ask.images and ask.videos:
+        from tests.oracle import joined
+
+        return answered(speaker, joined.inputs(family, ask), ask.max_tokens)
     return answered(speaker, inputs(family, ask), ask.max_tokens)
 
 

@@ -155,10 +155,11 @@ def test_extreme_pictures_are_answered_or_refused(engines: OpenEngines, family: 
 
 @pytest.mark.skipif("molmo2" not in tiny.TINY, reason="transformers has no Molmo 2")
 def test_pictures_that_see_each_other_share_no_prefix_with_fewer() -> None:
-    """In Molmo 2 a picture's keys depend on the pictures behind it."""
+    """In Molmo 2 a picture's keys depend on the pictures and videos behind it."""
     first, second = (84, 56, 1), (112, 56, 8)
     both = Ask("{i}{i}Compare them.", (first, second))
     alone = Ask("{i}What is in the first of them?", (first,))
+    beside = Ask("{v}{i}Is it there?", (first,), (cases.Clip(4, 3, fps=2.0),))
     with make("molmo2", cases.ROOMY | {"block_size": 8}) as llm:
         for asks in ([both], [alone], [both, alone]):
             check(llm, "molmo2", asks)
@@ -166,6 +167,8 @@ def test_pictures_that_see_each_other_share_no_prefix_with_fewer() -> None:
         llm.reset_prefix_cache()
         check(llm, "molmo2", [alone])
         check(llm, "molmo2", [both])
+        for asks in ([beside], [replace(beside, content="{v}Is it there?", images=())], [beside]):
+            check(llm, "molmo2", asks)
 
 
 @pytest.mark.parametrize("family", tiny.TEXT_FAMILIES)
