@@ -91,7 +91,8 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
             "Leave skip_special_tokens out.",
             param="skip_special_tokens",
         )
-    if tools.grammar is not None and (body.structured_outputs or body.response_format):
+    formed = body.response_format is not None and body.response_format.type != "text"
+    if tools.grammar is not None and (body.structured_outputs or formed):
         raise HttpError(400, "tool_choice and a grammar exclude each other.", param="tool_choice")
     if body.logprobs is not True and body.top_logprobs is not None:
         raise HttpError(400, "top_logprobs need logprobs.", "Set logprobs to true.", param="top_logprobs")

@@ -1,9 +1,7 @@
-"""Values of requests in company: pairs of options, ids at the edge, texts and numbers of ids that are large."""
+"""Values of requests in company: ids at the edge, large numbers of them, names of media."""
 
 from __future__ import annotations
 
-import itertools
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,97 +21,6 @@ def _undisturbed(running: Running) -> Iterator[None]:
     """After every case the server is as before."""
     yield
     running.idle()
-
-
-# ---------------------------------------------------------------------- pairs
-
-FACTORS: dict[str, list[Any]] = {
-    "temperature": [None, 0, 0.7, 100],
-    "top_p": [None, 1e-9, 0.5, 1],
-    "top_k": [None, -1, 1, 10**6],
-    "min_p": [None, 0, 1],
-    "seed": [None, 0, 2**63],
-    "n": [None, 1, 3],
-    "max_tokens": [1, 4],
-    "min_tokens": [None, 1],
-    "stop": [None, "a", ["b", "\u00e9\u00e9"]],
-    "stop_token_ids": [None, [], [1, 2]],
-    "include_stop_str_in_output": [None, True],
-    "ignore_eos": [None, True],
-    "presence_penalty": [None, -2, 2],
-    "frequency_penalty": [None, 2],
-    "repetition_penalty": [None, 0.5, 100],
-    "logit_bias": [None, {"5": -100}, {"5": 100, "6": 1}],
-    "allowed_token_ids": [None, [3, 4, 5]],
-    "bad_words": [None, ["a", "bc"]],
-    "skip_special_tokens": [None, False],
-    "structured_outputs": [None, {"regex": "[ab]{2,3}"}, {"choice": ["a", "bb"]}],
-    "stream": [None, True],
-    "logprobs": [None, 0, 20],
-    "prompt_logprobs": [None, 0, 5],
-    "cache_salt": [None, "s"],
-    "prompt": ["x", ["y", "z z"], [7, 8, 9], "talk", "picture"],
-}
-
-
-def covering(factors: dict[str, list[Any]], rng: random.Random) -> Iterator[dict[str, int]]:
-    """Rows of choices (by index) in which every two choices of two factors occur together."""
-    names = list(factors)
-    open_pairs = {
-        (one, i, other, j)
-        for one, other in itertools.combinations(names, 2)
-        for i in range(len(factors[one]))
-        for j in range(len(factors[other]))
-    }
-
-    def gain(row: dict[str, int], name: str, value: int) -> int:
-        return sum(_pair(names, name, value, other, chosen) in open_pairs for other, chosen in row.items())
-
-    while open_pairs:
-        one, i, other, j = min(open_pairs)
-        row = {one: i, other: j}
-        for name in rng.sample(names, len(names)):
-            if name not in row:
-                row[name] = max(range(len(factors[name])), key=lambda value, name=name: gain(row, name, value))  # type: ignore[misc]
-        open_pairs -= {_pair(names, a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)}
-        yield row
-
-
-def _pair(names: list[str], one: str, i: int, other: str, j: int) -> tuple[str, int, str, int]:
-    return (one, i, other, j) if names.index(one) < names.index(other) else (other, j, one, i)
-
-
-def body_of(row: dict[str, int]) -> tuple[str, dict[str, Any]]:
-    """A row as (path, body)."""
-    body = {name: FACTORS[name][value] for name, value in row.items() if FACTORS[name][value] is not None}
-    prompt = body.pop("prompt")
-    if prompt not in ("talk", "picture"):
-        return COMPLETE, body | {"prompt": prompt}
-    if "logprobs" in body:
-        body["top_logprobs"] = body["logprobs"]
-        body["logprobs"] = True
-    return CHAT, body | {"messages": talk("Say.", *([data_url(seed=4)] if prompt == "picture" else []))}
-
-
-def test_34_all_pairs_of_options_work_or_are_refused_by_name(running: Running) -> None:
-    done = refused = 0
-    with httpx.Client(base_url=running.url, timeout=60, trust_env=False) as client:
-        for row in covering(FACTORS, random.Random(3)):
-            path, body = body_of(row)
-            answer = client.post(path, json=body)
-            assert answer.status_code in (200, 400), (answer.text, body)
-            if answer.status_code == 400:
-                assert answer.json()["error"]["param"], (answer.text, body)
-                refused += 1
-                continue
-            done += 1
-            if body.get("stream"):
-                assert answer.text.endswith("data: [DONE]\n\n")
-                assert '"error"' not in answer.text, (answer.text, body)
-            else:
-                usage = answer.json()["usage"]
-                assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert done > 20, (done, refused)
 
 
 # ---------------------------------------------------------------------- ids
