@@ -23,7 +23,7 @@ class Digest:
         self.add(kind)
 
     def add(self, value: Any) -> Digest:
-        """Take in None, a number, text, bytes, or a list or mapping of these.
+        """Take in None, a number, text, bytes, or a list, set or mapping of these.
 
         Raises:
             TypeError: the value is of another type, which has no agreed bytes.
@@ -49,7 +49,9 @@ class Digest:
             for entry in value:
                 self.add(entry)
         elif isinstance(value, frozenset | set):
-            self.add(["set", *sorted(value, key=repr)])
+            self._frame(b"u", _LENGTH.pack(len(value)))
+            for entry in sorted(value, key=repr):
+                self.add(entry)
         else:
             raise TypeError(f"a value of type {type(value).__name__} has no digest")
         return self

@@ -16,6 +16,7 @@ from beheld.inputs import digest
 from beheld.inputs.digest import Digest
 from tests import tiny
 from tests.inputs import pipes
+from tests.long import sized
 
 PICTURE = tiny.picture(84, 56, 1)
 VALUES = st.recursive(
@@ -25,7 +26,9 @@ VALUES = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(max_size=4)
     | st.binary(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -39,7 +42,7 @@ def exact(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=sized(400, 50_000), deadline=None)
 @given(VALUES, VALUES)
 @pytest.mark.case(56)
 def test_equal_if_and_only_if_equal(left: Any, right: Any) -> None:
@@ -47,7 +50,7 @@ def test_equal_if_and_only_if_equal(left: Any, right: Any) -> None:
     assert same == (exact(left) == exact(right))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sized(200, 10_000), deadline=None)
 @given(st.lists(st.text(max_size=3), max_size=4), st.lists(st.text(max_size=3), max_size=4))
 @pytest.mark.case(56)
 def test_no_concatenation_collides(left: list[str], right: list[str]) -> None:
@@ -57,6 +60,80 @@ def test_no_concatenation_collides(left: list[str], right: list[str]) -> None:
     for text in right:
         two.add(text)
     assert (one.done() == two.done()) == (left == right)
+
+
+# Few values of everything, so that two are often the same in most of it, and sometimes in all.
+SIZES = st.sampled_from([(1, 4), (4, 1), (2, 2), (2, 4)])
+MODES = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "YCbCr": 3, "I;16": 2, "I": 4, "F": 4}
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> tuple[Any, ...]:
+    """(mode, size, bytes, palette, transparency, rotation)."""
+    mode, size = draw(st.sampled_from(sorted(MODES))), draw(SIZES)
+    num_bytes = size[1] * ((size[0] + 7) // 8) if mode == "1" else size[0] * size[1] * MODES[mode]
+    data = bytearray(num_bytes)
+    if draw(st.booleans()):
+        # A bit that every mode has: the first pixel of bilevel pictures is the highest.
+        data[draw(st.integers(0, num_bytes - 1)) if mode != "1" else 0] = 128
+    palette = draw(st.sampled_from([b"\0\0\0" * 2, b"\0\0\1" * 2, b"\0\0\0\0\0\1"])) if mode == "P" else None
+    clear = draw(st.sampled_from([None, 0, b"\0\1"])) if mode == "P" else None
+    return mode, size, bytes(data), palette, clear, draw(st.sampled_from([1, 3, 6]))
+
+
+def drawn(mode: str, size: tuple[int, int], data: bytes, palette: Any, clear: Any, turned: int) -> Image.Image:
+    image = Image.frombytes(mode, size, data)
+    if palette is not None:
+        image.putpalette(palette)
+    if clear is not None:
+        image.info["transparency"] = clear
+    image.getexif()[0x0112] = turned
+    return image
+
+
+@settings(max_examples=sized(300, 20_000), deadline=None)
+@given(pictures(), pictures())
+@pytest.mark.case(56)
+def test_pictures_are_equal_if_and_only_if_all_of_them_is(left: tuple[Any, ...], right: tuple[Any, ...]) -> None:
+    assert (digest.of_picture(drawn(*left)) == digest.of_picture(drawn(*right))) == (left == right)
+
+
+@settings(max_examples=sized(300, 20_000), deadline=None)
+@given(st.data())
+@pytest.mark.case(56)
+def test_items_are_equal_if_and_only_if_all_that_decides_them_is(data: st.DataObject) -> None:
+    """Type, shape and order of arrays, options (whatever their order) and their nesting, what they are and where."""
+    option = st.dictionaries(st.sampled_from("ab"), st.sampled_from([1, 1.0, True, "1", None, [1], [[1]], [1, 1]]))
+    kind = st.tuples(
+        st.sampled_from(["<i2", "<u2", "<f2", ">i2", "<i4"]),
+        st.sampled_from([(4,), (2, 2), (1, 4), (4, 1)]),
+        st.sampled_from([bytes(16), bytes(15) + b"\1"]),
+        st.sampled_from("CF"),
+        st.sampled_from(["image", "video"]),
+        st.sampled_from(["", "alone"]),
+        option | st.builds(lambda inner: {"a": inner}, option),
+    )
+
+    def made(form: Any) -> tuple[bytes, Any]:
+        dtype, shape, raw, order, modality, setting, options = form
+        array = np.frombuffer(raw, dtype)[:4].reshape(shape).astype(dtype, order=order)
+        reverse = dict(reversed(options.items()))
+        given_twice = [
+            digest.of_item(digest.of_array("x", array), modality, b"p", said, setting) for said in (options, reverse)
+        ]
+        assert given_twice[0] == given_twice[1]
+        # The order in memory is none of the array's meaning.
+        return given_twice[0], (array.dtype.str, shape, array.tobytes(), modality, setting, exact(options))
+
+    (one, left), (two, right) = made(data.draw(kind)), made(data.draw(kind))
+    assert (one == two) == (left == right)
+
+
+@pytest.mark.case(56)
+def test_a_set_is_no_list() -> None:
+    found = [Digest("x").add(value).done() for value in ({1, 2}, ["set", 1, 2], [1, 2], [["set", 1, 2]], {"set", 1})]
+    assert len(set(found)) == len(found)
+    assert Digest("x").add(frozenset((2, 1))).done() == found[0]
 
 
 def test_what_has_no_bytes_has_no_digest() -> None:

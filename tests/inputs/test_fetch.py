@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,76 +21,11 @@ from beheld.inputs.fetch import FetchRules, fetch
 from beheld.inputs.fetching import Fetcher, Room
 from tests import tiny
 from tests.inputs import pipes
+from tests.inputs.servers import Answer, plain
 from tests.long import sized
 
-Answer = Callable[[socket.socket, bytes], None]
 DATA = b"x" * 1000
 SMALL = FetchRules(limits=MediaLimits(max_item_bytes=4000))
-
-
-class Server:
-    """Answers each connection on a loopback port with a function of its own; counts and keeps the requests."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self.requests: list[bytes] = []
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def url(self, path: str = "/p.png", host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.port}{path}"
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
-
-    def _one(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                head = b""
-                while b"\r\n\r\n" not in head:
-                    more = connection.recv(4096)
-                    if not more:
-                        return
-                    head += more
-                self.requests.append(head)
-                self._answer(connection, head)
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def plain(body: bytes, status: str = "200 OK", *fields: str) -> Answer:
-    def answer(connection: socket.socket, _: bytes) -> None:
-        head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *fields]
-        connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
-
-    return answer
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Answer], Server]]:
-    servers: list[Server] = []
-
-    def make(answer: Answer) -> Server:
-        servers.append(Server(answer))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.close()
-
-
-@pytest.fixture
-def private(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
 
 
 @pytest.mark.usefixtures("private")
@@ -182,72 +116,6 @@ def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: mixed)
     with pytest.raises(FetchError, match="not public"):
         asyncio.run(dial.address_of("pictures.test", 80))
-
-
-@pytest.mark.usefixtures("private")
-@pytest.mark.case(3)
-def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hop(connection: socket.socket, head: bytes) -> None:
-        left = int(head.split()[1].rsplit(b"/", 1)[1])
-        if left == 0:
-            plain(DATA)(connection, head)
-        else:
-            plain(b"", "302 Found", f"Location: /{left - 1}", "Set-Cookie: a=b")(connection, head)
-
-    server = serve(hop)
-    assert fetch(server.url("/3"), "image", SMALL).data == DATA
-    assert all(b"ookie" not in request for request in server.requests)
-    with pytest.raises(FetchError, match="more than 3"):
-        fetch(server.url("/4"), "image", SMALL)
-    for target in ("file:///etc/passwd", "data:image/png;base64,aaaa", "ftp://x.test/", ""):
-        away = serve(plain(b"", "301 Moved", f"Location: {target}" if target else "X: y"))
-        with pytest.raises(FetchError):
-            fetch(away.url(), "image", SMALL)
-    canary = serve(plain(DATA))
-    lure = serve(plain(b"", "307 Temporary Redirect", f"Location: {canary.url()}"))
-    monkeypatch.setattr(dial, "is_public", lambda address: False)
-    monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
-    real = dial.address_of
-    calls: list[int] = []
-
-    async def second_hop_is_checked(host: str, port: int) -> str:
-        calls.append(port)
-        if len(calls) > 1:
-            monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "0")
-        return await real(host, port)
-
-    monkeypatch.setattr(dial, "address_of", second_hop_is_checked)
-    with pytest.raises(FetchError, match="not public"):
-        fetch(lure.url(), "image", SMALL)
-    assert calls == [lure.port, canary.port]
-    assert canary.requests == []
-
-
-@pytest.mark.usefixtures("private")
-@pytest.mark.case(6)
-def test_too_much_is_cut_off(serve: Any) -> None:
-    def endless(connection: socket.socket, _: bytes) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-        while True:
-            connection.sendall(b"y" * 1000)
-
-    with pytest.raises(LimitError, match="4000"):
-        fetch(serve(endless).url(), "image", SMALL)
-    with pytest.raises(LimitError, match="5000"):
-        fetch(serve(plain(b"z" * 5000)).url(), "image", SMALL)
-    with pytest.raises(FetchError, match="compressed"):
-        fetch(serve(plain(DATA, "200 OK", "Content-Encoding: gzip")).url(), "image", SMALL)
-
-    def short(connection: socket.socket, _: bytes) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\nConnection: close\r\n\r\nabc")
-
-    with pytest.raises(FetchError):
-        fetch(serve(short).url(), "image", SMALL)
-    for status in ("404 Not Found", "500 Oops", "204 No Content"):
-        with pytest.raises(FetchError, match=status[:3]):
-            fetch(serve(plain(b"", status)).url(), "image", SMALL)
-    with pytest.raises(FetchError, match="nothing"):
-        fetch(serve(plain(b"")).url(), "image", SMALL)
 
 
 @pytest.mark.usefixtures("private")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import socket
 import threading
 import time
@@ -130,9 +129,3 @@ def talk(text: str = "What is it?", *urls: str) -> list[dict[str, Any]]:
     """One user's message with pictures."""
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
-
-
-def resident_bytes() -> int:
-    """Memory of this process, which is the server's too."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -24,7 +24,8 @@ import pytest
 from beheld.cli import serve
 from beheld.core.errors import ConfigError
 from tests.long import sized
-from tests.server.running import Running, data_url, received, request_bytes, resident_bytes, talk
+from tests.memory import resident_bytes
+from tests.server.running import Running, data_url, received, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
 

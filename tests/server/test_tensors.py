@@ -13,7 +13,6 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -23,7 +22,8 @@ import torch
 from safetensors.torch import save as safe_bytes
 
 from tests.long import sized
-from tests.server.running import ENGINE, Running, request_bytes, resident_bytes, talk
+from tests.memory import peak
+from tests.server.running import ENGINE, Running, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
 HIDDEN = 64
@@ -257,24 +257,12 @@ def test_14_what_unfolds_would_be_seen() -> None:
 
 _UNFOLDING = """
 import zlib
-from tests.server.test_tensors import peak
+from tests.memory import peak
 folded = zlib.compress(bytes(32 << 20))
 with peak() as above:
     zlib.decompress(folded)
 print(above[0])
 """
-
-
-@contextmanager
-def peak() -> Iterator[list[int]]:
-    """The most bytes that are resident within, beyond those before: the system's mark, which is set back first."""
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
-    before, above = resident_bytes(), [0]
-    yield above
-    with open("/proc/self/status", encoding="ascii") as file:
-        most = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
-    above[0] = most - before
 
 
 @pytest.mark.parametrize(
