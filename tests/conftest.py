@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.long import LONG
+
 # Sums in one order give the same last bits on every machine, and test processes side by side do not fight for cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -46,3 +48,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for family in given:
         if isinstance(family, str):
             item.extra_keyword_matches.update(OTHER_NAMES.get(family, ()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour."""
+    for item in items if LONG else ():
+        item.add_marker(pytest.mark.timeout(7200))

@@ -49,6 +49,20 @@ TOOLS: Any = [
     }
     for name in ("weather", "tides")
 ]
+SMILE = "\N{SLIGHTLY SMILING FACE}"
+# Names that no function may have.
+NAMES = (
+    "a\nb",
+    "a\n",
+    "\N{SLIGHTLY SMILING FACE}",
+    "a\N{ZERO WIDTH JOINER}",
+    "",
+    "a b",
+    "a" * 65,
+    "a\0",
+    '"',
+    "caf\xe9",
+)
 WRITTEN = (
     'I look.\\n<tool_call>\\n{\\"name\\": \\"weather\\", \\"arguments\\": {\\"place\\": \\"Rome\\"}}\\n</tool_call>'
 )
@@ -134,8 +148,10 @@ def test_json_schema_and_json_object(client: openai.OpenAI) -> None:
         {"structured_outputs": {"json": {"$ref": "file:///etc/passwd"}}},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "none"}}},
         {"tools": [TOOLS[0], TOOLS[0]]},
-        {"tools": TOOLS * 100},
-        {"tools": [{"type": "function", "function": {"name": "a\nb"}}]},
+        {"tools": [{"type": "function", "function": {"name": f"f{k}"}} for k in range(10_000)]},
+        {"tools": [{"type": "function", "function": {"name": f"f{k}"}} for k in range(129)]},
+        *({"tools": [{"type": "function", "function": {"name": name}}]} for name in NAMES),
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": SMILE}}},
         {"tools": [{"type": "function", "function": {"name": "a", "description": "x" * (1 << 20)}}]},
         {"tool_choice": "auto"},
         {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
@@ -149,6 +165,15 @@ def test_52_what_does_not_fit_is_refused(thinking: Running, options: dict[str, A
     answer = thinking.post("/v1/chat/completions", {**ASK, **options})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"]
+
+
+def test_52_what_fits_is_taken(thinking: Running) -> None:
+    """As many tools as may be, names as long as they may be, and descriptions in any writing."""
+    tools = [
+        {"type": "function", "function": {"name": f"{k:064}", "description": f"{SMILE}\n\0\u202e"}} for k in range(16)
+    ]
+    answer = thinking.post("/v1/chat/completions", {**ASK, "tools": tools, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_named_function_gets_arguments_that_fit(client: openai.OpenAI) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
+import select
 import socket
 import threading
 import time
@@ -15,7 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from beheld.inputs import fetching
+from tests.long import sized
 from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.slowness import best, p99, slowness
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -108,6 +113,8 @@ def test_36_prompts_that_are_too_many_or_nothing(running: Running) -> None:
 JSON_ABUSE: dict[str, tuple[bytes, bytes]] = {
     "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"400"),
     "deep but within the parser's reach": (b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", b"400"),
+    "8 MiB in one text": (b'{"prompt": "' + b"x" * ((8 << 20) - 100) + b'"}', b"400"),
+    "half a million keys": (b"{" + b",".join(b'"%d":1' % k for k in range(500_000)) + b"}", b"400"),
     "a million keys": (b"{" + b",".join(b'"%d":1' % k for k in range(1_000_000)) + b"}", b"413 400"),
     "key twice": (b'{"prompt": "x", "prompt": "y"}', b"400"),
     "5000 digits": (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", b"400"),
@@ -125,18 +132,23 @@ JSON_ABUSE: dict[str, tuple[bytes, bytes]] = {
 
 @pytest.mark.parametrize("name", sorted(JSON_ABUSE))
 def test_37_json_abuse(running: Running, name: str) -> None:
+    """Each within 200 ms, in the best of some rounds."""
     body, statuses = JSON_ABUSE[name]
-    begin = time.perf_counter()
-    link = running.connect()
-    with link:
-        try:
-            link.sendall(request_bytes(COMPLETE, body))
-        except ConnectionError:
-            assert name == "too large"
-        answer = received(link)
-    if answer or name != "too large":
-        assert answer.split(b" ", 2)[1] in statuses.split(), answer[:300]
-    assert time.perf_counter() - begin < 1.0
+
+    def answered_s() -> float:
+        begin = time.perf_counter()
+        with running.connect() as link:
+            try:
+                link.sendall(request_bytes(COMPLETE, body))
+            except ConnectionError:
+                assert b"413" in statuses
+            answer = received(link)
+        if answer or b"413" not in statuses:
+            assert answer.split(b" ", 2)[1] in statuses.split(), answer[:300]
+        return time.perf_counter() - begin
+
+    bound = 0.2 * slowness()
+    assert best(answered_s, bound) < bound
 
 
 def test_37_a_long_text_is_measured_and_refused(running: Running) -> None:
@@ -288,31 +300,61 @@ def test_26_a_flood_of_frames_is_no_video(running: Running) -> None:
 
 
 def test_9_hung_fetches_do_not_hold_up_text(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 requests wait for a server that says nothing, which only some of them may ask at a time. Text is answered as
+    before meanwhile: the slowest of some takes no more than twice as long, in the best of some rounds."""
     monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
-    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "2")
-    statuses: list[int] = []
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.png"
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "3")
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as silent:
+        hung = request_bytes(
+            CHAT, {"messages": talk("x", f"http://127.0.0.1:{silent.getsockname()[1]}/x.png"), "max_tokens": 1}
+        )
+        silent.setblocking(False)
 
-        def ask() -> None:
-            statuses.append(running.post(CHAT, {"messages": talk("x", url), "max_tokens": 1}).status_code)
+        def text_s() -> float:
+            begin = time.perf_counter()
+            assert running.post(COMPLETE, {"prompt": "x", "max_tokens": 2}).status_code == 200
+            return time.perf_counter() - begin
 
+        def slower() -> float:
+            """How many times as long the slowest of some texts takes, with and without those who hang."""
+            calm = p99([text_s() for _ in range(20)])
+            links = [running.connect() for _ in range(64)]
+            try:
+                for link in links:
+                    link.sendall(hung)
+                assert 0 < taken(0.3) <= fetching._MAX_PER_HOST
+                beside = p99([text_s() for _ in range(20)])
+                assert not select.select(links, [], [], 0)[0], "they were to hang by now"
+            finally:
+                for link in links:
+                    link.close()
+            running.idle()
+            taken(0.0)
+            return beside / calm
+
+        def taken(wait_s: float) -> int:
+            """How many connections the silent server was given, which it drops."""
+            time.sleep(wait_s)
+            count = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    held.append(silent.accept()[0])
+                    count += 1
+            return count
+
+        held: list[socket.socket] = []
         # What is loaded at the first use is loaded.
         running.post(CHAT, {"messages": talk("x", "http://[::]/")})
-        running.post(COMPLETE, {"prompt": "x", "max_tokens": 2})
-        threads = [threading.Thread(target=ask) for _ in range(24)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.2)
-        begin = time.perf_counter()
-        assert running.post("/tokenize", {"prompt": "x"}).status_code == 200
-        assert running.post(COMPLETE, {"prompt": "x", "max_tokens": 2}).status_code == 200
-        waited = time.perf_counter() - begin
-        assert not statuses, "the fetches were to be hung by now"
-        for thread in threads:
-            thread.join()
-    assert waited < 1.8
-    assert statuses == [422] * 24
+        text_s()
+        assert best(slower, 2.0) <= 2.0
+        monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "0.5")
+        links = [running.connect() for _ in range(64)]
+        for link in links:
+            link.sendall(hung)
+        answers = [received(link)[:12] for link in links]
+        for link in (*links, *held):
+            link.close()
+    assert answers == [b"HTTP/1.1 422"] * 64
 
 
 def test_53_markers_in_text_are_text(running: Running) -> None:
@@ -408,7 +450,8 @@ def test_78_labels_of_metrics_are_bounded(running: Running) -> None:
 
     lines(0, 1)
     running.get("/metrics")
-    assert lines(1, 50) == lines(51, 1)
+    many = sized(50, 10_000)
+    assert lines(1, many) == lines(1 + many, 1)
 
 
 def test_78_every_stage_of_the_way_is_measured(running: Running) -> None:

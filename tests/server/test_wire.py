@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
+import statistics
 import struct
 import threading
 import time
@@ -16,6 +18,7 @@ import pytest
 
 from tests import long
 from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.slowness import best, p99
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": talk("Go on."), "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
@@ -88,41 +91,51 @@ def test_63_slow_headers_are_cut(running: Running, sent: bytes) -> None:
     assert 0.5 < time.monotonic() - begin < 3.0
 
 
-def test_63_a_slow_body_is_cut_while_others_are_served(running: Running) -> None:
-    head = (
-        request_bytes("/tokenize", {"prompt": "a"})
-        .partition(b"\r\n\r\n")[0]
-        .replace(b"Content-Length: 15", b"Content-Length: 500")
-    )
-    begin = time.monotonic()
-    links = [running.connect(10.0) for _ in range(50)]
-    for link in links:
-        link.sendall(head + b"\r\n\r\n")
-    stop = threading.Event()
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part: str) -> None:
+    """Many that send a byte now and then (500 in the long form): each is told so when its time is up. The slowest of
+    some others takes no more than twice as long meanwhile, in the best of some rounds."""
+    head, blank, _ = request_bytes("/tokenize", {"prompt": "a"}).partition(b"\r\n\r\n")
+    sent = head.replace(b"Content-Length: 15", b"Content-Length: 500") + (blank if part == "body" else b"\r\nX: ")
+    options = running.options
+    allowed_s = {"headers": options.header_s, "body": options.body_s}[part]
+    many = long.sized(50, 500)
 
-    def drip() -> None:
-        while not stop.wait(0.2):
+    def text_s() -> float:
+        begin = time.perf_counter()
+        assert running.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+        return time.perf_counter() - begin
+
+    def slower() -> float:
+        calm = p99([text_s() for _ in range(20)])
+        begin = time.monotonic()
+        links = [running.connect(10.0) for _ in range(many)]
+        stop = threading.Event()
+
+        def drip() -> None:
+            while not stop.wait(0.2):
+                for link in links:
+                    with contextlib.suppress(OSError):
+                        link.send(b" ")
+
+        dripping = threading.Thread(target=drip)
+        try:
             for link in links:
-                try:
-                    link.send(b" ")
-                except OSError:
-                    return
+                link.sendall(sent)
+            dripping.start()
+            beside = p99([text_s() for _ in range(20)])
+            answers = [received(link) for link in links]
+        finally:
+            stop.set()
+            dripping.join()
+            for link in links:
+                link.close()
+        assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers), answers[0][:200]
+        assert allowed_s * 0.9 < time.monotonic() - begin < allowed_s + 4.5
+        return beside / calm
 
-    dripping = threading.Thread(target=drip)
-    dripping.start()
-    slowest = 0.0
-    for _ in range(10):
-        asked = time.monotonic()
-        assert running.get("/version").status_code == 200
-        slowest = max(slowest, time.monotonic() - asked)
-    answers = [received(link) for link in links]
-    stop.set()
-    dripping.join()
-    for link in links:
-        link.close()
-    assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers), answers[0][:200]
-    assert time.monotonic() - begin < 6.0
-    assert slowest < 1.0
+    text_s()
+    assert best(slower, 2.0) <= 2.0
 
 
 def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
@@ -147,43 +160,75 @@ def hang_up(link: socket.socket, how: str) -> None:
     link.close()
 
 
-@pytest.mark.parametrize("how", ["close", "reset", "half"])
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a picture at a server that takes connections and says nothing."""
+    monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/x.png"
+
+
+# Phase -> (the share of the request that is sent, seconds until the client goes away, the answer is short).
+PHASES = {
+    "connect": (0.0, 0.0, False),
+    "headers": (0.05, 0.0, False),
+    "body": (0.5, 0.0, False),
+    "decode or queue": (1.0, 0.0, False),
+    "prefill": (1.0, 0.03, False),
+    "decode step": (1.0, 0.1, False),
+    "after the last token": (1.0, 0.1, True),
+}
+HOWS = ("close", "reset", "half")
+
+
+def leave(running: Running, body: dict[str, Any], phase: str, how: str) -> None:
+    """A client that goes away in a phase of its request."""
+    share, delay, short = PHASES[phase]
+    data = request_bytes(CHAT, body | ({"max_tokens": 1} if short else {}))
+    with running.connect() as link:
+        link.sendall(data[: int(share * len(data))])
+        time.sleep(delay)
+        hang_up(link, how)
+
+
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_61_clients_that_go_away_leave_nothing(running: Running, how: str, stream: bool, n: int) -> None:
-    bodies: list[dict[str, Any]] = [
-        LONG | {"stream": stream, "n": n},
-        LONG | {"stream": stream, "n": n, "messages": talk("x", data_url(seed=3), data_url(seed=4))},
-        {**LONG, "stream": stream, "messages": talk("x", data_url(1200, 1200, seed=os.getpid() % 1000))},
-    ]
-    for body in bodies:
-        data = request_bytes(CHAT, body)
-        for size, delay in (
-            (0, 0.0),
-            (40, 0.0),
-            (len(data) // 2, 0.0),
-            (len(data), 0.0),
-            (len(data), 0.03),
-            (len(data), 0.2),
-        ):
-            link = running.connect()
-            link.sendall(data[:size])
-            time.sleep(delay)
-            hang_up(link, how)
-    running.idle(3.0)
+def test_61_clients_that_go_away_leave_nothing(running: Running, silent: str, how: str, stream: bool, n: int) -> None:
+    """In every phase: within a second, in the better of two rounds, all that they held is back. One asks with text, the
+    other with pictures, a large picture or one that is being fetched."""
+    pictures = {
+        "close": [data_url(seed=3), data_url(seed=4)],
+        "reset": [data_url(1200, 1200, seed=os.getpid() % 1000)],
+        "half": [silent],
+    }
+    left: list[float] = []
+    for urls in ([], pictures[how]):
+        for phase in PHASES:
+            leave(running, LONG | {"stream": stream, "n": n, "messages": talk("x", *urls)}, phase, how)
+        begin = time.monotonic()
+        running.idle(5.0)
+        left.append(time.monotonic() - begin)
+    assert min(left) < 1.0, left
 
 
 @pytest.mark.skipif(not long.LONG, reason="long form")
 @pytest.mark.slow
-def test_61_long_form(running: Running) -> None:
-    data = request_bytes(CHAT, LONG | {"stream": True, "n": 3})
-    for k in range(long.sized(500, 10_000)):
-        link = running.connect()
-        link.sendall(data[: len(data) if k % 4 else k % len(data)])
-        time.sleep((k % 7) / 500)
-        hang_up(link, ("close", "reset", "half")[k % 3] if k % 50 else "half")
-        if k % 500 == 499:
+def test_61_long_form(running: Running, silent: str) -> None:
+    """10,000 that go away, in every phase and way, streams or not, one answer or three, with and without pictures."""
+    chance = random.Random(61)
+    left: list[float] = []
+    for number in range(long.sized(500, 10_000)):
+        pictures = chance.choice(([], [], [], [data_url(seed=number % 50)], [silent]))
+        body = LONG | {"stream": chance.random() < 0.5, "n": chance.choice((1, 3)), "messages": talk("x", *pictures)}
+        # Most go away at once: the phases that take a while are for some.
+        phase = chance.choice([*PHASES]) if number % 4 == 0 else chance.choice([*PHASES][:4])
+        leave(running, body, phase, chance.choice(HOWS[:2] if number % 50 else HOWS))
+        if number % 250 == 249:
+            begin = time.monotonic()
             running.idle(5.0)
+            left.append(time.monotonic() - begin)
+    assert statistics.median(left) < 1.0, left
 
 
 def test_61_others_are_not_disturbed(running: Running) -> None:
