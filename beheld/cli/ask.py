@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(receipt.to_json(), ensure_ascii=False), file=sys.stderr)
     for receipt in output.media:
         for loss in receipt.lost:
-            print(f"note: {receipt.modality} {receipt.index + 1}: {loss}", file=sys.stderr)
+            print(f"note: {receipt.item}: {loss}", file=sys.stderr)
     if output.outputs[0].finish_reason == "length":
         print("note: the answer was cut at --max-tokens.", file=sys.stderr)
     return 0

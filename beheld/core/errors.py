@@ -5,7 +5,8 @@ BeheldError
 |   |-- ConfigError                an engine option: unknown, out of range, or not available here
 |   |-- ModelError                 no such model, not a model, no weights, or an unsupported architecture
 |   |-- ParamsError                a sampling parameter
-|   |-- PromptError                a prompt or its placeholders
+|   |-- PromptError                a prompt
+|   |   |-- MarkerError            its markers are not as many as its media
 |   |   `-- PromptTooLongError     longer than the model or the engine's limits allow
 |   |-- TemplateError              the chat template is missing or fails
 |   |-- LoRAError                  an adapter: unknown, broken, or not one for this model
@@ -40,6 +41,8 @@ class BeheldError(Exception):
         item: the media item concerned, as "image 2" (counted from 1), if any.
         detail: what a library said of it. It stands in the message, but clients of a server are not told: nobody has
             read what it may hold.
+        or_engine: what else helps, but only whoever starts the engine can do; words that follow "or": "raise
+            max_model_len". Clients of a server are told it as the operator's.
     """
 
     stage = "engine"
@@ -53,9 +56,11 @@ class BeheldError(Exception):
         param: str | None = None,
         item: str | None = None,
         detail: str = "",
+        or_engine: str = "",
     ) -> None:
         self.reason = reason
         self.remedy = remedy
+        self.or_engine = or_engine
         self.param = param
         self.item = item
         self.detail = detail
@@ -66,24 +71,40 @@ class BeheldError(Exception):
     def __str__(self) -> str:
         where = f"{self.item}: " if self.item else ""
         reason = f"{self.reason.rstrip('.')}: {self.detail.rstrip('.')}." if self.detail else self.reason
-        return f"{where}{reason}" + (f" {self.remedy}" if self.remedy else "")
+        return f"{where}{reason} {self._advice()}".rstrip()
 
-    def told(self) -> tuple[str, str, str, str | None, str | None, str]:
+    def _advice(self) -> str:
+        """All that helps, for somebody who has the engine."""
+        if not (self.remedy and self.or_engine):
+            return self.remedy or (f"{self.or_engine[0].upper()}{self.or_engine[1:]}." if self.or_engine else "")
+        return f"{self.remedy.rstrip('.')}, or {self.or_engine}."
+
+    def told(self) -> tuple[str, str, str, str | None, str | None, str, str]:
         """Everything it says, as `rebuild` takes it."""
-        return (self.reason, self.remedy, self.stage, self.param, self.item, self.detail)
+        return (self.reason, self.remedy, self.stage, self.param, self.item, self.detail, self.or_engine)
 
-    def of(self, item: str) -> Self:
-        """The same error, which says that it is about this item if it says nothing of one yet."""
-        reason, remedy, stage, param, own, detail = self.told()
-        return rebuild(type(self), reason, remedy, stage, param, own or item, detail)
+    def of(self, item: str, place: str | None = None) -> Self:
+        """The same error, which says that it is about this item, and where that was given, as far as it says nothing of
+        them yet."""
+        reason, remedy, stage, param, own, detail, or_engine = self.told()
+        return rebuild(type(self), reason, remedy, stage, param or place, own or item, detail, or_engine)
 
     def __reduce__(self) -> tuple[object, ...]:
         return rebuild, (type(self), *self.told())
 
 
-def rebuild(kind: type[E], reason: str, remedy: str, stage: str, param: str | None, item: str | None, detail: str) -> E:
+def rebuild(
+    kind: type[E],
+    reason: str,
+    remedy: str,
+    stage: str,
+    param: str | None,
+    item: str | None,
+    detail: str,
+    or_engine: str,
+) -> E:
     """An error of what `told` gave, on the other side of a process border."""
-    return kind(reason, remedy, stage=stage, param=param, item=item, detail=detail)
+    return kind(reason, remedy, stage=stage, param=param, item=item, detail=detail, or_engine=or_engine)
 
 
 def first_line(error: BaseException) -> str:
@@ -117,9 +138,13 @@ class ParamsError(UserError):
 
 
 class PromptError(UserError):
-    """A prompt is malformed, or its placeholders do not match its media."""
+    """A prompt is malformed."""
 
     stage = "prompt"
+
+
+class MarkerError(PromptError):
+    """A prompt has more markers than media, or fewer."""
 
 
 class PromptTooLongError(PromptError):

@@ -11,6 +11,11 @@ from typing import Any
 MODALITIES = ("image", "video", "audio")
 
 
+def item_name(modality: str, number: int) -> str:
+    """What errors and receipts call a request's item: "image 2" is the second of its pictures, whatever else it has."""
+    return f"{modality} {number}"
+
+
 @dataclass(frozen=True)
 class MediaRef:
     """What the user gave, not opened yet.
@@ -22,12 +27,14 @@ class MediaRef:
             tensors such as {"image_embeds": ..., "image_grid_thw": ...}).
         options: processor options of this item alone, merged over the request's and the engine's.
         uuid: the caller's own name for the content, if given.
+        place: where it stood in the messages, as "messages.0.content.1.image_url", if it did; errors name it.
     """
 
     modality: str
     source: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     uuid: str | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +113,7 @@ class MediaReceipt:
 
     Attributes:
         modality: "image", "video" or "audio".
-        index: counted from 0 within the request, over all modalities, in the order of the prompt.
+        index: counted from 0 among the request's items of this modality, as the caller gave them.
         given: what came in, for example {"source": "path", "format": "PNG", "width": 640, "height": 480}.
         used: what the model saw, for example {"width": 896, "height": 672, "tiles": 5, "exif_rotated": True} or
             {"frames": 16, "width": 448, "height": 336, "timestamps_s": (0.0, 0.5, ...)}. A size is that of the whole
@@ -129,9 +136,15 @@ class MediaReceipt:
     milliseconds: Mapping[str, float]
     digest: str = ""
 
+    @property
+    def item(self) -> str:
+        """What errors call it, too: counted from 1, as "image 2"."""
+        return item_name(self.modality, self.index + 1)
+
     def to_json(self) -> dict[str, Any]:
         """The receipt as plain JSON types."""
         return {
+            "item": self.item,
             "modality": self.modality,
             "index": self.index,
             "given": dict(self.given),

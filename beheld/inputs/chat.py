@@ -15,7 +15,7 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import MediaError, PromptError
-from beheld.core.media import MediaRef
+from beheld.core.media import MediaRef, item_name
 from beheld.core.params import nearest
 from beheld.inputs import embeds
 from beheld.inputs.control import ControlTokens, StandIns
@@ -46,6 +46,22 @@ class Conversation:
     messages: tuple[Mapping[str, Any], ...]
     media: tuple[MediaRef, ...]
     stand_ins: StandIns
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A part's place; `message` and `part` count from 1."""
+
+    message: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"Part {self.part} of message {self.message}"
+
+    @property
+    def path(self) -> str:
+        """As errors name fields: counted from 0."""
+        return f"messages.{self.message - 1}.content.{self.part - 1}"
 
 
 @dataclass(frozen=True)
@@ -83,13 +99,17 @@ def read(
         DecodeError: embeddings in a part are malformed.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise PromptError("There are no messages.", 'Give a list such as [{"role": "user", "content": "..."}].')
+        raise PromptError(
+            "There are no messages.", 'Give a list such as [{"role": "user", "content": "..."}].', param="messages"
+        )
     stand_ins = StandIns(_letters(messages))
     media: list[MediaRef] = []
     out: list[Mapping[str, Any]] = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
-            raise PromptError(f"Message {number} is not a mapping.", 'Give {"role": ..., "content": ...}.')
+            raise PromptError(
+                f"Message {number} is not a mapping.", 'Give {"role": ..., "content": ...}.', param=_field(number)
+            )
         out.append(_message(message, number, form, control, stand_ins, media, limits))
     return Conversation(tuple(out), tuple(media), stand_ins)
 
@@ -131,11 +151,17 @@ def _message(
     role = message.get("role")
     if not isinstance(role, str) or _ROLE.fullmatch(role) is None:
         raise PromptError(
-            f"Message {number} has the role {role!r}.", "Use a word such as 'system', 'user' or 'assistant'."
+            f"Message {number} has the role {role!r}.",
+            "Use a word such as 'system', 'user' or 'assistant'.",
+            param=_field(number, "role"),
         )
     if role not in _ROLES and any(role in spelling for spelling in control.ids):
-        raise PromptError(f"The role {role!r} of message {number} is part of a control token.", "Use another role.")
-    rest = {k: _extra(k, v) for k, v in message.items() if k not in ("role", "content")}
+        raise PromptError(
+            f"The role {role!r} of message {number} is part of a control token.",
+            "Use another role.",
+            param=_field(number, "role"),
+        )
+    rest = {k: _extra(k, v, number) for k, v in message.items() if k not in ("role", "content")}
     out = {"role": role, **sanitized(rest, control, stand_ins)}
     content = message.get("content")
     if isinstance(content, str) and (form.strings_too or not form.as_list):
@@ -147,19 +173,28 @@ def _message(
     return {**out, "content": _as_list(safe) if form.as_list else _as_string(safe, form)}
 
 
-def _extra(name: str, value: Any) -> Any:
+def _field(number: int, *path: str | int) -> str:
+    """What errors call a field of a message; `number` counts from 1."""
+    return ".".join(map(str, ("messages", number - 1, *path)))
+
+
+def _extra(name: str, value: Any, number: int) -> Any:
     """Tool calls carry their arguments as JSON text; templates want them as an object."""
     if name != "tool_calls" or not isinstance(value, list):
         return value
     calls = []
-    for call in value:
+    for place, call in enumerate(value):
         function = call.get("function") if isinstance(call, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(function, Mapping) and isinstance(arguments, str):
             try:
                 call = {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
             except ValueError as error:
-                raise PromptError("The arguments of a tool call are not valid JSON.") from error
+                raise PromptError(
+                    "The arguments of a tool call are not valid JSON.",
+                    "Write an object as JSON.",
+                    param=_field(number, name, place, "function", "arguments"),
+                ) from error
         calls.append(call)
     return calls
 
@@ -168,50 +203,60 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
-        raise PromptError(f"The content of message {number} is neither text nor a list of parts.")
+        raise PromptError(
+            f"The content of message {number} is neither text nor a list of parts.",
+            "Give either.",
+            param=_field(number, "content"),
+        )
     parts: list[Part] = []
     for index, part in enumerate(content, 1):
-        where = f"Part {index} of message {number}"
+        where = _Spot(number, index)
         if isinstance(part, str):
             parts.append(part)
             continue
         if not isinstance(part, Mapping):
-            raise PromptError(f"{where} is not a mapping.", 'Give {"type": "text", "text": ...} or the like.')
+            raise PromptError(
+                f"{where} is not a mapping.", 'Give {"type": "text", "text": ...} or the like.', param=where.path
+            )
         kind = _kind(part, where)
         if kind in _TEXT_TYPES:
             text = part.get(_TEXT_TYPES[kind])
             if not isinstance(text, str):
-                raise PromptError(f"{where} has no text.", 'Give {"type": "text", "text": ...}.')
+                raise PromptError(f"{where} has no text.", 'Give {"type": "text", "text": ...}.', param=where.path)
             parts.append(text)
         else:
-            ref = _media(part, kind, where, limits)
+            ref = _media(part, kind, where, media, limits)
             media.append(ref)
             parts.append(Marker(ref.modality))
     return parts
 
 
-def _kind(part: Mapping[str, Any], where: str) -> str:
+def _kind(part: Mapping[str, Any], where: _Spot) -> str:
     known = {**_TEXT_TYPES, **_MEDIA_TYPES}
     kind = part.get("type")
     if kind is None:
         kind = next((name for name in known if name in part), None)
     if not isinstance(kind, str) or kind not in known:
         remedy = nearest(str(kind), known) or f"Known: {', '.join(known)}."
-        raise PromptError(f"{where} is of the unknown type {kind!r}.", remedy, param="type")
+        raise PromptError(f"{where} is of the unknown type {kind!r}.", remedy, param=f"{where.path}.type")
     return kind
 
 
-def _media(part: Mapping[str, Any], kind: str, where: str, limits: MediaLimits) -> MediaRef:
-    """The item of a part; whatever else the part holds are options of the item's processing."""
+def _media(
+    part: Mapping[str, Any], kind: str, where: _Spot, before: Sequence[MediaRef], limits: MediaLimits
+) -> MediaRef:
+    """The item of a part, which comes after those `before`; whatever else the part holds are options of its
+    processing."""
     modality = _MEDIA_TYPES[kind]
     uuid = part.get("uuid")
-    used = {kind}
+    used = [kind]
     source = part.get(kind)
     if source is None and kind == modality:
-        used = {name for name in _SOURCES if part.get(name) is not None}
-        source = next((_wrapped(name, part[name], modality) for name in _SOURCES if part.get(name) is not None), None)
+        used = [name for name in _SOURCES if part.get(name) is not None]
+        source = _wrapped(used[0], part[used[0]], modality) if used else None
+    place = f"{where.path}.{used[0] if used else kind}"
     if kind == "image_embeds":
-        source = _embeddings(source, where, limits) if source is not None else None
+        source = _embeddings(source, place, before, limits) if source is not None else None
     elif kind == "input_audio" and isinstance(source, Mapping):
         source = _wrapped("base64", source.get("data"), modality)
     elif isinstance(source, Mapping) and "url" in source:
@@ -221,18 +266,21 @@ def _media(part: Mapping[str, Any], kind: str, where: str, limits: MediaLimits) 
         source = None
     if source is None:
         raise PromptError(
-            f"{where} holds no {modality}.", f'Give it under {kind!r}, for example {{"type": {kind!r}, ...}}.'
+            f"{where} holds no {modality}.",
+            f'Give it under {kind!r}, for example {{"type": {kind!r}, ...}}.',
+            param=place,
         )
     options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}
-    return MediaRef(modality, source, options, None if uuid is None else str(uuid))
+    return MediaRef(modality, source, options, None if uuid is None else str(uuid), place)
 
 
-def _embeddings(source: Any, where: str, limits: MediaLimits) -> Any:
-    """What base64 in `source` stands for; errors name the part."""
+def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
+    """What base64 in `source` stands for; errors name the item, a picture, and its place."""
     try:
         return embeds.from_base64(source, limits)
     except MediaError as error:
-        raise error.of(where) from error
+        number = 1 + sum(ref.modality == "image" for ref in before)
+        raise error.of(item_name("image", number), place) from error
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:

@@ -98,7 +98,8 @@ async def address_of(host: str, port: int) -> str:
             if not is_public(address):
                 raise FetchError(
                     f"The host {host!r} has an address that is not public.",
-                    "Set BEHELD_ALLOW_PRIVATE_FETCH=1 to allow private and loopback addresses.",
+                    "Give the item itself, as a data URL or the like.",
+                    or_engine="set BEHELD_ALLOW_PRIVATE_FETCH=1, which allows private and loopback addresses",
                 )
     return addresses[0]
 

@@ -108,7 +108,11 @@ async def fetch_remote(
         async with asyncio.timeout(timeout_s(modality)):
             data = await _read_http(url, rules, reserve)
     except TimeoutError as error:
-        raise FetchError("The server took too long.", "Raise BEHELD_IMAGE_FETCH_TIMEOUT or its siblings.") from error
+        raise FetchError(
+            "The server took too long.",
+            "Try again, or give the item itself, as a data URL or the like.",
+            or_engine=f"raise BEHELD_{modality.upper()}_FETCH_TIMEOUT",
+        ) from error
     return Fetched(data, "url", 1e3 * (asyncio.get_running_loop().time() - begin))
 
 
@@ -159,13 +163,18 @@ def _read_allowed(path: str, rules: FetchRules) -> bytes:
     if rules.root is None:
         raise FetchError(
             "Local files may not be read.",
-            "Set allowed_local_media_path to the folder that may be, or pass a pathlib.Path or an opened picture.",
+            "Give the file itself: as a data URL, or opened.",
+            or_engine="set allowed_local_media_path to the folder whose files may be read",
         )
     if "\0" in path:
         raise FetchError("The path holds a NUL character.")
     root, real = _real(rules.root), _real(path)
     if not real.is_relative_to(root) or real == root:
-        raise FetchError("The file is not below allowed_local_media_path.")
+        raise FetchError(
+            "The file is not below allowed_local_media_path.",
+            "Give the item itself, as a data URL or the like.",
+            or_engine="name another folder",
+        )
     folder = _open(os.fspath(root), os.O_RDONLY | os.O_DIRECTORY, None)
     try:
         for name in real.relative_to(root).parts[:-1]:
@@ -227,7 +236,11 @@ async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Await
     for _ in range(MAX_REDIRECTS + 1):
         place = dial.parse(url)
         if rules.domains is not None and place.host not in rules.domains:
-            raise FetchError(f"The host {place.host!r} is not among allowed_media_domains.")
+            raise FetchError(
+                f"The host {place.host!r} is not among allowed_media_domains.",
+                "Give the item itself, as a data URL or the like.",
+                or_engine="add the host to allowed_media_domains",
+            )
         copy = copies.find(place)
         if copy is not None:
             own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from beheld.core.errors import FetchError, MediaError
-from beheld.core.media import MediaRef
+from beheld.core.media import MediaRef, item_name
 from beheld.inputs.fetch import FetchRules, fetch_remote, is_remote, timeout_s
 
 _MAX_AT_ONCE = 256
@@ -78,9 +78,9 @@ def _or_raise(media: Sequence[MediaRef], index: int, found: MediaRef | BaseExcep
         return found
     if not isinstance(found, MediaError):
         raise found
-    modality = media[index].modality
-    name = f"{modality} {sum(ref.modality == modality for ref in media[: index + 1])}"
-    raise found.of(name) from found
+    ref = media[index]
+    number = sum(other.modality == ref.modality for other in media[: index + 1])
+    raise found.of(item_name(ref.modality, number), ref.place) from found
 
 
 def _host(url: str) -> str:

@@ -20,7 +20,7 @@ from beheld.core.errors import (
     WorkerError,
     first_line,
 )
-from beheld.core.media import MediaItem, MediaReceipt, MediaRef
+from beheld.core.media import MediaItem, MediaReceipt, MediaRef, item_name
 from beheld.inputs import audio, decode, digest, embeds, header, video
 from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
@@ -41,7 +41,7 @@ class Task:
 
     Attributes:
         ref: what the user gave.
-        name: as messages name it, "image 2".
+        index: its place among the request's items of its modality, counted from 0.
         options: processor options, all layers merged.
         setting: what of its surroundings changes its features.
         salt: callers with different ones share no item, and see nothing of each other's in the time that theirs take.
@@ -49,16 +49,21 @@ class Task:
     """
 
     ref: MediaRef
-    name: str
+    index: int
     options: Mapping[str, Any]
     setting: str
     salt: bytes = b""
     departure: Departure = field(default_factory=Departure, compare=False)
 
+    @property
+    def name(self) -> str:
+        """As errors name it, "image 2"."""
+        return item_name(self.ref.modality, self.index + 1)
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A prepared item and its receipt (whose index is the caller's to set)."""
+    """A prepared item and its receipt."""
 
     item: MediaItem
     receipt: MediaReceipt
@@ -142,13 +147,21 @@ class ItemMaker:
         task.departure.check()
         try:
             return self._make(task)
+        except ParamsError as error:
+            if task.ref.options and task.ref.place is not None:
+                # They stand in the item's own part, beside it.
+                reason, remedy, detail = error.reason, error.remedy, error.detail
+                raise ParamsError(
+                    reason, remedy, param=task.ref.place.rpartition(".")[0], item=task.name, detail=detail
+                ) from error
+            raise error.of(task.name) from error
         except BeheldError as error:
             if isinstance(error, EngineError) and not isinstance(error, WorkerError):
                 raise
-            raise error.of(task.name) from error
+            raise error.of(task.name, task.ref.place) from error
         except MemoryError as error:
             reason = f"Preparing the {task.ref.modality} took more memory than there is."
-            raise LimitError(reason, "Send a smaller one.", item=task.name) from error
+            raise LimitError(reason, "Send a smaller one.", item=task.name, param=task.ref.place) from error
         except Exception as error:
             # Nobody knows who is at fault. What content may do to libraries is told where they are asked.
             error.add_note(f"While {task.name} was prepared.")
@@ -345,7 +358,9 @@ class ItemMaker:
         lost = (*content.lost, *processed.lost)
         if lost and self._strict:
             raise MediaLossError(
-                f"strict_media is set, and {'; '.join(lost)}.", "Bring it into a form that needs no loss."
+                f"strict_media is set, and {'; '.join(lost)}.",
+                "Bring it into a form that needs no loss.",
+                or_engine="start without strict_media",
             )
         given = {**content.given, "source": kind}
         if task.ref.uuid is not None:
@@ -353,7 +368,7 @@ class ItemMaker:
         treated = {"exif_rotated": given.pop("exif_rotated")} if "exif_rotated" in given else {}
         receipt = MediaReceipt(
             modality=task.ref.modality,
-            index=0,
+            index=task.index,
             given=given,
             used={**processed.used, **treated},
             lost=lost,
@@ -386,8 +401,3 @@ def merge_size(info: ModelInfo) -> int:
     vision = read_json(Path(info.path) / CONFIG).get("vision_config") or {}
     value = vision.get("spatial_merge_size") if isinstance(vision, Mapping) else None
     return value if isinstance(value, int) and value > 0 else (2 if info.position_axes > 1 else 1)
-
-
-def indexed(prepared: Prepared, index: int) -> MediaReceipt:
-    """The receipt with its place in the request."""
-    return replace(prepared.receipt, index=index)

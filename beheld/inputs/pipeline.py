@@ -22,7 +22,7 @@ from beheld.inputs.draft import Draft, ItemsByModality, Made, Order
 from beheld.inputs.families import family_of
 from beheld.inputs.fetch import FetchRules
 from beheld.inputs.fetching import Fetcher
-from beheld.inputs.media import ItemMaker, Prepared, Task, indexed, merge_size
+from beheld.inputs.media import ItemMaker, Prepared, Task, merge_size
 from beheld.inputs.options import merged
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.prompt import ParsedPrompt, PromptType, parse
@@ -229,7 +229,7 @@ class InputPipeline:
         if continue_final_message and add_generation_prompt:
             raise PromptError(
                 "continue_final_message and add_generation_prompt exclude each other.",
-                "Set add_generation_prompt=False to continue the last message.",
+                "Set add_generation_prompt to false to continue the last message.",
                 param="continue_final_message",
             )
         encode, media, text = self._render(
@@ -362,7 +362,7 @@ class InputPipeline:
             if written != items:
                 raise TemplateError(
                     f"The chat template wrote {written} markers for {items} {modality} items.",
-                    "Give a chat_template that writes one per item, or another chat_template_content_format.",
+                    or_engine="give a chat_template that writes one per item, or another chat_template_content_format",
                 )
 
     def _most(self, params: SamplingParams) -> int | None:
@@ -396,7 +396,7 @@ class InputPipeline:
         items = {modality: [p.item for p in own] for modality, own in queues.items()}
         waiting = {self._tokenizer.marks[modality]: iter(own) for modality, own in queues.items()}
         in_order = [next(waiting[token]) for token in ids if token in waiting]
-        return items, tuple(indexed(prepared, index) for index, prepared in enumerate(in_order))
+        return items, tuple(prepared.receipt for prepared in in_order)
 
     def _prepare_all(
         self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, departure: Departure
@@ -405,13 +405,14 @@ class InputPipeline:
         seen: dict[str, int] = {}
         tasks = []
         for ref in media:
-            seen[ref.modality] = seen.get(ref.modality, 0) + 1
+            index = seen.get(ref.modality, 0)
+            seen[ref.modality] = index + 1
             tasks.append(
                 Task(
                     ref,
-                    f"{ref.modality} {seen[ref.modality]}",
+                    index,
                     merged(self._args.mm_processor_kwargs, options, ref.options),
-                    self._family.setting(ref.modality, seen[ref.modality], totals),
+                    self._family.setting(ref.modality, index + 1, totals),
                     salt,
                     departure,
                 )
@@ -426,7 +427,7 @@ class InputPipeline:
         """
         self._checks.modalities(media)
         made = self._prepare_all(media, {}, b"", Departure())
-        return [indexed(prepared, index) for index, prepared in enumerate(made)]
+        return [prepared.receipt for prepared in made]
 
     # ------------------------------------------------------------------ sealing
 
@@ -439,12 +440,12 @@ class InputPipeline:
         items, ids, order = made.items, made.ids, made.draft.order
         if not items and not self._info.is_encoder_decoder:
             # Before anything is made of what is too long.
-            self._checks.length(ids, ())
+            self._checks.length(ids, (), ())
         token_ids, spans = expand.expand(ids, items, self._tokenizer.marks)
         salt = made.draft.parsed.salt
         if self._info.is_encoder_decoder:
             token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, salt)
-        self._checks.length(token_ids, spans)
+        self._checks.length(token_ids, spans, made.draft.parsed.media)
         return Request(
             id=order.request_id,
             token_ids=token_ids,

@@ -103,7 +103,9 @@ class Sealer:
         if self._habits.bind(forced) and grammar is not None:
             raise ParamsError(
                 "This checkpoint forces or forbids tokens, which no grammar knows.",
-                "Leave the grammar out, or start with generation_config='vllm'.",
+                "Leave the grammar out.",
+                param="structured_outputs",
+                or_engine="start with generation_config='vllm'",
             )
         return Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
@@ -155,7 +157,10 @@ class Sealer:
             value = getattr(params, name)
             if value is not None and value > self._max_logprobs:
                 raise ParamsError(
-                    f"{name}={value} exceeds max_logprobs={self._max_logprobs}.", "Raise max_logprobs.", param=name
+                    f"{name}={value} exceeds max_logprobs={self._max_logprobs}.",
+                    "Ask for fewer.",
+                    param=name,
+                    or_engine="raise max_logprobs",
                 )
         if params.stop and self._tokenizer is None:
             raise ParamsError("stop strings need a tokenizer.", "Use stop_token_ids.", param="stop")

@@ -107,7 +107,7 @@ class Stretches:
 def too_long(most: int) -> PromptTooLongError:
     """What is said of a text whose tokens were not counted to the end."""
     return PromptTooLongError(
-        f"The prompt has more than {most} tokens, which is the limit.", "Shorten it, or raise max_model_len."
+        f"The prompt has more than {most} tokens, which is the limit.", "Shorten it.", or_engine="raise max_model_len"
     )
 
 

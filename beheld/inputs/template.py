@@ -79,7 +79,7 @@ class ChatTemplates:
             return self._fallback
         raise TemplateError(
             "The checkpoint has no chat template.",
-            "Give one as chat_template: the template itself, or a file that holds it.",
+            or_engine="give one as chat_template: the template itself, or a file that holds it",
         )
 
     def _own(self, tools: Sequence[Any] | None) -> str | None:
@@ -178,12 +178,14 @@ class ChatTemplates:
             # The template's own words, which it wrote for whoever wrote the messages.
             raise TemplateError(
                 f"The chat template fails on these messages: {first_line(error)}.",
-                "Change the messages, or give another chat_template.",
+                "Change the messages.",
+                or_engine="give another chat_template",
             ) from error
         except _OF_VALUES as error:
             raise TemplateError(
                 "The chat template fails on these messages.",
-                "Change the messages, or give another chat_template.",
+                "Change the messages.",
+                or_engine="give another chat_template",
                 detail=first_line(error),
             ) from error
         return str(text)

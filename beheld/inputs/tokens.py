@@ -72,7 +72,8 @@ class PromptTokenizer:
         if self.inner is None:
             raise PromptError(
                 "Text cannot be read: the engine runs without a tokenizer (skip_tokenizer_init).",
-                "Give prompt_token_ids, or start without skip_tokenizer_init.",
+                "Give the prompt as token ids.",
+                or_engine="start without skip_tokenizer_init",
             )
         return self.inner
 
@@ -119,7 +120,8 @@ class PromptTokenizer:
         if len(text) > max_tokens * self._longest:
             raise PromptTooLongError(
                 f"The prompt has {len(text)} characters, which no {max_tokens} tokens can spell.",
-                "Shorten it, or raise max_model_len.",
+                "Shorten it.",
+                or_engine="raise max_model_len",
             )
 
     def encode_pieces(

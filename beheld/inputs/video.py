@@ -117,7 +117,8 @@ def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
             if len(indices) > limits.max_frames:
                 raise LimitError(
                     f"{len(indices)} frames would be taken of the video; the limit is {limits.max_frames}.",
-                    "Set num_frames or fps lower.",
+                    "Cut it first.",
+                    or_engine="set num_frames or fps lower",
                 )
             _check_bytes(len(indices) * int(stream.width or 0) * int(stream.height or 0) * 3, limits)
             taken = _decode(container, stream, index, indices, limits)
@@ -212,7 +213,8 @@ def _check_bytes(num_bytes: int, limits: MediaLimits) -> None:
     if num_bytes > limits.max_decoded_bytes:
         raise LimitError(
             f"The frames of the video take {num_bytes} bytes; the limit is {limits.max_decoded_bytes}.",
-            "Set num_frames or fps lower, or shrink it first.",
+            "Cut or shrink it first.",
+            or_engine="set num_frames or fps lower",
         )
 
 

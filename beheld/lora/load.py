@@ -173,7 +173,8 @@ def _bytes(name: str, file: Path, most: int) -> bytes:
     if len(body) > most:
         raise LoRAError(
             f"{file.name} of the adapter {name!r} is larger than any adapter for this model can be.",
-            "Check that it is the adapter and not a model, or raise max_lora_rank.",
+            "Check that it is the adapter and not a model.",
+            or_engine="raise max_lora_rank",
         )
     return body
 
@@ -321,8 +322,8 @@ def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapp
 def _too_wide(name: str, rank: int, max_rank: int) -> LoRAError:
     return LoRAError(
         f"The adapter {name!r} has rank {rank}; max_lora_rank is {max_rank}.",
-        f"Start the engine with max_lora_rank={rank}.",
         param="max_lora_rank",
+        or_engine=f"start the engine with max_lora_rank={rank}",
     )
 
 

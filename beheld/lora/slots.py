@@ -102,7 +102,9 @@ class LoRASlots:
             oldest = next((number for number in self._host if number not in self._pinned), None)
             if oldest is None:
                 raise LoRAError(
-                    f"All {self._max_host} adapters in memory are pinned.", "Raise max_cpu_loras, or remove one."
+                    f"All {self._max_host} adapters in memory are pinned.",
+                    "Remove one.",
+                    or_engine="raise max_cpu_loras",
                 )
             del self._host[oldest]
 

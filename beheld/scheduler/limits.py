@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
+from beheld.core.media import item_name
 from beheld.core.request import Request
 from beheld.scheduler.groups import GroupTables
 from beheld.scheduler.whole import joint_range, whole_ranges
@@ -22,19 +23,23 @@ def refuse(
     """
     length = len(request.token_ids)
     if request.lora is not None and config.max_loras == 0:
-        raise LoRAError("This engine takes no LoRA adapters.", "Start it with enable_lora=True.", param="lora_request")
+        raise LoRAError(
+            "This engine takes no LoRA adapters.", param="lora_request", or_engine="start it with enable_lora=True"
+        )
     if length == 0:
         raise PromptError("The prompt is empty.")
     if length >= config.max_model_len:
         raise PromptTooLongError(
             f"The prompt has {length} tokens; with at least one token of answer, max_model_len allows "
             f"{config.max_model_len - 1}.",
-            "Shorten the prompt, use smaller or fewer media, or raise max_model_len.",
+            "Shorten the prompt, or use smaller or fewer media.",
+            or_engine="raise max_model_len",
         )
     if not config.chunked_prefill and length > config.max_num_batched_tokens:
         raise PromptTooLongError(
             f"The prompt has {length} tokens; without chunked prefill a step computes {config.max_num_batched_tokens}.",
-            "Raise max_num_batched_tokens, or set enable_chunked_prefill=True.",
+            "Shorten it.",
+            or_engine="raise max_num_batched_tokens or set enable_chunked_prefill=True",
         )
     joint = joint_range(request, info)
     if not config.chunked_prefill or joint is not None:
@@ -43,7 +48,8 @@ def refuse(
         raise PromptTooLongError(
             f"From the first of its media to the last there are {joint[1] - joint[0]} tokens, which this model "
             f"computes in one step; a step computes {config.max_num_batched_tokens}.",
-            "Send fewer or smaller media, or raise max_num_batched_tokens.",
+            "Send fewer or smaller media.",
+            or_engine="raise max_num_batched_tokens",
         )
     _refuse_states(request, max_encoder_tokens)
     _refuse_media(request, config, info, max_encoder_tokens)
@@ -52,23 +58,28 @@ def refuse(
 
 def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_encoder_tokens: int) -> None:
     position = 0
-    for number, span in enumerate(request.spans, 1):
+    seen: dict[str, int] = {}
+    for span in request.spans:
         assert position <= span.start < span.stop <= len(request.token_ids), "spans are ordered and within the prompt"
         position = span.stop
-        item, name = span.item, f"{span.item.modality} {number}"
+        item = span.item
+        seen[item.modality] = seen.get(item.modality, 0) + 1
+        name = item_name(item.modality, seen[item.modality])
         if item.num_embeds > max_encoder_tokens:
             raise CapacityError(
                 f"It takes {item.num_embeds} embeddings; the device keeps at most {max_encoder_tokens}.",
-                "Make it smaller, or raise mm_encoder_budget.",
+                "Make it smaller.",
                 item=name,
+                or_engine="raise mm_encoder_budget",
             )
         longest = max((high - low for low, high in span.runs()), default=0)
         if info.atomic_spans and longest > config.max_num_batched_tokens:
             raise PromptTooLongError(
                 f"It takes {longest} tokens at a stretch, which this model computes in one step; a step computes "
                 f"{config.max_num_batched_tokens}.",
-                "Make it smaller, or raise max_num_batched_tokens.",
+                "Make it smaller.",
                 item=name,
+                or_engine="raise max_num_batched_tokens",
             )
 
 
@@ -78,7 +89,8 @@ def _refuse_states(request: Request, max_encoder_tokens: int) -> None:
         raise CapacityError(
             f"Its media take {sum(sizes.values())} states, all of which it needs at once; the device keeps at most "
             f"{max_encoder_tokens}.",
-            "Send fewer, or give the cache more memory (kv_cache_memory_bytes, mm_encoder_budget).",
+            "Send fewer.",
+            or_engine="give the cache more memory (kv_cache_memory_bytes, mm_encoder_budget)",
         )
 
 
@@ -88,7 +100,8 @@ def _refuse_media_at_once(request: Request, max_encoder_tokens: int) -> None:
         raise CapacityError(
             f"The media take {sum(sizes.values())} embeddings, all of which one step needs; the device keeps at most "
             f"{max_encoder_tokens}.",
-            "Send fewer, raise mm_encoder_budget, or set enable_chunked_prefill=True where the model allows it.",
+            "Send fewer.",
+            or_engine="raise mm_encoder_budget, or set enable_chunked_prefill=True where the model allows it",
         )
 
 
@@ -98,12 +111,14 @@ def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tabl
     if most is not None and length > most:
         raise CapacityError(
             f"The prompt has {length} tokens; the KV cache holds {most}.",
-            "Shorten the prompt, or give the cache more memory.",
+            "Shorten the prompt.",
+            or_engine="give the cache more memory",
         )
     piece = length if not config.chunked_prefill else 1
     piece = max([piece, *(high - low for low, high in whole_ranges(request, info))])
     if not tables.fits_slice(piece, length + request.params.max_tokens):
         raise CapacityError(
             f"The KV cache is too small to compute {piece} tokens in one step.",
-            "Give the cache more memory, or raise num_gpu_blocks_override.",
+            "Send less at once.",
+            or_engine="give the cache more memory (kv_cache_memory_bytes, num_gpu_blocks_override)",
         )

@@ -27,16 +27,16 @@ from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import KeyGuard
 from beheld.server.ledger import GONE, Ledger, Told
 from beheld.server.metrics import Metrics
+from beheld.server.named import NOBODY, names_of
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
-from beheld.server.sampling import asked_by, check_answers, check_ids
+from beheld.server.sampling import check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
-    Sampled,
     TokenizeRequest,
 )
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
@@ -99,13 +99,13 @@ class Service:
         route = handler.__name__
 
         async def handle(request: Request) -> Response:
-            request.state.route = route
+            request.state.route, request.state.names = route, NOBODY
             try:
                 return await handler(request)
             except (ClientDisconnect, Gone):
                 return Response(status_code=GONE)
             except Exception as error:
-                return http_error(error).response()
+                return http_error(error, request.state.names).response()
 
         return handle
 
@@ -124,7 +124,7 @@ class Service:
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         return await self._answer(
-            request, body, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
+            request, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
         )
 
     async def complete(self, request: Request) -> Response:
@@ -139,14 +139,11 @@ class Service:
             return completions.chunks(self.llm, body, self.options, head, salt)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(
-            request, body, chunks, answers, "text_completion", stream=body.stream is True, usage=usage
-        )
+        return await self._answer(request, chunks, answers, "text_completion", stream=body.stream is True, usage=usage)
 
     async def _answer(
         self,
         request: Request,
-        body: Sampled,
         make: Callable[[], AsyncGenerator[Chunk, None]],
         answers: int,
         kind: str,
@@ -163,12 +160,9 @@ class Service:
                 with stack:
                     return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
             begun = await until_gone(primed(chunks), request.receive)
-        except BaseException as error:
+        except BaseException:
             stack.close()
-            named = asked_by(error, body)
-            if named is error:
-                raise
-            raise named from error
+            raise
 
         def finished(error: Exception | None) -> None:
             stack.close()
@@ -176,7 +170,7 @@ class Service:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
         request.state.streamed = True
-        return EventStream(_shown(begun, usage=usage), finished)
+        return EventStream(_shown(begun, usage=usage), finished, request.state.names)
 
     # ------------------------------------------------------------------ the rest
 
@@ -248,12 +242,17 @@ class Service:
     async def health(self, request: Request) -> Response:
         """GET /health: a round trip to the engine."""
         if self.desk.draining:
-            raise HttpError(503, "The server is shutting down.", code="draining")
+            raise HttpError(503, "The server is shutting down.", "Ask again when it has started anew.", code="draining")
         try:
             async with asyncio.timeout(self.options.health_s):
                 await self.llm.ping()
         except TimeoutError as error:
-            raise HttpError(503, "The engine does not answer.", code="engine_hangs") from error
+            raise HttpError(
+                503,
+                "The engine does not answer.",
+                "Ask again; if it stays so, the operator has to start the server anew.",
+                code="engine_hangs",
+            ) from error
         return JSONResponse({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
@@ -279,7 +278,9 @@ class Service:
     # ------------------------------------------------------------------ how
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        return await self._reader.read(request, kind)
+        body = await self._reader.read(request, kind)
+        request.state.names = names_of(body)
+        return body
 
     def _check_model(self, name: str | None) -> LoRARequest | None:
         """The adapter of that name; None for the model itself."""
@@ -332,9 +333,12 @@ async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGe
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: ("There is no such route.", "See /openapi.json."), 405: ("This route does not know that method.", "")}
-    status = error.status_code
-    reason, remedy = words.get(status, ("The request was refused.", ""))
+    status, methods = error.status_code, (error.headers or {}).get("Allow", "another")
+    words = {
+        404: ("There is no such route.", "See /openapi.json."),
+        405: (f"This route does not know the method {request.method[:16]}.", f"Use {methods}."),
+    }
+    reason, remedy = words.get(status, ("The request was refused.", "See /openapi.json."))
     return HttpError(status, reason, remedy, headers=error.headers).response()
 
 

@@ -92,8 +92,13 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
             param="skip_special_tokens",
         )
     formed = body.response_format is not None and body.response_format.type != "text"
-    if tools.grammar is not None and (body.structured_outputs or formed):
-        raise HttpError(400, "tool_choice and a grammar exclude each other.", param="tool_choice")
+    if tools.grammar is not None and (body.structured_outputs is not None or formed):
+        raise HttpError(
+            400,
+            "tool_choice and a grammar exclude each other.",
+            "Set tool_choice to 'auto' or 'none', or leave the grammar out.",
+            param="tool_choice",
+        )
     if body.logprobs is not True and body.top_logprobs is not None:
         raise HttpError(400, "top_logprobs need logprobs.", "Set logprobs to true.", param="top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:

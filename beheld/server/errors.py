@@ -16,9 +16,11 @@ from beheld.core.errors import (
     FetchError,
     LimitError,
     ModelError,
+    PromptTooLongError,
     UserError,
 )
 from beheld.core.plan import NAN
+from beheld.server.named import NOBODY, Names
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -35,7 +37,20 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     422: "invalid_request_error",
+    431: "invalid_request_error",
     503: "service_unavailable_error",
+}
+# The word of an error that has none of its own, by status.
+_CODES = {
+    400: "invalid_request",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "too_large",
+    415: "not_json",
+    431: "headers_too_large",
+    503: "unavailable",
 }
 
 
@@ -45,9 +60,9 @@ class HttpError(Exception):
     Args:
         status: of HTTP.
         reason: what is wrong, one sentence.
-        remedy: what to do about it; may be empty.
+        remedy: what somebody who can only send requests can do about it.
         param: the field concerned, if one can be named.
-        code: a word that programs may test for.
+        code: a word that programs may test for; without one, the status has a word.
         headers: of the answer.
     """
 
@@ -55,7 +70,7 @@ class HttpError(Exception):
         self,
         status: int,
         reason: str,
-        remedy: str = "",
+        remedy: str,
         *,
         param: str | None = None,
         code: str | None = None,
@@ -71,14 +86,13 @@ class HttpError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON of it."""
-        message = f"{self.reason} {self.remedy}".strip()
         return {
             "error": {
-                "message": message,
+                "message": f"{self.reason} {self.remedy}",
                 "type": _TYPES.get(self.status, "server_error"),
                 "param": self.param,
-                "code": self.code or str(self.status),
-                "remedy": self.remedy or None,
+                "code": self.code or _CODES.get(self.status, "error"),
+                "remedy": self.remedy,
             }
         }
 
@@ -87,18 +101,23 @@ class HttpError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def http_error(error: Exception) -> HttpError:
-    """Any exception as an answer; to be asked once. Of what is not the client's fault nothing is told but the name that
-    it is logged under, and of what a library said nothing at all.
+def http_error(error: Exception, names: Names = NOBODY) -> HttpError:
+    """Any exception as an answer, in the client's words (`names`); to be asked once. Of what is not the client's fault
+    nothing is told but the name that it is logged under, and of what a library said nothing at all.
     """
     if isinstance(error, HttpError):
         return error
     if isinstance(error, EngineDeadError):
-        return HttpError(503, error.reason, error.remedy, code="engine_dead", headers={"Retry-After": "10"})
+        remedy = "Ask again when the server has started anew."
+        return HttpError(503, error.reason, remedy, code="engine_dead", headers={"Retry-After": "10"})
     if isinstance(error, UserError | CapacityError) and not isinstance(error, ModelError | ConfigError):
         where = f"{error.item}: " if error.item else ""
         return HttpError(
-            _status(error), f"{where}{error.reason}", _remedy(error), param=error.param, code=_code(error, error.stage)
+            _status(error),
+            f"{where}{names.said(error.reason, error)}",
+            names.remedy(error),
+            param=names.param(error),
+            code=_code(error, error.stage),
         )
     name = REQUEST.get()
     where = f"The operator finds the reason in the log, under {name}."
@@ -111,18 +130,15 @@ def http_error(error: Exception) -> HttpError:
 
 
 def _code(error: BeheldError, stage: str) -> str:
+    if isinstance(error, PromptTooLongError):
+        # OpenAI's word: programs shorten a conversation when they see it.
+        return "context_length_exceeded"
     return NAN if error.stage == NAN else f"{stage}_error"
-
-
-def _remedy(error: BeheldError) -> str:
-    if error.remedy:
-        return error.remedy
-    return "Send another value, or leave it out." if error.param else "Send another request."
 
 
 def _status(error: BeheldError) -> int:
     if isinstance(error, FetchError):
         return 422 if error.stage == FetchError.stage else 400
-    if isinstance(error, LimitError) and error.param is None:
+    if isinstance(error, LimitError) and error.item is not None:
         return 413
     return 400

@@ -78,6 +78,7 @@ _USAGE = _object(
 )
 _RECEIPT = _object(
     {
+        "item": _TEXT,
         "modality": {"enum": ["image", "video", "audio"]},
         "index": _COUNT,
         "given": _ANY,

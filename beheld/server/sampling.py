@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
 from typing import Any
 
-from beheld.core.errors import ParamsError, UserError
+from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams, StructuredOutputs
-from beheld.server.errors import HttpError, http_error
+from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.schema import ChatRequest, Message, ResponseFormat, Sampled, Structured
+from beheld.server.schema import ResponseFormat, Sampled, Structured
 
 # Fields that mean the same under the same name.
 _SAME = (
@@ -78,42 +76,6 @@ def check_ids(allowed: list[int] | None, num_ids: int) -> None:
             "Name each token once.",
             param="allowed_token_ids",
         )
-
-
-def asked_by(error: BaseException, body: Sampled) -> BaseException:
-    """An error of a grammar or of an item under the name of the field that asked for it; any other as it is."""
-    if isinstance(error, UserError) and isinstance(body, ChatRequest) and error.param is None:
-        place = place_of(error.item, body.messages)
-        if place is None:
-            return error
-        answer = http_error(error)
-        answer.param = place
-        return answer
-    if not isinstance(error, ParamsError) or error.param != "structured_outputs" or body.structured_outputs is not None:
-        return error
-    field = "tools" if body.response_format is None or body.response_format.type == "text" else "response_format"
-    return ParamsError(
-        error.reason, error.remedy or "Give a schema that can be followed.", param=field, detail=error.detail
-    )
-
-
-_ITEM = re.compile(r"(image|video|audio) (\d+)|Part (\d+) of message (\d+)")
-
-
-def place_of(item: str | None, messages: Sequence[Message]) -> str | None:
-    """Where the client sent the item that an error calls "image 2" or "Part 1 of message 1"; None if nothing is."""
-    found = _ITEM.fullmatch(item or "")
-    if found is None:
-        return None
-    if found[3]:
-        return f"messages.{int(found[4]) - 1}.content.{int(found[3]) - 1}"
-    left = int(found[2])
-    for number, message in enumerate(messages):
-        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            left -= part.type.removeprefix("input_").startswith(found[1])
-            if not left:
-                return f"messages.{number}.content.{place}"
-    return None
 
 
 def structured(form: ResponseFormat | None, asked: Structured | None) -> StructuredOutputs | None:

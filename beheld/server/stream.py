@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from beheld.core.outputs import RequestOutput
 from beheld.server.errors import HttpError, http_error
+from beheld.server.named import NOBODY, Names
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
@@ -96,18 +97,17 @@ class EventStream(Response):
     Args:
         chunks: closed at the end, whatever it is.
         finished: told of the end once, with the error if there was one: HttpError, or that the client is gone.
-        headers: of the answer.
+        names: how the client says things, for errors.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, chunks: AsyncGenerator[Chunk, None], finished: Finished, headers: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], finished: Finished, names: Names = NOBODY) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._finished = finished
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all; a client that goes away ends it."""
@@ -130,7 +130,7 @@ class EventStream(Response):
         except OSError:
             raise
         except Exception as error:
-            failure = http_error(error)
+            failure = http_error(error, self._names)
             await send({"type": "http.response.body", "body": event_of(failure.body()), "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
         self._finished(failure)

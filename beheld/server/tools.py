@@ -65,13 +65,17 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):
-            raise HttpError(400, "tool_choice needs tools.", param="tool_choice")
+            raise HttpError(
+                400, "tool_choice needs tools.", "Give tools, or leave tool_choice out.", param="tool_choice"
+            )
         return ToolUse()
     names = [tool.function.name for tool in body.tools]
     if len(names) > max_tools:
-        raise HttpError(400, f"There are {len(names)} tools; at most {max_tools} can be given.", param="tools")
+        raise HttpError(
+            400, f"There are {len(names)} tools; at most {max_tools} can be given.", "Send fewer.", param="tools"
+        )
     if len(set(names)) != len(names):
-        raise HttpError(400, "Two tools have the same name.", param="tools")
+        raise HttpError(400, "Two tools have the same name.", "Give each a name of its own.", param="tools")
     shown = tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
     if choice == "none":
         return ToolUse()
@@ -80,7 +84,12 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:
-            raise HttpError(400, f"tool_choice names {wanted!r}, which is not among tools.", param="tool_choice")
+            raise HttpError(
+                400,
+                f"tool_choice names {wanted!r}, which is not among tools.",
+                "Name one of them.",
+                param="tool_choice",
+            )
         return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)))
     if choice == "required":
         entries = [_call_schema(body, name) for name in names]
@@ -90,7 +99,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         raise HttpError(
             400,
             "This model's chat template tells of no form for tool calls.",
-            "Start the server with --tool-call-parser, or use tool_choice 'required' or a function's name.",
+            "Set tool_choice to 'required' or to a function. The operator may start it with --tool-call-parser.",
             param="tools",
         )
     if not any(tool.function.strict for tool in body.tools):

@@ -87,7 +87,7 @@ def test_pictures_and_videos_in_one_prompt(family: str) -> None:
     compare(family, request, theirs(family, prompt, pictures, [video]))
     assert [span.item.modality for span in request.spans] == ["image", "video", "image"]
     assert [receipt.modality for receipt in request.receipts] == ["image", "video", "image"]
-    assert [receipt.index for receipt in request.receipts] == [0, 1, 2]
+    assert [receipt.item for receipt in request.receipts] == ["image 1", "video 1", "image 2"]
 
 
 @pytest.mark.parametrize("family", pipes.VIDEO_FAMILIES)

@@ -69,6 +69,10 @@ class Running:
         """POST JSON."""
         return self._client.post(self.url + path, json=body, **options)
 
+    def post_text(self, path: str, text: str) -> httpx.Response:
+        """POST what says that it is JSON."""
+        return self._client.post(self.url + path, content=text, headers={"content-type": "application/json"})
+
     def get(self, path: str, **options: Any) -> httpx.Response:
         """GET."""
         return self._client.get(self.url + path, **options)

@@ -51,7 +51,7 @@ def _undisturbed(running: Running) -> Iterator[None]:
 def refused(answer: httpx.Response, status: int, param: str | None = None) -> None:
     error = answer.json()["error"]
     assert (answer.status_code, answer.headers["x-request-id"][:4]) == (status, "req-"), error
-    assert error["remedy"] or status == 405
+    assert error["remedy"]
     assert param is None or error["param"] == param, error
 
 

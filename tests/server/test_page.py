@@ -119,8 +119,8 @@ def test_stop_and_errors_are_shown(running: Running, browser: Browser) -> None:
 def test_text_of_the_model_is_never_markup(running: Running, browser: Browser) -> None:
     evil = "<img src=x onerror='window.hit=1'><script>window.hit=1</script><b>bold</b>"
     receipt: dict[str, Any] = {
-        "modality": evil, "index": 0, "given": {evil: evil}, "used": {}, "lost": [evil], "tokens": 1, "cached": False,
-        "milliseconds": {}, "digest": "",
+        "item": evil, "modality": evil, "index": 0, "given": {evil: evil}, "used": {}, "lost": [evil], "tokens": 1,
+        "cached": False, "milliseconds": {}, "digest": "",
     }  # fmt: skip
     chunk = {"choices": [{"index": 0, "delta": {"content": evil, "reasoning_content": evil}}], "media": [receipt]}
     stream = f"data: {json.dumps(chunk)}\n\ndata: {json.dumps({'error': {'message': evil}})}\n\ndata: [DONE]\n\n"
