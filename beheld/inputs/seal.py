@@ -101,12 +101,7 @@ class Sealer:
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         forced = self._habits.forced_ids(num_prompt, longest)
         if self._habits.bind(forced) and grammar is not None:
-            raise ParamsError(
-                "This checkpoint forces or forbids tokens, which no grammar knows.",
-                "Leave the grammar out.",
-                param="structured_outputs",
-                or_engine="start with generation_config='vllm'",
-            )
+            raise _no_grammar()
         return Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
             top_p=float(params.top_p),
@@ -285,3 +280,12 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
     if values.get("max_new_tokens") is not None:
         chosen["max_tokens"] = values["max_new_tokens"]
     return SamplingParams(**chosen)
+
+
+def _no_grammar() -> ParamsError:
+    return ParamsError(
+        "This checkpoint forces or forbids tokens, which no grammar knows.",
+        "Leave the grammar out.",
+        param="structured_outputs",
+        or_engine="start with generation_config='vllm'",
+    )
