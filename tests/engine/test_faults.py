@@ -149,6 +149,35 @@ def test_72_a_tower_without_memory_fails_one_request(llm: LLM, monkeypatch: pyte
     idle(llm)
 
 
+@pytest.mark.parametrize("more", [-1, 1, -100])
+def test_32_features_that_do_not_fit_their_places_fail_one_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """A tower gives one row more or less than the prompt has places, or none: that request fails, its mates do not
+    notice, and when the tower is well again so is the picture."""
+    adapter = runner_of(llm)._adapter
+    llm.reset_prefix_cache()
+    encode = adapter.encode
+    fresh = [picture(3201 + more), picture(3401 + more), MATES[0], picture(3601 + more)]
+    digest = llm._inputs.prepare(fresh[1], GREEDY, request_id="x").spans[0].item.digest
+
+    def miscounted(items: Any) -> Any:
+        rows = encode(items)
+        for place, item in enumerate(items):
+            if item.digest == digest:
+                rows[place] = torch.cat([rows[place], rows[place]])[: max(0, len(rows[place]) + more)]
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "encode", miscounted)
+        outputs = ask(llm, fresh)
+    assert isinstance(outputs[1].error, StepError), outputs[1].error
+    assert http_error(outputs[1].error).status == 500
+    clean = [ids(output) for output in ask(llm, fresh)]
+    assert [ids(outputs[n]) for n in (0, 2, 3)] == [clean[n] for n in (0, 2, 3)]
+    idle(llm)
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("no such kernel")])
 def test_a_batch_that_fails_is_run_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Too large together, or one of them at fault: whoever can be computed alone is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,59 @@ def test_truncated_bytes_are_refused(file_format: str) -> None:
     for share in (0.5, 0.9):
         with pytest.raises(DecodeError):
             decode.open_bytes(data[: int(len(data) * share)], LIMITS)
+
+
+def claiming(data: bytes, width: int, height: int) -> bytes:
+    """The same file, whose header claims another size."""
+    made = bytearray(data)
+    if data[:4] == b"\x89PNG":
+        made[16:24] = struct.pack(">II", width, height)
+        made[29:33] = struct.pack(">I", zlib.crc32(made[12:29]))
+    elif data[:3] == b"GIF":
+        made[6:10] = struct.pack("<HH", width, height)
+        place = made.index(b",", 13 + 3 * (2 << (made[10] & 7)))
+        made[place + 5 : place + 9] = struct.pack("<HH", width, height)
+    elif data[:2] == b"BM":
+        made[18:26] = struct.pack("<ii", width, height)
+    elif data[:4] == b"RIFF":
+        place = data.index(b"\x9d\x01\x2a") + 3
+        made[place : place + 4] = struct.pack("<HH", width, height)
+    else:
+        place = data.index(b"\xff\xc0") + 5
+        made[place : place + 4] = struct.pack(">HH", height, width)
+    return bytes(made)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.case(22)
+def test_headers_that_claim_more_than_there_is_are_refused(file_format: str) -> None:
+    """Within every limit by its header (9 megapixels), and a few hundred bytes long. What a decoder would fill up with
+    grey (it does for GIF) is bounded like what is there."""
+    data = pipes.encoded(PICTURE, file_format)
+    assert decode.open_bytes(claiming(data, *PICTURE.size), LIMITS).given["width"] == 84
+    begin = time.perf_counter()
+    for size in ((3000, 3000), (3000, 1), (1, 3000), (0, 0)):
+        try:
+            picture = decode.open_bytes(claiming(data, *size), LIMITS)
+        except (DecodeError, LimitError):
+            continue
+        assert picture.image.size == size
+    assert time.perf_counter() - begin < 2.0
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize(
+    "tail", [b"\0" * 1000, b"<script>x</script>", b"PK\5\6" + b"\0" * 18, b"%PDF-1.4\n%%EOF", "twice"], ids=repr
+)
+@pytest.mark.case(22)
+def test_what_stands_behind_a_picture_is_not_looked_at(file_format: str, tail: Any) -> None:
+    """Files that are two kinds at once are pictures or are refused, by how they begin."""
+    data = pipes.encoded(PICTURE, file_format)
+    alone = decode.open_bytes(data, LIMITS)
+    assert same(decode.open_bytes(data + (data if tail == "twice" else tail), LIMITS).image, alone.image)
+    if tail != "twice":
+        with pytest.raises(DecodeError):
+            decode.open_bytes(tail + data, LIMITS)
 
 
 @pytest.mark.case(22)

@@ -344,6 +344,19 @@ def test_no_proxy_and_no_credentials(serve: Any, monkeypatch: pytest.MonkeyPatch
     assert fetch(server.url(), "image", SMALL).data == DATA
     assert b"uthorization" not in server.requests[0]
     assert proxy.requests == []
+    # Who asks for a name and a password, here or behind a redirect to another host, is told none, and not asked again.
+    for status, field in (("401 Unauthorized", "WWW-Authenticate"), ("407 Proxy", "Proxy-Authenticate")):
+        asking = serve(plain(b"", status, f'{field}: Basic realm="127.0.0.1"', "Set-Cookie: a=b"))
+        lure = serve(plain(b"", "302 Found", f"Location: {asking.url(host='localhost')}", "Set-Cookie: c=d"))
+        for first in (asking, lure):
+            with pytest.raises(FetchError, match=status[:3]):
+                fetch(first.url(), "image", SMALL)
+        assert len(asking.requests) == 2
+        for request in (*asking.requests, *lure.requests):
+            assert b"uthorization" not in request
+            assert b"ookie" not in request
+            assert b"eferer" not in request
+    assert proxy.requests == []
 
 
 @pytest.mark.usefixtures("private")

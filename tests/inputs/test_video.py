@@ -118,7 +118,13 @@ def test_arrays_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_frames": 0}, {"num_frames": -2}, {"num_frames": "a"}, {"fps": 0}, {"fps": -1}]
+    "options",
+    [
+        *({"num_frames": value} for value in (0, -2, "a", 1.5, float("nan"), float("inf"), True, [1], {})),
+        *({"fps": value} for value in (0, -1, "a", float("nan"), float("inf"), -float("inf"), True, [1])),
+        *({name: 1} for name in ("max_frames", "backend", "device", "num_threads", "fsp")),
+    ],
+    ids=repr,
 )
 @pytest.mark.case(27)
 def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
@@ -126,6 +132,18 @@ def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
         Sampling.of(options)
     with pytest.raises(ParamsError, match="'fps'"):
         Sampling.of({"fsp": 1})
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_frames": 10**9}, {"fps": 1e9}, {"fps": 1e9, "num_frames": -1}, {"fps": 1e-9}]
+)
+@pytest.mark.case(27)
+def test_work_is_bounded_whatever_is_asked_for(tmp_path: Path, options: dict[str, Any]) -> None:
+    data = pipes.write_video(tmp_path / "v.mp4", numbered(20)).read_bytes()
+    clip = video.open_bytes(data, Sampling.of(options), LIMITS)
+    assert len(clip.frames) == (1 if options.get("fps") == 1e-9 else 20)
+    with pytest.raises(LimitError):
+        video.open_bytes(data, Sampling.of({"num_frames": 10**9}), MediaLimits(max_frames=19))
 
 
 @pytest.mark.case(28)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +16,7 @@ import httpx
 import pytest
 
 from beheld.server.app import Service
+from tests.memory import peak
 from tests.server.running import Running, data_url, received, request_bytes, talk
 from tests.server.test_refusals import routes
 
@@ -183,6 +187,30 @@ def test_86_every_route_has_a_row(running: Running) -> None:
 @pytest.mark.parametrize(("path", "guard"), CELLS, ids=[f"{path}-{guard.__name__}" for path, guard in CELLS])
 def test_86_guards_of_every_route(running: Running, path: str, guard: Guard) -> None:
     guard(running, path)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/none"])
+def test_30_uploads_are_refused_before_they_are_read(running: Running, path: str) -> None:
+    """No route takes forms: whoever sends one without end (parts in parts, names that lead elsewhere) is told so at
+    once, and what comes is neither kept nor written."""
+    part = b'--x\r\nContent-Disposition: form-data; name="f"; filename="../../' + b"x" * 65_000 + b'\0"\r\n'
+    part += b"Content-Type: multipart/mixed; boundary=x\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
+    before = set(os.listdir(tempfile.gettempdir()))
+    taken: list[int] = []
+    while len(taken) < 4 and (not taken or min(taken) >= 16 << 20):
+        with peak() as above, running.connect() as link:
+            link.sendall(head.encode())
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1000):
+                    link.sendall(b"%x\r\n%s\r\n" % (len(part), part))
+            found = received(link)
+        taken.append(above[0])
+        assert found == b"" or found.split(b" ", 2)[1] in (b"415", b"404", b"413"), found[:200]
+    assert min(taken) < 16 << 20, taken
+    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if "x" * 20 in name]
+    assert running.raw(head.encode()[:-2] + b"Connection: close\r\n\r\n0\r\n\r\n").split(b" ", 2)[1] in (b"415", b"404")
 
 
 @pytest.mark.parametrize("path", ROWS)

@@ -271,7 +271,14 @@ def test_10_local_files_are_closed(running: Running) -> None:
 
 def test_11_addresses_in_text_are_text(running: Running, canary: str) -> None:
     text = f'![x]({canary}) <img src="{canary}"> {canary}'
-    messages = [{"role": "system", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]}]
+    function = {"name": "look", "arguments": json.dumps({"url": canary, "text": text})}
+    messages = [
+        {"role": "system", "content": text},
+        {"role": "user", "content": [{"type": "text", "text": text}], "name": "x"},
+        {"role": "assistant", "content": text, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": text},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": f"![x]({canary})"}]},
+    ]
     assert running.post(CHAT, {"messages": messages, "max_tokens": 1}).status_code == 200
     assert Asset.hits == 0
 

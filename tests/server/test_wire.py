@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import socket
 import statistics
 import struct
@@ -49,6 +50,9 @@ FRAMING = {
     "two hosts": GET + b"Host: y\r\n\r\n",
     "version 0.9": b"GET /version\r\n\r\n",
     "version 3": b"GET /version HTTP/3.0\r\nHost: x\r\n\r\n",
+    "chunks in another coding": POST + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "a length that is too long": POST + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n",
+    "a chunk that is too long": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
     "junk method": b"G@T /version HTTP/1.1\r\nHost: x\r\n\r\n",
     "junk": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n",
     "large header": GET + b"A: " + b"x" * (1 << 20) + b"\r\n\r\n",
@@ -79,6 +83,17 @@ def test_38_requests_in_a_row_are_answered_in_order(running: Running) -> None:
     answer = running.raw(data)
     assert answer.count(b"HTTP/1.1 200") == 2
     assert answer.index(b'"tokens"') < answer.index(b'"version"')
+
+
+def test_38_forms_that_others_read_otherwise_mean_one_thing(running: Running) -> None:
+    """A line that goes on in the next is one field, whatever the rest of it spells; an address with a host is a path
+    that there is not."""
+    folded = POST + b"A: b\r\n Content-Length: 4\r\n\r\n" + GET + b"Connection: close\r\n\r\n"
+    answer = running.raw(folded)
+    assert re.findall(rb"HTTP/1.1 (\d+) ", answer) == [b"415", b"200"], answer
+    for target in (b"http://other.test/version", b"http://x/version", b"//x/version", b"*", b"x:443"):
+        answer = running.raw(GET.replace(b"/version", target) + b"Connection: close\r\n\r\n" + GET + b"\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+) ", answer) in ([b"404"], [b"400"]), (target, answer)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GE", GET, GET + b"A: b\r\n"])
@@ -139,13 +154,22 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
 
 
 def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
-    link = socket.socket()
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    link.connect(("127.0.0.1", running.port))
-    with link:
+    """At the time it has for that; until then no more than a mebibyte waits for it."""
+    waiting: list[int] = []
+    with socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        link.connect(("127.0.0.1", running.port))
         many = LONG | {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}
         link.sendall(request_bytes(CHAT, many))
-        running.idle(30.0)
+        assert link.recv(12) == b"HTTP/1.1 200"
+        begin = time.monotonic()
+        while running.app_desk.busy:
+            assert time.monotonic() - begin < 30.0
+            for connection in list(running.server.server_state.connections):
+                waiting.append(connection.transport._inner.get_write_buffer_size())  # type: ignore[union-attr]
+            time.sleep(0.01)
+    assert 0 < max(waiting) <= 1 << 20, max(waiting)
+    running.idle()
 
 
 def hang_up(link: socket.socket, how: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,31 @@ def test_45_schemas_are_followed_or_refused_and_open_nothing(hasty: Rehearsal, n
     assert time.monotonic() - begin < LIMIT_S + 0.5
     assert valid or refused is not None
     assert refused is None or "127.0.0.1" not in str(refused)
+
+
+def test_45_nobody_is_asked_for_what_a_schema_names(hasty: Rehearsal, tmp_path: Path) -> None:
+    """A server that nobody may ask, and a file that would block whoever opens it."""
+    os.mkfifo(tmp_path / "s.json")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        far = f"http://127.0.0.1:{server.getsockname()[1]}/s.json"
+        for place in (far, f"file://{tmp_path}/s.json", f"{tmp_path}/s.json", "s.json"):
+            for schema in (
+                {"$ref": place},
+                {"$id": place, "$ref": "#/a"},
+                {"$schema": place, "$ref": place},
+                {"properties": {"a": {"$dynamicRef": place}}, "required": ["a"]},
+                {"$defs": {"a": {"$ref": f"{place}#/b"}}, "$ref": "#/$defs/a"},
+            ):
+                begin = time.monotonic()
+                with pytest.raises(ParamsError):
+                    hasty.run(grammar_of(StructuredOutputs(json=schema)))
+                assert time.monotonic() - begin < LIMIT_S + 0.5
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    with pytest.raises(OSError, match="No such device"):
+        # Nobody has it open, or is waiting for its other end.
+        os.open(tmp_path / "s.json", os.O_WRONLY | os.O_NONBLOCK)
 
 
 def test_45_ambiguous_grammars_are_answered_in_time(hasty: Rehearsal) -> None:
