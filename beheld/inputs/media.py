@@ -359,8 +359,8 @@ class ItemMaker:
         if lost and self._strict:
             raise MediaLossError(
                 f"strict_media is set, and {'; '.join(lost)}.",
-                "Bring it into a form that needs no loss.",
-                or_engine="start without strict_media",
+                "Crop, pad or scale it to what the model reads.",
+                or_engine="start without strict_media, whose receipts say what it reads",
             )
         given = {**content.given, "source": kind}
         if task.ref.uuid is not None:

@@ -208,10 +208,10 @@ class ItemProcessor:
         arguments = self._arguments(processor, job.modality, job.options)
         look = self._family.looks.get(job.modality)
         if job.modality == "image":
-            given = sight.Sight(job.content.size, outputs, arguments, part)
+            given = sight.Sight(job.content.size, outputs, arguments, part, processor)
             return used_image(given, (look or sight.picture)(given))
         _, height, width, _ = job.content.frames.shape
-        given = sight.Sight((width, height), outputs, arguments, part)
+        given = sight.Sight((width, height), outputs, arguments, part, processor)
         return used_video(job.content, given, (look or sight.video)(given))
 
     def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:

@@ -2,7 +2,8 @@
 
 Resizing to the model's own resolution is what models do, so it is reported as used, not as lost. It counts as a loss
 where detail or shape goes that a reader would miss: a side shrunk more than fourfold, an aspect ratio changed by more
-than a quarter, or an edge cut off.
+than a quarter, or an edge cut off. An aspect ratio that changes because sides become multiples of the model's patches
+or tiles is not lost, unless it changes more than twofold: every picture is read so, and only a few fit exactly.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from beheld.inputs.sight import Seen, Sight, Size
 
 _MAX_SHRINK = 4.0
 _MAX_STRETCH = 1.25
+_MAX_ROUNDED = 2.0
 _MAX_UNHEARD_S = 0.1
 _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
@@ -49,7 +51,7 @@ def _lost(sight: Sight, seen: Seen) -> tuple[str, ...]:
     whole = (seen.width, seen.height)
     if seen.tiles == 1 and sight.setting("do_center_crop"):
         return _cropped(sight.size, whole)
-    return _shrunk(sight.size, whole) + _stretched(sight.size, whole)
+    return _shrunk(sight.size, whole) + _stretched(sight.size, whole, seen.step)
 
 
 def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
@@ -72,11 +74,27 @@ def _shrunk_by(factor: float) -> tuple[str, ...]:
     return (f"it was shrunk {factor:.1f} times, so that fine detail is gone",) if factor > _MAX_SHRINK else ()
 
 
-def _stretched(given: Size, seen: Size) -> tuple[str, ...]:
+def _stretched(given: Size, seen: Size, step: int) -> tuple[str, ...]:
     ratio = (given[0] / given[1]) / (seen[0] / seen[1])
-    if max(ratio, 1 / ratio) <= _MAX_STRETCH:
+    factor = max(ratio, 1 / ratio)
+    if factor <= (_MAX_ROUNDED if _is_rounded(given, seen, step) else _MAX_STRETCH):
         return ()
-    return (f"its aspect ratio was changed by a factor of {max(ratio, 1 / ratio):.2f}",)
+    return (f"its aspect ratio was changed by a factor of {factor:.2f}",)
+
+
+def _is_rounded(given: Size, seen: Size, step: int) -> bool:
+    """Whether what is seen is what was given, at some scale, with both sides rounded to steps by one rule.
+
+    Rounding moves a side by less than a step, up or down; by one rule, it moves two sides less than a step apart. Hence
+    three ranges of the scale, which must have some of it in common.
+    """
+    ranges = [((side - step) / own, (side + step) / own) for side, own in zip(seen, given, strict=True)]
+    apart, own = seen[0] - seen[1], given[0] - given[1]
+    if own == 0:
+        return abs(apart) < step
+    ends = ((apart - step) / own, (apart + step) / own)
+    ranges.append((min(ends), max(ends)))
+    return step > 0 and max(start for start, _ in ranges) < min(stop for _, stop in ranges)
 
 
 def _cropped(given: Size, seen: Size) -> tuple[str, ...]:

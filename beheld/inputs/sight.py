@@ -24,12 +24,15 @@ class Seen:
         height: the same.
         tiles: pieces that the tower is given, an overview of the whole included; 1 if it is not cut.
         frames: of a video; 0 of a picture.
+        step: the pixels to whose multiples the processor brings each side (merged patches, or tiles of a grid that it
+            chooses by the picture's shape); 0 where it brings every picture to one shape, or keeps theirs.
     """
 
     width: int
     height: int
     tiles: int = 1
     frames: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +44,19 @@ class Sight:
         outputs: the processor's own, of this item alone.
         arguments: those that the sub-processor was called with.
         part: the sub-processor.
+        whole: the processor that it belongs to, which has a say in some settings.
     """
 
     size: Size
     outputs: Mapping[str, Any]
     arguments: Mapping[str, Any]
     part: Any
+    whole: Any = None
 
     def setting(self, name: str) -> Any:
-        """An option of the call, or the sub-processor's own value; None if it has neither."""
-        value = self.arguments.get(name)
-        return getattr(self.part, name, None) if value is None else value
+        """An option of the call, or the sub-processor's own value, or the processor's; None if it has none."""
+        found = (self.arguments.get(name), getattr(self.part, name, None), getattr(self.whole, name, None))
+        return next((value for value in found if value is not None), None)
 
     def edge(self, name: str) -> int | None:
         """A setting that is a length, also where it is written as a height and a width that are equal."""
@@ -78,7 +83,7 @@ def picture(sight: Sight) -> Seen | None:
     if "image_grid_thw" in outputs:
         _, rows, columns = numbers(outputs["image_grid_thw"])
         patch = sight.edge("patch_size")
-        return None if patch is None else Seen(columns * patch, rows * patch)
+        return None if patch is None else Seen(columns * patch, rows * patch, step=patch * _merged(sight))
     pixels = outputs.get("pixel_values")
     if pixels is None or not hasattr(pixels, "shape"):
         return None
@@ -86,9 +91,11 @@ def picture(sight: Sight) -> Seen | None:
     if "rows" in outputs and "cols" in outputs and len(pixels.shape) == 5:
         rows, columns = numbers(outputs["rows"])[0], numbers(outputs["cols"])[0]
         # 0 of each where it is not cut.
-        return Seen(max(1, columns) * width, max(1, rows) * height, pixels.shape[1])
+        return Seen(max(1, columns) * width, max(1, rows) * height, pixels.shape[1], step=width if columns else 0)
     if len(pixels.shape) == 4 and tuple(pixels.shape[:2]) == (1, 3):
-        return Seen(width, height)
+        # Sizes are told where they differ from picture to picture.
+        step = (sight.edge("patch_size") or 0) * _merged(sight) if "image_sizes" in outputs else 0
+        return Seen(width, height, step=step)
     return None
 
 
@@ -105,10 +112,15 @@ def video(sight: Sight) -> Seen | None:
             return None
         # A patch holds three colours of as many frames as are joined into one step.
         joined = pixels.shape[-1] // (3 * patch * patch)
-        return Seen(columns * patch, rows * patch, frames=steps * joined)
+        return Seen(columns * patch, rows * patch, frames=steps * joined, step=patch * _merged(sight))
     if len(pixels.shape) == 5 and pixels.shape[2] == 3:
         return Seen(pixels.shape[-1], pixels.shape[-2], frames=pixels.shape[1])
     return None
+
+
+def _merged(sight: Sight) -> int:
+    """Patches on a side of what becomes one embedding."""
+    return sight.edge("merge_size") or sight.edge("spatial_merge_size") or 1
 
 
 def numbers(value: Any) -> list[int]:
@@ -133,16 +145,18 @@ def stretched_over_tiles(sight: Sight) -> Seen | None:
     give that count, nothing is known.
     """
     count, _, height, width = sight.outputs["pixel_values"].shape
-    if count == 1:
-        return Seen(width, height, 1)
     least, most = sight.setting("min_patches"), sight.setting("max_patches")
+    if count == 1:
+        # One tile is a grid like others only where there could have been others.
+        is_chosen = sight.setting("crop_to_patches") and isinstance(most, int) and most > 1
+        return Seen(width, height, 1, step=width if is_chosen else 0)
     ask = _own_rule(sight.part, "get_optimal_tiled_canvas")
     if ask is None or not isinstance(least, int) or not isinstance(most, int):
         return None
     columns, rows = (int(number) for number in ask(sight.size[::-1], (height, width), least, most))
     if count - columns * rows not in (0, 1):
         return None
-    return Seen(columns * width, rows * height, count)
+    return Seen(columns * width, rows * height, count, step=width)
 
 
 def _own_rule(part: Any, name: str) -> Any:

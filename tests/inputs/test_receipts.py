@@ -14,7 +14,8 @@ from beheld.core.media import MediaItem, MediaReceipt
 from beheld.core.request import Request
 from beheld.inputs.families.mllama import FAMILY as MLLAMA
 from beheld.inputs.pipeline import InputPipeline
-from beheld.inputs.sight import Sight
+from beheld.inputs.receipt import used_image
+from beheld.inputs.sight import Seen, Sight
 from tests import tiny
 from tests.inputs import pipes
 
@@ -23,9 +24,12 @@ SQUARE, WIDE, TALL, HUGE = (112, 112), (168, 56), (56, 168), (1200, 400)
 # Families that bring every picture to one square, whatever its shape, or cut a square out of it.
 SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", "florence2")
 CROPPING = ("llava", "chameleon")
-# A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider.
+# A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider: that is how
+# they read every picture, so it is told and not lost.
 ROUNDING = ("mistral3", "idefics3", "smolvlm")
 SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING, *CROPPING, *ROUNDING))
+
+LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}
 
 # Where the tower's overview of the whole stands among the tiles.
 OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm", "gemma3")
@@ -62,7 +66,7 @@ def roomy(family: str) -> InputPipeline:
     """A pipeline that has room for a huge picture's tokens."""
     if family != "phi4_mm":
         return pipes.shared(family)
-    return pipes.make(family, {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048})
+    return pipes.make(family, LARGE)
 
 
 def told(family: str, size: tuple[int, int], **options: Any) -> MediaReceipt:
@@ -135,7 +139,7 @@ def test_a_huge_picture_is_told_as_shrunk(family: str) -> None:
     if family not in ("aria", "gemma4", "gemma4_dense", "phi4_mm"):
         # The others have room for more than a quarter of it.
         assert said
-    assert any("aspect ratio" in loss for loss in receipt.lost) == (family in (*SQUASHING, *ROUNDING))
+    assert any("aspect ratio" in loss for loss in receipt.lost) == (family in SQUASHING)
     assert any("cut off" in loss for loss in receipt.lost) == (family in CROPPING)
 
 
@@ -173,7 +177,7 @@ def test_a_picture_among_others_is_padded_to_a_square() -> None:
 @pytest.mark.parametrize("family", [*OF_WIDE, "gemma3", "llava"])
 def test_strict_media_refuses_only_what_was_lost(family: str) -> None:
     pipe = pipes.make(family, strict_media=True)
-    is_lossy = family in ("idefics3", "gemma3", "llava")
+    is_lossy = family in ("gemma3", "llava")
     for size in (SQUARE, WIDE):
         request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
         if size == WIDE and is_lossy:
@@ -181,6 +185,68 @@ def test_strict_media_refuses_only_what_was_lost(family: str) -> None:
                 pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
         else:
             assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+
+
+CAMERA = [
+    (160, 90),
+    (90, 160),
+    (160, 120),
+    (120, 160),
+    (150, 100),
+    (100, 150),
+    (120, 120),
+    (64, 36),
+    (64, 48),
+    (30, 45),
+]
+
+
+@pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
+def test_pictures_of_cameras_are_refused_only_where_their_shape_is_not_kept(family: str) -> None:
+    pipe = pipes.make(family, LARGE if family == "phi4_mm" else {}, strict_media=True)
+    for size in CAMERA:
+        request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
+        if size[0] != size[1] and family in (*SQUASHING, *CROPPING):
+            with pytest.raises(MediaLossError, match=r"aspect ratio|cut off") as caught:
+                pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
+            assert "Crop, pad or scale it" in caught.value.remedy
+        else:
+            assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "step", "is_lost"),
+    [
+        # Idefics 3 reads 1920 x 1080 as 4 x 3 tiles, and 3 x 1 as 4 x 2.
+        ((1920, 1080), (1456, 1092), 364, False),
+        ((1500, 500), (1456, 728), 364, False),
+        # Without steps a square is a square.
+        ((1920, 1080), (896, 896), 0, True),
+        # Rounding does not explain it: no rule makes both sides of it four tiles.
+        ((1500, 1000), (1456, 1456), 364, True),
+        ((1000, 1500), (1456, 1456), 364, True),
+        # More than twofold is lost whatever the reason.
+        ((300, 10), (308, 28), 28, True),
+        ((64, 48), (56, 56), 28, False),
+        ((48, 64), (56, 56), 28, False),
+    ],
+)
+def test_rounding_to_tiles_and_patches_is_told_and_not_lost(
+    given: tuple[int, int], seen: tuple[int, int], step: int, is_lost: bool
+) -> None:
+    used, lost = used_image(Sight(given, {}, {}, object()), Seen(*seen, step=step))
+    assert (used["width"], used["height"]) == seen
+    assert any("aspect ratio" in loss for loss in lost) == is_lost
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("idefics3", {"do_image_splitting": False}), ("internvl", {"max_patches": 1}), ("lfm2_vl", {})],
+)
+def test_a_family_that_is_told_to_use_one_tile_squashes(family: str, options: dict[str, Any]) -> None:
+    # LFM2 fits what is not cut to its own patches.
+    is_lost = any("aspect ratio" in loss for loss in told(family, (160, 90), **options).lost)
+    assert is_lost == bool(options)
 
 
 # ---------------------------------------------------------------------- videos
@@ -225,7 +291,6 @@ def sight(outputs: dict[str, Any], **arguments: Any) -> Sight:
 
 def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
     from beheld.inputs import sight as rules
-    from beheld.inputs.receipt import used_image
 
     unknown = [
         {},

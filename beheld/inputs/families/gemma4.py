@@ -9,7 +9,10 @@ from beheld.inputs.sight import Seen, Sight, at_positions
 def look(sight: Sight) -> Seen | None:
     """How large the picture stands before the tower; see Family.looks."""
     patch = sight.edge("patch_size")
-    return None if patch is None else Seen(*at_positions(sight.outputs["image_position_ids"], patch))
+    if patch is None:
+        return None
+    step = patch * (sight.edge("pooling_kernel_size") or 1)
+    return Seen(*at_positions(sight.outputs["image_position_ids"], patch), step=step)
 
 
 def look_at_frames(sight: Sight) -> Seen | None:

@@ -38,7 +38,9 @@ def look(sight: Sight) -> Seen | None:
         return None
     (rows,), (columns,) = numbers(outputs["image_rows"]), numbers(outputs["image_cols"])
     height, width = (patch * number for number in numbers(outputs["spatial_shapes"])[:2])
-    return Seen(columns * width, rows * height, len(outputs["spatial_shapes"]))
+    tiles = len(outputs["spatial_shapes"])
+    step = width if tiles > 1 else patch * (sight.edge("downsample_factor") or 1)
+    return Seen(columns * width, rows * height, tiles, step=step)
 
 
 FAMILY = Family(call=call, embedded={"image": LAID_OUT}, looks={"image": look})

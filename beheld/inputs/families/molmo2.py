@@ -14,7 +14,8 @@ def look(sight: Sight) -> Seen | None:
         return None
     pools = sight.outputs["image_token_pooling"][rows * columns :]
     tiles = numbers(sight.outputs["image_num_crops"])[0]
-    return Seen(*in_pools(pools, (fine_rows, fine_columns), (pool[0], pool[1]), patch), tiles)
+    seen = in_pools(pools, (fine_rows, fine_columns), (pool[0], pool[1]), patch)
+    return Seen(*seen, tiles, step=sight.edge("size") or 0)
 
 
 def look_at_frames(sight: Sight) -> Seen | None:
