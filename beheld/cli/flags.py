@@ -7,9 +7,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from beheld.cli import foreign
 from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
@@ -38,7 +40,7 @@ def add_engine_flags(
         kind = str(field.type)
         how: dict[str, Any]
         if kind.startswith("bool | str"):
-            how = {"nargs": "?", "const": True, "metavar": "VALUE"}
+            how = {"nargs": "?", "const": True, "type": _key, "metavar": "VALUE"}
         elif kind.startswith("bool"):
             how = {"action": argparse.BooleanOptionalAction}
         elif "list" in kind:
@@ -72,7 +74,8 @@ def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
         elif told.get("many"):
             how = {"nargs": "+", "metavar": told["metavar"]}
         else:
-            kind = type(field.default) if isinstance(field.default, int | float) else str
+            words = partial(foreign.same, told["flag"])
+            kind = type(field.default) if isinstance(field.default, int | float) else words
             how = {"type": kind, "choices": told.get("choices")} | ({} if "choices" in told else {"metavar": "VALUE"})
         how["help"] = plain(told["meaning"])
         made.append(group.add_argument(*_spellings(told["flag"]), default=None, dest=field.name, **how))
@@ -129,6 +132,8 @@ def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argp
     taken: set[str] = set()
     for name, value in values.items():
         key = str(name).replace("-", "_")
+        if key not in known and foreign.answer(key.replace("_", "-"), str(value)) is not None:
+            continue
         if key not in known:
             raise ConfigError(f"Unknown option {name!r} in {str(path)!r}.", nearest(key, known), param=key)
         if key in taken:
@@ -183,6 +188,13 @@ def _reader(kind: str) -> Any:
     if kind.startswith("float"):
         return float
     return str
+
+
+def _key(text: str) -> bool | str:
+    """A key, or "true" for the one that was stored."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return True if text == "true" else text
 
 
 def _json(text: str) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from beheld import __version__
+from beheld.cli import foreign
+from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env
 
@@ -27,32 +28,17 @@ _COMMANDS = {
 _ANY_ORDER = frozenset({"ask", "verify"})
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that can take positional arguments in several places."""
-
-    any_order = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's own, which takes positional arguments in one place."""
-        if not self.any_order:
-            return super().parse_known_args(args, namespace)
-        # The other method comes back here, once for the flags and once for the rest.
-        self.any_order = False
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self.any_order = True
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
-    parser = argparse.ArgumentParser(prog="beheld", description="An engine for vision- and video-language models.")
+    parser = Parser(prog="beheld", description="An engine for vision- and video-language models.")
     parser.add_argument("--version", action="version", version=f"beheld {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, doc in _COMMANDS.items():
         command = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
         _adder(name)(command)
         command.any_order = name in _ANY_ORDER
+        if name == "serve":
+            command.foreign = foreign.answer
     arguments = parser.parse_args(argv)
     try:
         _check_environment()

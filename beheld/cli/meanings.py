@@ -13,7 +13,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "revision": ("newest", "branch, tag or commit of a hub model"),
     "tokenizer_revision": ("newest", "the same for the tokenizer"),
     "download_dir": ("the hub's cache", "where hub models are kept"),
-    "hf_token": ("the one of the hub's tools", "key for the hub; without a value the one that was stored"),
+    "hf_token": (
+        "the one of the hub's tools",
+        "key for the hub; without a value, or with `true`, the one that was stored",
+    ),
     "hf_overrides": ("none", "JSON of fields of config.json to change"),
     "config_format": ("", "`auto` or `hf`; others are refused"),
     "load_format": ("", "`auto`, `safetensors`, or `dummy` for random weights"),

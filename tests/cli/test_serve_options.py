@@ -57,7 +57,10 @@ def read(*words: str, text: str | None = None, tmp_path: Path | None = None) -> 
         ("trust-request-chat-template: 0", "trust_request_chat_template"),
         ("no-page: maybe", "no_page"),
         ("tool-call-parser: foo", "tool_call_parser"),
-        ("reasoning-parser: qwen3", "reasoning_parser"),
+        ("reasoning-parser: granite", "reasoning_parser"),
+        ("root-path: /x", "root_path"),
+        ("ssl-keyfile: x", "ssl_keyfile"),
+        ("max-modle-len: 5", "max_modle_len"),
         ("engine: nonsense", "engine"),
         ("port: eight", "port"),
         ("port: 99999", "port"),
@@ -105,6 +108,8 @@ allowed-media-domains: [a.test, b.test]
 hf-token: abc
 engine: thread
 model: some/where
+disable-log-requests: true
+reasoning-parser: deepseek_r1
 """
     server, found = read("--port", "8002", text=text, tmp_path=tmp_path)
     assert (server.port, server.max_body_bytes, server.drain_s) == (8002, 32 << 20, 5.0)
@@ -119,7 +124,7 @@ model: some/where
         "allowed_media_domains": ["a.test", "b.test"],
         "hf_token": "abc",
     }
-    assert (found["model"], found["place"]) == ("some/where", "thread")
+    assert (found["model"], found["place"], server.reasoning_parser) == ("some/where", "thread", "think")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from beheld.cli import foreign
 from beheld.cli.flags import _SKIPPED
 from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
@@ -24,6 +25,8 @@ BEGIN = "<!-- made by `python -m tests.server.flag_table` -->\n"
 END = "<!-- end of the table -->\n"
 BEGIN_LIMITS = "<!-- limits made by `python -m tests.server.flag_table` -->\n"
 END_LIMITS = "<!-- end of the limits -->\n"
+BEGIN_FOREIGN = "<!-- vLLM's flags made by `python -m tests.server.flag_table` -->\n"
+END_FOREIGN = "<!-- end of vLLM's flags -->\n"
 # Not fields of anything: they say what is served, and where its engine runs.
 OWN = (
     ("`MODEL`, `--model`", "the embedded model", "a folder or a hub name"),
@@ -97,10 +100,26 @@ def limits() -> str:
     return "".join([*lines, *(f"| {what} | {limit} |\n" for what, limit in rows), END_LIMITS])
 
 
+def foreigners() -> str:
+    """The table of vLLM's flags that are none here, with its markers."""
+    lines = [BEGIN_FOREIGN, "| flag of vLLM | here |\n", "|---|---|\n"]
+    for name, told in foreign.FLAGS.items():
+        if told.why:
+            words = f"changes nothing: {told.why}" + ("; with another value refused" if told.only else "")
+            flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
+        else:
+            words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
+        lines.append(f"| `{flag}` | {words} |\n")
+    for name, values in foreign.SAME.items():
+        lines += [f"| `--{name} {value}` | is `{own}` |\n" for value, own in values.items()]
+    return "".join([*lines, END_FOREIGN])
+
+
 def page() -> str:
     """docs/serving.md with the tables as they should be."""
     text = PAGE.read_text(encoding="utf-8")
-    for begin, made, end in ((BEGIN, table(), END), (BEGIN_LIMITS, limits(), END_LIMITS)):
+    tables = ((BEGIN, table(), END), (BEGIN_FOREIGN, foreigners(), END_FOREIGN), (BEGIN_LIMITS, limits(), END_LIMITS))
+    for begin, made, end in tables:
         before, rest = text.split(begin)
         text = before + made + rest.split(end)[1]
     return text

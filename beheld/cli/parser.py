@@ -1,0 +1,103 @@
+"""A parser that names the nearest flag where one is unknown, and reads what argparse alone would read wrongly."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from beheld.core.errors import ConfigError
+from beheld.core.params import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser without abbreviations.
+
+    Attributes:
+        any_order: positional arguments may stand before, between and behind the flags.
+        foreign: answers flags that are known elsewhere and not here, by name and value: it raises ConfigError, or says
+            how many words are the flag's own, or None if it does not know it either.
+    """
+
+    any_order = False
+    foreign: Callable[[str, str | None], int | None] | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+        self._inner = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's own, once every flag is known to be one."""
+        if self._inner:
+            return super().parse_known_args(args, namespace)
+        words = list(self._known(sys.argv[1:] if args is None else list(args)))
+        if not self.any_order:
+            return super().parse_known_args(words, namespace)
+        # The other method comes back here, once for the flags and once for the rest.
+        self._inner = True
+        try:
+            return self.parse_known_intermixed_args(words, namespace)
+        finally:
+            self._inner = False
+
+    def error(self, message: str) -> NoReturn:
+        """One line, in place of a page of usage."""
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(2, f"{self.prog}: {message}{end} All flags: {self.prog} --help\n")
+
+    def _known(self, words: Sequence[str]) -> Iterator[str]:
+        """The words without the flags that others know, and with values where argparse would take a neighbour's.
+
+        Of a command with commands or with a script of its own, what stands behind these is theirs.
+        """
+        place = 0
+        while place < len(words):
+            word = words[place]
+            behind = words[place + 1] if place + 1 < len(words) else None
+            place += 1
+            if word == "--" or (self._hands_on() and not word.startswith("-")):
+                yield word
+                yield from words[place:]
+                return
+            if not word.startswith("--") or " " in word.partition("=")[0]:
+                yield word
+                continue
+            name = word.partition("=")[0]
+            action = self._option_string_actions.get(name)
+            if action is None:
+                place += self._answered(word, behind)
+            elif action.nargs == "?" and name == word and not _like_a_key(behind):
+                yield f"{word}=true"
+            else:
+                yield word
+
+    def _hands_on(self) -> bool:
+        return self._subparsers is not None or any(action.nargs == argparse.REMAINDER for action in self._actions)
+
+    def _answered(self, word: str, behind: str | None) -> int:
+        """How many words behind an unknown flag are its own; ends the program where nobody knows it."""
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("--").replace("_", "-")
+        if self.foreign is not None:
+            free = behind if behind is not None and not behind.startswith("--") else None
+            try:
+                own = self.foreign(key, value if equals else free)
+            except ConfigError as error:
+                self.error(str(error))
+            if own is not None:
+                return 0 if equals else own
+        known = [flag for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
+        near = nearest(f"--{key}", known)
+        self.error(f"unknown flag {name}. {near}".strip())
+
+
+def _like_a_key(word: str | None) -> bool:
+    """Whether a word behind a flag whose value may be left out is its value; a file, an address, a question is not."""
+    if word is None or word.startswith("hf_"):
+        return word is not None
+    return not word.strip() or (
+        re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", word) is not None and not Path(word).exists()
+    )

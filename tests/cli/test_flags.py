@@ -1,0 +1,134 @@
+"""Flags that are not known: refused with the nearest one, or answered where they are another server's."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from beheld.cli import foreign, main
+from beheld.cli.parser import Parser
+from beheld.cli.serve import add_arguments
+from beheld.core.errors import ConfigError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def serve() -> Parser:
+    parser = Parser(prog="beheld serve")
+    add_arguments(parser)
+    parser.foreign = foreign.answer
+    return parser
+
+
+def read(*words: str) -> argparse.Namespace:
+    return serve().parse_args(list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--max-modle-len", "5"], "unknown flag --max-modle-len. Did you mean '--max-model-len'?"),
+        (["serve", "m", "--max_modle_len=5"], "unknown flag --max_modle_len. Did you mean '--max-model-len'?"),
+        (["serve", "--api", "x"], "unknown flag --api. Did you mean '--api-key'?"),
+        (["serve", "--max-model", "5"], "unknown flag --max-model."),
+        (["ask", "pic.jpg", "--temprature", "1", "Why?"], "unknown flag --temprature. Did you mean '--temperature'?"),
+        (["chat", "--sytem", "x"], "Did you mean '--system'?"),
+        (["plan", "mote", "--jsn"], "beheld plan: unknown flag --jsn. Did you mean '--json'?"),
+        (["verify", "mote", "--txt-only"], "Did you mean '--text-only'?"),
+        (["models", "--markdwn"], "Did you mean '--markdown'?"),
+        (["doctor", "--josn"], "Did you mean '--json'?"),
+        (["bench", "serve", "--client", "3"], "beheld bench serve: unknown flag --client. Did you mean '--clients'?"),
+        (["--verison"], "Did you mean '--version'?"),
+        (["ask", "--guided-decoding-backend", "x"], "unknown flag --guided-decoding-backend."),
+        (["serve", "a", "b"], "unrecognized arguments: b."),
+    ],
+)
+def test_the_nearest_flag_is_named(words: list[str], said: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(words)
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert said in text
+    assert len(text.splitlines()) == 1
+    assert "--help" in text
+
+
+@pytest.mark.parametrize("name", [name for name, told in foreign.FLAGS.items() if told.why])
+def test_a_flag_that_changes_nothing_takes_its_own_words_and_no_other(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign.logger, "propagate", False)
+    monkeypatch.setattr(foreign.logger, "handlers", [caplog.handler])
+    told = foreign.FLAGS[name]
+    value = [told.only[0] if told.only else "3"] * told.values
+    for words in ([f"--{name}", *value, "m"], ["m", f"--{name.replace('-', '_')}", *value], ["m", f"--{name}", *value]):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, foreign.logger.name):
+            arguments = read(*words, "--max-model-len", "5")
+        assert (arguments.model_tag, arguments.max_model_len) == ("m", 5)
+        assert [record.message for record in caplog.records] == [f"--{name} changes nothing: {told.why}."]
+    if value:
+        assert read(f"--{name}={value[0]}", "m").model_tag == "m"
+        with pytest.raises(SystemExit):
+            read("m", f"--{name}", "--port", "1")
+    if told.only:
+        with pytest.raises(ConfigError, match="not available here"):
+            foreign.answer(name, "something else")
+
+
+@pytest.mark.parametrize("name", [name for name, told in foreign.FLAGS.items() if not told.why])
+def test_a_flag_that_would_change_something_is_refused_with_what_to_do(name: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read("m", f"--{name}", "x")
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert f"--{name} is not available here. {foreign.FLAGS[name].remedy}" in text
+
+
+def test_no_flag_of_others_is_one_of_ours() -> None:
+    known = serve()._option_string_actions
+    assert not [name for name in foreign.FLAGS if f"--{name}" in known]
+    for flag, values in foreign.SAME.items():
+        choices = known[f"--{flag}"].choices
+        assert choices is not None
+        assert set(values.values()) <= set(choices)
+        assert not set(values) & set(choices)
+
+
+def test_forms_have_their_other_names_too() -> None:
+    assert read("--reasoning-parser", "deepseek_r1").reasoning_parser == "think"
+    assert read("--tool-call-parser", "qwen3_xml").tool_parser == "qwen3_coder"
+    with pytest.raises(SystemExit):
+        read("--reasoning-parser", "granite")
+
+
+def test_a_key_that_is_left_out_takes_nobody_elses_word(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text("x")
+    for word in (str(file), "org/model", "https://example.org/x.png", "What is it?", "-"):
+        arguments = read("--hf-token", word) if word != "-" else read("--hf-token", "m/n")
+        assert arguments.hf_token is True
+        assert arguments.model_tag == (word if word != "-" else "m/n")
+    assert (read("m", "--hf-token").hf_token, read("m", "--hf-token", "--port", "1").hf_token) == (True, True)
+    for key in ("hf_abc.d/e", "abcDEF_1-2"):
+        assert read("--hf-token", key, "m").hf_token == key
+        assert read("m", f"--hf_token={key}").hf_token == key
+    assert read("m", "--hf-token=true").hf_token is True
+    for empty in (["--hf-token", ""], ["--hf-token="], ["--hf-token", " "]):
+        with pytest.raises(SystemExit):
+            read(*empty, "--port", "1")
+
+
+def test_words_behind_a_script_are_the_scripts(capsys: Capture) -> None:
+    assert main.main(["run-vllm", "no_such_script.py", "--model-type", "x"]) == 1
+    assert "no_such_script.py" in capsys.readouterr().err
+
+
+def test_the_package_can_be_run() -> None:
+    done = subprocess.run([sys.executable, "-m", "beheld", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("beheld ")
