@@ -88,7 +88,7 @@ async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = 
     """
     parts = urlsplit(url)
     begin = last = time.perf_counter()
-    # To HTTP/1.0 a server answers without chunks: the answer ends with the connection.
+    # Asked in HTTP/1.0, most servers answer without chunks: the answer ends with the connection.
     head = (
         f"POST {parts.path}/chat/completions HTTP/1.0\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -139,12 +139,27 @@ async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any] | None]:
     """The chunks of an answer, behind its headers; None is its end."""
-    while (await reader.readline()).strip():
-        pass
     events = EventReader()
-    while piece := await reader.read(1 << 16):
+    async for piece in _body(reader):
         for data in events.push(piece):
             yield None if data == END else json.loads(data)
+
+
+async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """What stands behind the headers. Some servers send it in HTTP's chunks although they were asked in HTTP/1.0."""
+    chunked = False
+    while line := (await reader.readline()).strip().lower():
+        name, _, value = line.partition(b":")
+        chunked |= name == b"transfer-encoding" and value.strip() == b"chunked"
+    if not chunked:
+        while piece := await reader.read(1 << 16):
+            yield piece
+        return
+    while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
+        try:
+            yield (await reader.readexactly(size + 2))[:size]
+        except asyncio.IncompleteReadError:
+            return
 
 
 async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: int) -> tuple[Seen, float]:

@@ -148,9 +148,9 @@ def test_a_plot_of_one_step_and_of_nothing_measured() -> None:
 class Deaf:
     """A listener that answers every connection with the same bytes, and keeps what it was sent first."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer: bytes, headers: bytes = b"") -> None:
         self.heard: list[bytes] = []
-        self._answer = answer
+        self._answer = headers + b"\r\n" + answer
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.at = f"127.0.0.1:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -164,7 +164,7 @@ class Deaf:
             with link:
                 self.heard.append(link.recv(1 << 16))
                 link.sendall(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + self._answer
+                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n" + self._answer
                 )
 
     def close(self) -> None:
@@ -194,6 +194,22 @@ def test_a_stream_is_cut_at_line_feeds_alone(monkeypatch: pytest.MonkeyPatch, ca
     seen = load.Seen()
     asyncio.run(load.ask(f"http://{deaf.at}/v1", "k", b"{}", seen, 0))
     assert (seen.texts, seen.errors) == ({0: "a\u2028b\x85c\u00e9"}, {})
+    deaf.close()
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"", b"ff\r\nda"], ids=["whole", "closed", "torn"])
+def test_an_answer_in_chunks_is_read_however_its_events_are_cut(size: int, end: bytes) -> None:
+    """Not every server leaves HTTP's chunks out because it was asked in HTTP/1.0."""
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "some words"}}]}\n\n'
+    last = b"data: [DONE]\n\n" if end.startswith(b"0") else b""
+    body = event * 2 + last
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
+    chunks = b"".join(b"%x;name=value\r\n%b\r\n" % (len(part), part) for part in parts)
+    deaf = Deaf(chunks + end, b"Transfer-Encoding: chunked\r\n")
+    seen = load.Seen()
+    asyncio.run(load.ask(f"http://{deaf.at}/v1", "k", b"{}", seen, 0))
+    assert (seen.texts, seen.errors) == (({0: "some words" * 2}, {}) if last else ({}, {"cut": 1}))
     deaf.close()
 
 
