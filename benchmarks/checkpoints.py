@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 from tests import tiny
 
@@ -24,14 +27,50 @@ VISION = {
     "fullatt_block_indexes": [5],
     "window_size": 112,
 }
+# Heads as wide as those of the larger one: attention kernels for a CPU refuse narrow ones.
+TINY_TEXT = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+}
+TINY_VISION = {
+    "depth": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_heads": 2,
+    "out_hidden_size": 256,
+    "fullatt_block_indexes": [1],
+    "window_size": 112,
+}
 
 
 def qwen2_5_vl_small(folder: Path) -> Path:
     """A Qwen2.5-VL shape of 0.43 B parameters in float32, made once in `folder`; returns its path."""
-    path = folder / "qwen2_5_vl_043b"
+    return _qwen2_5_vl(folder / "qwen2_5_vl_043b", TEXT, VISION)
+
+
+def qwen2_5_vl_served(folder: Path, size: str) -> Path:
+    """The same to be served ("small"), or one of 5 million parameters ("tiny"): every id of the vocabulary is a word,
+    so that every token is a piece of text, and a picture of 224 x 224 pixels is seen as it is, in 64 embeddings."""
+    path = folder / f"qwen2_5_vl_served_{size}"
+    if not path.is_dir():
+        # Under another name until it is whole.
+        draft = folder / f"draft_{os.getpid()}"
+        text, vision = {"small": (TEXT, VISION), "tiny": (TINY_TEXT, TINY_VISION)}[size]
+        _qwen2_5_vl(draft, text, vision)
+        _fill_vocabulary(draft, text["vocab_size"])
+        for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+            _edit(draft / name, {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28})
+        draft.rename(path)
+    return path
+
+
+def _qwen2_5_vl(path: Path, text: dict[str, Any], vision: dict[str, Any]) -> Path:
     if (path / "model.safetensors").is_file():
         return path
-    import shutil
 
     import torch
     from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
@@ -42,10 +81,9 @@ def qwen2_5_vl_small(folder: Path) -> Path:
         if not file.name.endswith((".safetensors", ".index.json")):
             shutil.copy(file, path / file.name)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    for name, value in TEXT.items():
-        config[name] = value
+    config |= text
     config["rope_scaling"] = {"type": "mrope", "mrope_section": [8, 12, 12]}
-    config["vision_config"].update(VISION)
+    config["vision_config"].update(vision)
     config["torch_dtype"] = "float32"
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     torch.manual_seed(0)
@@ -56,3 +94,30 @@ def qwen2_5_vl_small(folder: Path) -> Path:
     model.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return path
+
+
+def _fill_vocabulary(path: Path, size: int) -> None:
+    """Words for all ids that are free, before the special tokens, whose ids move up to the end.
+
+    No merges lead to the words, so texts are tokenized as before.
+    """
+    tokenizer = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    known, special = tokenizer["model"]["vocab"], tokenizer["added_tokens"]
+    up = size - len(special) - len(known)
+    known |= {f"Ġw{number}": number for number in range(len(known), size - len(special))}
+    for token in special:
+        token["id"] += up
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    (path / "vocab.json").write_text(json.dumps(known, ensure_ascii=False), encoding="utf-8")
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    moved = {str(int(number) + up): token for number, token in settings["added_tokens_decoder"].items()}
+    _edit(path / "tokenizer_config.json", {"added_tokens_decoder": moved})
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((path / name).read_text(encoding="utf-8"))
+        ids = {key: value for key, value in fields.items() if key.endswith("_token_id")}
+        _edit(path / name, {key: [i + up for i in v] if isinstance(v, list) else v + up for key, v in ids.items()})
+
+
+def _edit(path: Path, fields: dict[str, Any]) -> None:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(found | fields, ensure_ascii=False), encoding="utf-8")
