@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -183,11 +183,13 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         pieces: str = Pieces.CUMULATIVE,
+        marks: Collection[str] = (),
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation of OpenAI messages; otherwise as `generate`.
 
         Args:
+            marks: special tokens that the text shows where they come first, even if it skips special tokens.
             options: as the keywords of InputPipeline.prepare_chat that concern the template and the processor.
         """
 
@@ -195,7 +197,7 @@ class AsyncLLM:
             return self._inputs.draft_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
 
         pool = self._pools.of_chat(messages, options, sampling_params)
-        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces))
+        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces), marks)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives a last output with the finish reason "abort"."""
@@ -327,8 +329,9 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
         pieces: Pieces,
+        marks: Collection[str] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
-        live = await self._submit(pool, draft, params, request_id, pieces)
+        live = await self._submit(pool, draft, params, request_id, pieces, marks)
         try:
             while True:
                 await live.changed.wait()
@@ -351,6 +354,7 @@ class AsyncLLM:
         params: SamplingParams | None,
         request_id: str | None,
         pieces: Pieces,
+        marks: Collection[str],
     ) -> _Live:
         self._check_alive()
         self._attach()
@@ -365,7 +369,7 @@ class AsyncLLM:
         begin = partial(draft, chosen, request_id=name, arrival=started, seed=base)
         first = await self._prepared(pool, begin, chosen)
         requests = answers(first, chosen.n, base)
-        collector = Collector(name, chosen, requests, self._inputs.tokenizer)
+        collector = Collector(name, chosen, requests, self._inputs.tokenizer, marks)
         ids = tuple(request.id for request in requests)
         live = _Live(collector, ids, pieces, started, time.monotonic())
         self._check_alive()

@@ -51,6 +51,7 @@ def chunks(
         HttpError, ParamsError: fields do not fit together, or one is out of range.
     """
     tools = tool_use(body, form, options.max_tools)
+    thinks = options.reasoning_parser is not None
     shows_marks = form is not None and form.special and tools.form == form.name
     _check(body, tools, shows_marks=shows_marks)
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -76,10 +77,12 @@ def chunks(
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         cache_salt=salt,
         tools=tools.shown,
-        thoughts=_thoughts(params.structured_outputs) if options.reasoning_parser is not None else None,
+        # Tokenizers may call the marks special, and texts leave special tokens out: then thoughts would never end.
+        marks=(OPEN, CLOSE) if thinks else (),
+        thoughts=_thoughts(params.structured_outputs) if thinks else None,
         **_template(body, options),
     )
-    return _chunks(outputs, body, head, tools, thinks=options.reasoning_parser is not None)
+    return _chunks(outputs, body, head, tools, thinks=thinks)
 
 
 def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:

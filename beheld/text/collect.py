@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
@@ -17,11 +17,11 @@ from beheld.text.stop import StopFinder
 class Answer:
     """One of a request's answers while it grows."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None) -> None:
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None, marks: Collection[str] = ()) -> None:
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = (
-            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, marks=marks)
             if params.detokenize and tokenizer is not None
             else None
         )
@@ -111,13 +111,19 @@ class Collector:
         params: what the user asked for.
         requests: the sealed requests, one per answer, in the order of the answers.
         tokenizer: of transformers; None leaves texts empty.
+        marks: special tokens that texts show where they come first, even if they skip special tokens.
 
     Raises:
         ParamsError: stop strings were given, but there is no tokenizer.
     """
 
     def __init__(
-        self, request_id: str, params: SamplingParams, requests: Sequence[Request], tokenizer: Any | None
+        self,
+        request_id: str,
+        params: SamplingParams,
+        requests: Sequence[Request],
+        tokenizer: Any | None,
+        marks: Collection[str] = (),
     ) -> None:
         assert len(requests) == params.n
         if params.stop and tokenizer is None:
@@ -126,7 +132,7 @@ class Collector:
         self._params = params
         self._request = requests[0]
         self._tokenizer = tokenizer
-        self._answers = {request.id: Answer(index, params, tokenizer) for index, request in enumerate(requests)}
+        self._answers = {request.id: Answer(index, params, tokenizer, marks) for index, request in enumerate(requests)}
         assert len(self._answers) == len(requests), "two answers have the same id"
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._told_prompt_logprobs = False

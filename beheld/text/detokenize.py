@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,14 +22,14 @@ class _Traits:
 
     Attributes:
         byte_ids: ids that stand for one byte. Decoders show a run of them as text only if the whole run is text.
-        special_ids: ids that `skip_special_tokens` skips.
+        special: ids that `skip_special_tokens` skips, and what they spell.
         clean: its clean-up of spaces, if decoding ends with one.
         texts: decoded single tokens, as they were asked for.
         options: keywords for its `decode` that keep it from cleaning up.
     """
 
     byte_ids: frozenset[int]
-    special_ids: frozenset[int]
+    special: dict[int, str]
     clean: Callable[[str], str] | None
     texts: dict[int, str]
     options: dict[str, bool]
@@ -46,7 +46,7 @@ def _traits_of(tokenizer: Any) -> _Traits:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         known = _traits[tokenizer] = _Traits(
             frozenset(vocabulary[token] for token in byte_tokens if token in vocabulary),
-            frozenset(token_id for token_id, token in added.items() if token.special),
+            {token_id: token.content for token_id, token in added.items() if token.special},
             tokenizer.clean_up_tokenization if _cleans(tokenizer) else None,
             {},
             {"clean_up_tokenization_spaces": False} if _may_clean(tokenizer) else {},
@@ -120,18 +120,27 @@ class Detokenizer:
 
         ids       [ ...  done  | context | new ]
         decoded                 <-shown-><-what push returns->
+
+    Args:
+        tokenizer: of transformers.
+        skip_special_tokens: special tokens show nothing.
+        marks: special tokens that are shown all the same where they come first, for whoever takes the text apart there.
     """
 
-    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True, marks: Collection[str] = ()) -> None:
         traits = _traits_of(tokenizer)
         inner = _decoder_of(tokenizer)
+        self._skipped = set(traits.special) if skip_special_tokens else set[int]()
+        self._once = {token_id for token_id in self._skipped if traits.special[token_id] in marks}
+        self._skipped -= self._once
+        # Nothing that is skipped gets as far as the decoder.
+        skip = skip_special_tokens and not self._once
         self._decode: Callable[[Sequence[int]], str] = (
-            partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, **traits.options)
+            partial(tokenizer.decode, skip_special_tokens=skip, **traits.options)
             if inner is None
-            else partial(inner.decode, skip_special_tokens=skip_special_tokens)
+            else partial(inner.decode, skip_special_tokens=skip)
         )
         self._alone: Callable[[int], str] | None = None if inner is None else partial(token_text, tokenizer)
-        self._skipped = traits.special_ids if skip_special_tokens else frozenset[int]()
         self._byte_ids = traits.byte_ids
         self._cleaner = None if traits.clean is None else _Cleaner(traits.clean)
         self._window: list[int] = []
@@ -142,6 +151,8 @@ class Detokenizer:
         """The text that has become certain with this token; often empty."""
         if token_id in self._skipped:
             return ""
+        if token_id in self._once:
+            self._skipped.add(token_id)
         self._window.append(token_id)
         if token_id in self._byte_ids:
             return ""

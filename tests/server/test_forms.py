@@ -234,13 +234,16 @@ GRAMMARS: list[dict[str, Any]] = [
 OPEN, CLOSE, PLAIN = 419, 420, 64
 
 
-@pytest.fixture(scope="module")
-def musing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """A client of a server whose tokenizer has the marks of thoughts as tokens, as most models that think have them."""
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "special"])
+def musing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A client of a server whose tokenizer has the marks of thoughts as tokens, as most models that think have them;
+    some call them special, and texts leave special tokens out."""
     folder = tmp_path_factory.mktemp("musing") / "qwen2"
     shutil.copytree(tiny.checkpoint("qwen2"), folder)
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    marks = [AddedToken(mark, special=request.param, normalized=False) for mark in ("<think>", "</think>")]
+    tokenizer.add_tokens(marks, special_tokens=request.param)
+    assert tokenizer.decode([CLOSE], skip_special_tokens=True) == ("" if request.param else "</think>")
     assert tokenizer.convert_tokens_to_ids(["<think>", "</think>", "a"]) == [OPEN, CLOSE, PLAIN]
     tokenizer.save_pretrained(str(folder))
     options: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "trust_templates": True}
@@ -263,6 +266,35 @@ def test_a_grammar_begins_behind_the_thoughts(musing: openai.OpenAI, options: di
     text = found["calls"][0]["arguments"] if "tools" in options else found["content"]
     assert re.fullmatch(r'up|down|[ab]{5}|\{ ?"a" ?: ?(true|false) ?\}|\{ ?"place" ?:.*\}', text), found
     assert found["content"] == ("" if "tools" in options else text)
+
+
+def sequence(*ids: int) -> dict[str, Any]:
+    """An answer of just these tokens: as a grammar that says itself how thoughts end."""
+    marks = f"# {'</think>'}\n"
+    return {"structured_outputs": {"grammar": marks + "start: " + " ".join(f"<[{token}]>" for token in ids)}}
+
+
+SKIPPED: list[dict[str, Any]] = [{}, {"skip_special_tokens": True}, {"skip_special_tokens": False}]
+
+
+@pytest.mark.parametrize("skip", SKIPPED, ids=str)
+def test_thoughts_end_with_their_mark_whether_special_tokens_are_skipped_or_not(
+    musing: openai.OpenAI, skip: dict[str, Any]
+) -> None:
+    """The marks are the tokens' own, and never shown, in a prompt that has begun the thoughts and in one that has not."""
+    for prompt, ids in ((OPENED, (PLAIN, CLOSE, PLAIN + 1)), (FREE, (OPEN, PLAIN, CLOSE, PLAIN + 1))):
+        found = both(musing, extra_body={**prompt, **skip, **sequence(*ids)}, **ASK)
+        assert (found["thoughts"], found["content"], found["reason"]) == ("a", "b", "stop")
+
+
+@pytest.mark.parametrize("skip", SKIPPED, ids=str)
+def test_thoughts_end_with_their_mark_without_a_grammar(musing: openai.OpenAI, skip: dict[str, Any]) -> None:
+    """One letter until the model tires of it, then the mark, then another letter."""
+    bias = {str(PLAIN): 90, str(CLOSE): 80, str(PLAIN + 1): 75}
+    asked = {**OPENED, **skip, "logit_bias": bias, "ignore_eos": True}
+    found = both(musing, extra_body=asked, presence_penalty=2, frequency_penalty=2, **{**ASK, "max_tokens": 24})
+    assert set(found["thoughts"]) == {"a"}
+    assert set(found["content"].removeprefix("</think>")) >= {"b"}
 
 
 def test_thoughts_that_never_end_are_no_answer(musing: openai.OpenAI) -> None:

@@ -116,6 +116,23 @@ def test_special_tokens_are_skipped_or_shown() -> None:
     assert "".join(increments(tokenizer, [eos, *ids, eos])) == "red circle"
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_marks_are_shown_where_they_come_first(kind: Callable[[], Any], data: st.DataObject) -> None:
+    """They are special tokens like the others, which are skipped: later ones are, too."""
+    tokenizer = kind()
+    specials = tokenizer.convert_tokens_to_ids(list(small.SPECIALS))
+    ids = data.draw(st.lists(st.one_of(st.integers(0, len(tokenizer) - 1), st.sampled_from(specials)), max_size=30))
+    mark = data.draw(st.sampled_from(specials))
+    detokenizer = Detokenizer(tokenizer, marks=[tokenizer.convert_ids_to_tokens(mark), "unknown"])
+    found = "".join([*map(detokenizer.push, ids), detokenizer.finish()])
+    first = ids.index(mark) if mark in ids else len(ids)
+    skipped = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    left = [token for place, token in enumerate(ids) if token not in skipped or place == first]
+    assert found == tokenizer.decode(left, skip_special_tokens=False)
+
+
 def test_text_of_one_token() -> None:
     tokenizer = small.byte_level()
     (token_id,) = tokenizer.encode(" image", add_special_tokens=False)
