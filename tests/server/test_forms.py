@@ -281,7 +281,7 @@ SKIPPED: list[dict[str, Any]] = [{}, {"skip_special_tokens": True}, {"skip_speci
 def test_thoughts_end_with_their_mark_whether_special_tokens_are_skipped_or_not(
     musing: openai.OpenAI, skip: dict[str, Any]
 ) -> None:
-    """The marks are the tokens' own, and never shown, in a prompt that has begun the thoughts and in one that has not."""
+    """The marks are tokens, and never shown: in a prompt that has begun the thoughts, and in one that has not."""
     for prompt, ids in ((OPENED, (PLAIN, CLOSE, PLAIN + 1)), (FREE, (OPEN, PLAIN, CLOSE, PLAIN + 1))):
         found = both(musing, extra_body={**prompt, **skip, **sequence(*ids)}, **ASK)
         assert (found["thoughts"], found["content"], found["reason"]) == ("a", "b", "stop")
