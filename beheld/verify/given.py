@@ -12,7 +12,7 @@ import torch
 
 from beheld.checkpoint.code import own_first
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
-from beheld.inputs import audio
+from beheld.inputs import audio, options
 from beheld.inputs.families import Family, family_of
 from beheld.inputs.tokens import load_tokenizer
 from beheld.verify.trace import Question, Trace
@@ -23,6 +23,8 @@ _OTHER_MARKERS = frozenset({"ernie4_5_vl_moe", "phi4_multimodal"})
 _TOLD_RATES = frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 # Families whose processor, before transformers 5.23, counts what lies in the list of a prompt.
 _COUNTED_BY_PROMPT = frozenset({"smolvlm"})
+# The bounds of a picture's pixels -> what they are called in a processor's size.
+_BOUNDS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
 class Processor:
@@ -50,7 +52,25 @@ class Processor:
         text = self._with_markers(text, question)
         if self._info.model_type == "voxtral":
             return self._joined(text, question)
-        return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **self._options, **ends))
+        told = self._told(question)
+        return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **told, **ends))
+
+    def _told(self, question: Question) -> dict[str, Any]:
+        """The user's options, each bound of a size with the other one beside it.
+
+        In older versions of transformers, Qwen2-VL's processor minds one of min_pixels and max_pixels only where it is
+        given the other, too.
+        """
+        told = {name: value for name, value in self._options.items() if name not in _BOUNDS}
+        for kind in {"image", "video"} & question.media.keys():
+            group = {**told.get(options.GROUPS[kind], {})}
+            given = {name: self._options[name] for name in _BOUNDS if name in self._options} | group
+            if not given.keys() & _BOUNDS.keys():
+                continue
+            size = getattr(options.part_of(self._parts, kind), "size", None) or {}
+            own = {name: size.get(edge) for name, edge in _BOUNDS.items()}
+            told[options.GROUPS[kind]] = {name: value for name, value in own.items() if value is not None} | given
+        return told
 
     def _rendered(self, question: Question, made: Trace) -> str:
         # Some templates ask for the item itself, none for what it is.
