@@ -238,8 +238,11 @@ class AsyncLLM:
 
     # ------------------------------------------------------------------ asking about the model
 
-    async def token_ids(self, prompt: PromptType) -> list[int]:
-        """The ids of a prompt without media, as `generate` would see them."""
+    async def token_ids(self, prompt: PromptType, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt without media, as `generate` would see them; or of a text alone, without what the
+        tokenizer puts around a prompt."""
+        if isinstance(prompt, str) and not add_special_tokens:
+            return await self._in(self._pools.of_prompt(prompt, None), lambda: self._inputs.text_ids(prompt))
         params = SamplingParams(max_tokens=1)
         pool = self._pools.of_prompt(prompt, None)
         request = await self._in(pool, lambda: self._inputs.prepare(prompt, params, request_id="tokens"))

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from beheld.core.errors import ConfigError
 from beheld.utils.log import get_logger
 
-logger = get_logger(__name__)
-
 
 @dataclass(frozen=True)
 class Foreign:
@@ -112,7 +110,7 @@ def answer(name: str, value: str | None) -> int | None:
         raise ConfigError(f"--{name} needs a value.", known.remedy or "Leave it out.", param=name.replace("-", "_"))
     if not known.why or (known.only and value not in known.only):
         raise ConfigError(f"--{name} is not available here.", known.remedy, param=name.replace("-", "_"))
-    logger.info("--%s changes nothing: %s.", name, known.why)
+    _log("--%s changes nothing: %s.", name, known.why)
     return known.values
 
 
@@ -121,5 +119,10 @@ def same(flag: str, value: str) -> str:
     own = SAME.get(flag, {}).get(value)
     if own is None:
         return value
-    logger.info("--%s %s is %s here.", flag, value, own)
+    _log("--%s %s is %s here.", flag, value, own)
     return own
+
+
+def _log(message: str, *words: str) -> None:
+    # Only now: the first logger reads the level, which other commands set before.
+    get_logger(__name__).info(message, *words)

@@ -35,7 +35,7 @@ class Checks:
                 raise MediaError(
                     "Embeddings are switched off (enable_mm_embeds=False).",
                     "Give the media.",
-                    param=ref.place,
+                    param=ref.place or "enable_mm_embeds",
                     or_engine="start without enable_mm_embeds=False",
                 )
             if self.info.cross is not None:
@@ -69,7 +69,7 @@ class Checks:
             raise LimitError(
                 many if limit else off,
                 "Send fewer." if limit else "Leave it out.",
-                param=given[limit].place,
+                param=given[limit].place or "limit_mm_per_prompt",
                 or_engine="raise limit_mm_per_prompt",
             )
         most = self.family.most.get(modality, count)

@@ -131,6 +131,16 @@ class InputPipeline:
         """The parameters that the checkpoint's generation_config.json recommends."""
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)
 
+    def text_ids(self, text: str) -> list[int]:
+        """The ids of a text by itself.
+
+        Raises:
+            PromptError: it is longer than a prompt may be, or there is no tokenizer.
+        """
+        most = self._config.max_model_len
+        self._tokenizer.check_size(text, most)
+        return self._tokenizer.encode(text, add_special_tokens=False, most=most)
+
     def seal(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
         """Sealed sampling parameters; see Sealer.seal."""
         return self._sealer.seal(params, num_prompt, seed)

@@ -220,14 +220,12 @@ class Service:
             raise HttpError(400, "There is a prompt and messages, or neither.", "Give either.", param="prompt")
         with self.desk.admitted():
             if body.prompt is not None:
-                ids = await self.llm.token_ids(body.prompt)
+                for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+                    if getattr(body, name) is not None:
+                        raise HttpError(400, f"{name} need messages.", "Send messages, or leave it out.", param=name)
+                ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
-                going_on = body.continue_final_message is True
-                add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
-                messages = [chat.message_of(m, number, self.options) for number, m in enumerate(body.messages or ())]
-                ids = await self.llm.chat_token_ids(
-                    messages, add_generation_prompt=add, continue_final_message=going_on
-                )
+                ids = await self.llm.chat_token_ids(**chat.seen(body, self.options))
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:

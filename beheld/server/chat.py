@@ -14,9 +14,9 @@ from beheld.server import bounds
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
-from beheld.server.schema import ChatRequest, Message, RefusalPart
+from beheld.server.schema import ChatRequest, Message, RefusalPart, TokenizeRequest
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
-from beheld.server.tools import ToolForm, ToolUse, tool_use
+from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
 from beheld.server.voice import Voice
 from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
@@ -172,6 +172,29 @@ def message_of(message: Message, number: int, options: ServerOptions) -> dict[st
         if isinstance(source, str) and plain["type"].endswith("_url"):
             plain[plain["type"]] = {"url": source}
     return made
+
+
+def seen(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
+    """A conversation whose tokens are asked for, as AsyncLLM.chat_token_ids takes it.
+
+    Raises:
+        HttpError: fields do not fit together.
+    """
+    if body.add_special_tokens:
+        raise HttpError(
+            400,
+            "The template of a conversation writes its special tokens itself.",
+            "Leave add_special_tokens out, or send a prompt.",
+            param="add_special_tokens",
+        )
+    going_on = body.continue_final_message is True
+    return {
+        "messages": [message_of(message, number, options) for number, message in enumerate(body.messages or ())],
+        "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
+        "continue_final_message": going_on,
+        "tools": shown_tools(body.tools, options.max_tools) if body.tools else None,
+        "template_kwargs": body.chat_template_kwargs,
+    }
 
 
 async def _chunks(

@@ -357,6 +357,10 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+Variables = Annotated[dict[str, Any], AfterValidator(_variables)]
+Tools = Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS, fail_fast=True)]
+
+
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
@@ -364,11 +368,11 @@ class ChatRequest(Sampled):
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
-    tools: Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_variables)] | None = None
+    chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -414,13 +418,16 @@ class EmbeddingRequest(Body):
 
 
 class TokenizeRequest(Body):
-    """POST /tokenize: a prompt, or a conversation."""
+    """POST /tokenize: a prompt, or a conversation with what its template sees beside it."""
 
     model: Name | None = None
     prompt: str | None = None
+    add_special_tokens: bool | None = None
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: Variables | None = None
 
 
 class DetokenizeRequest(Body):

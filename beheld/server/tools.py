@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
-from beheld.server.schema import ChatRequest, ToolChoice
+from beheld.server.schema import ChatRequest, Tool, ToolChoice
 from beheld.text.tools import MARKS
 
 
@@ -56,6 +56,22 @@ def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
     return ToolForm(name, not special.isdisjoint(MARKS.get(name, ())))
 
 
+def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], ...]:
+    """The tools as the template sees them.
+
+    Raises:
+        HttpError: there are too many, or two have one name.
+    """
+    names = [tool.function.name for tool in tools]
+    if len(names) > max_tools:
+        raise HttpError(
+            400, f"There are {len(names)} tools; at most {max_tools} can be given.", "Send fewer.", param="tools"
+        )
+    if len(set(names)) != len(names):
+        raise HttpError(400, "Two tools have the same name.", "Give each a name of its own.", param="tools")
+    return tuple(tool.model_dump(exclude_none=True) for tool in tools)
+
+
 def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     """Read the fields that concern tools.
 
@@ -69,14 +85,8 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
                 400, "tool_choice needs tools.", "Give tools, or leave tool_choice out.", param="tool_choice"
             )
         return ToolUse()
+    shown = shown_tools(body.tools, max_tools)
     names = [tool.function.name for tool in body.tools]
-    if len(names) > max_tools:
-        raise HttpError(
-            400, f"There are {len(names)} tools; at most {max_tools} can be given.", "Send fewer.", param="tools"
-        )
-    if len(set(names)) != len(names):
-        raise HttpError(400, "Two tools have the same name.", "Give each a name of its own.", param="tools")
-    shown = tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
     if choice == "none":
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}

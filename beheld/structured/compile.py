@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,9 @@ _KEPT_FACTOR = 100
 _KEPT_LEAST = 64 << 10
 # How the library says that nothing can come next.
 _STUCK = "NoExtensionBias"
+# A rule as GBNF writes it.
+_GBNF = re.compile(r"^\s*[\w-]+[ \t]*::=", re.MULTILINE)
+_AS_LARK = 'Write it as Lark, not as GBNF: start: "yes" | "no" in place of root ::= "yes" | "no".'
 # At most one blank between tokens of JSON: left free, some models write blanks until they run out of tokens.
 _JSON: Any = {"whitespace_pattern": " ?"}
 
@@ -148,15 +152,15 @@ class Compiler:
             raise
         except ValueError as error:
             # What the library says of the user's own grammar, as below.
-            raise _invalid(str(error)) from error
+            raise _invalid(str(error), grammar) from error
         if made.is_error():
-            raise _invalid(made.get_error())
+            raise _invalid(made.get_error(), grammar)
         # The first mask shows what cannot even begin, and what is too complex to follow.
         begun = made.deep_copy()
         begun.compute_bitmask()
         if begun.is_error():
             reason = begun.get_error()
-            raise _invalid("no text can follow it" if reason.startswith(_STUCK) else reason)
+            raise _invalid("no text can follow it" if reason.startswith(_STUCK) else reason, grammar)
         return made
 
 
@@ -183,6 +187,10 @@ def _plain(schema: str) -> str:
     raise _invalid(f"it is nested more than {_MAX_DEPTH} deep")
 
 
-def _invalid(reason: str) -> ParamsError:
+def _invalid(reason: str, grammar: Grammar | None = None) -> ParamsError:
+    """What is said of a grammar; of one in the form that other engines read, how this one is written."""
     first = (reason.strip().splitlines() or ["it is not valid"])[0][:200]
-    return ParamsError(f"The grammar cannot be used: {first.rstrip('.')}.", param="structured_outputs")
+    gbnf = grammar is not None and grammar.kind == "grammar" and _GBNF.search(grammar.text) is not None
+    return ParamsError(
+        f"The grammar cannot be used: {first.rstrip('.')}.", _AS_LARK if gbnf else "", param="structured_outputs"
+    )

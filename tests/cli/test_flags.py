@@ -14,6 +14,7 @@ from beheld.cli import foreign, main
 from beheld.cli.parser import Parser
 from beheld.cli.serve import add_arguments
 from beheld.core.errors import ConfigError
+from beheld.utils.log import get_logger
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,13 +63,14 @@ def test_the_nearest_flag_is_named(words: list[str], said: str, capsys: Capture)
 def test_a_flag_that_changes_nothing_takes_its_own_words_and_no_other(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign.logger, "propagate", False)
-    monkeypatch.setattr(foreign.logger, "handlers", [caplog.handler])
+    logger = get_logger(foreign.__name__)
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     told = foreign.FLAGS[name]
     value = [told.only[0] if told.only else "3"] * told.values
     for words in ([f"--{name}", *value, "m"], ["m", f"--{name.replace('-', '_')}", *value], ["m", f"--{name}", *value]):
         caplog.clear()
-        with caplog.at_level(logging.INFO, foreign.logger.name):
+        with caplog.at_level(logging.INFO, logger.name):
             arguments = read(*words, "--max-model-len", "5")
         assert (arguments.model_tag, arguments.max_model_len) == ("m", 5)
         assert [record.message for record in caplog.records] == [f"--{name} changes nothing: {told.why}."]

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.running import Running, data_url, talk
+from tests.server.running import ENGINE, Running, data_url, talk
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +200,50 @@ def test_tokenize_is_what_generate_sees(running: Running) -> None:
     assert ids["count"] == len(ids["tokens"]) == used["prompt_tokens"]
     text = running.post("/detokenize", {"tokens": ids["tokens"]}).json()["prompt"]
     assert "Hello" in text
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(scope="module")
+def showing() -> Iterator[Running]:
+    """A server whose template shows tools and a variable."""
+    text = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    template = text + "{% if tools %}{{ tools | tojson }}{% endif %}{{ mood }}"
+    found = Running("llama", ENGINE | {"chat_template": template, "limit_mm_per_prompt": None})
+    yield found
+    found.close()
+
+
+def test_tokenize_counts_what_a_chat_with_tools_takes(showing: Running) -> None:
+    counts = []
+    for own in ({}, {"tools": [TOOL]}, {"chat_template_kwargs": {"mood": "glad"}}):
+        body = {"messages": [{"role": "user", "content": "Hello"}], **own}
+        counts.append(showing.post("/tokenize", body).json()["count"])
+        asked = {**body, "max_tokens": 1, "tool_choice": "required" if "tools" in own else None}
+        usage = showing.post("/v1/chat/completions", asked).json()["usage"]
+        assert usage["prompt_tokens"] == counts[-1]
+    assert counts[0] < min(counts[1:])
+    for own, param in (
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
+    ):
+        answer = showing.post("/tokenize", {"messages": [{"role": "user", "content": "Hello"}], **own})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    for name, value in (("tools", [TOOL]), ("chat_template_kwargs", {}), ("continue_final_message", True)):
+        answer = showing.post("/tokenize", {"prompt": "x", name: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+def test_tokenize_with_what_the_tokenizer_puts_around_a_prompt_and_without(showing: Running) -> None:
+    tokenizer = showing.llm.get_tokenizer()
+    for said, adds in (({}, True), ({"add_special_tokens": True}, True), ({"add_special_tokens": False}, False)):
+        found = showing.post("/tokenize", {"prompt": "Hello you", **said}).json()
+        assert found["tokens"] == tokenizer.encode("Hello you", add_special_tokens=adds)
+    for said in ({}, {"add_special_tokens": False}):
+        error = showing.post("/tokenize", {"prompt": "x" * 500_000, **said}).json()["error"]
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
 def test_documents_and_versions(running: Running) -> None:

@@ -132,6 +132,18 @@ def test_wrong_grammars_are_refused(llm: LLM, name: str) -> None:
     assert time.perf_counter() - begin < 2.0
 
 
+def test_a_grammar_as_other_engines_write_it_is_told_of_this_form(llm: LLM) -> None:
+    for text in ('root ::= "yes" | "no"', "# said\nroot ::= word+\nword ::= [a-z]"):
+        with pytest.raises(ParamsError, match=r"not as GBNF: start: \"yes\" \| \"no\""):
+            llm.generate("x", under(grammar=text), use_tqdm=False)
+    with pytest.raises(ParamsError) as refusal:
+        llm.generate("x", under(grammar='start: "::=" nothing'), use_tqdm=False)
+    assert "GBNF" not in str(refusal.value)
+    # What is told works.
+    (output,) = llm.generate("x", under(grammar='start: "yes" | "no"'), use_tqdm=False)
+    assert output.outputs[0].text in ("yes", "no")
+
+
 @pytest.mark.parametrize("regex", [r"(a+)+b", r"(a|a)*c", r"(x{1,100}){1,100}y", r"(.*)*=", r"((a{1,50}){1,50}){1,50}"])
 def test_44_regexes_that_run_away_elsewhere_do_not_here(llm: LLM, regex: str) -> None:
     begin = time.perf_counter()
