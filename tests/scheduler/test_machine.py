@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,8 +30,8 @@ from tests.fakes import (
     fake_request,
     sliding,
 )
+from tests.long import sized
 
-LONG = os.environ.get("BEHELD_LONG", "") == "1"
 pytestmark = pytest.mark.case(82)
 
 GROUPS: list[tuple[KVGroup, ...]] = [
@@ -281,7 +279,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=4000 if LONG else 200,
+    max_examples=sized(200, 4_000),
     stateful_step_count=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

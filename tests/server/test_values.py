@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running import Running, data_url, talk
+from tests.server.running import Running, data_url, received, request_bytes, talk
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -72,6 +73,10 @@ def test_43_large_requests_for_ids_and_log_probabilities(running: Running) -> No
     begin = time.perf_counter()
     assert running.post("/detokenize", {"tokens": [1] * 1_000_000}).status_code == 400
     assert running.post("/detokenize", {"tokens": list(range(512))}).status_code == 200
+    with running.connect() as link:
+        with contextlib.suppress(ConnectionError):
+            link.sendall(request_bytes("/detokenize", b'{"tokens":[' + b"1," * 9_999_999 + b"1]}"))
+        assert received(link).startswith(b"HTTP/1.1 413")
     assert time.perf_counter() - begin < 5.0
     prompt = [7 + k % 200 for k in range(1900)]
     ask = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 20}

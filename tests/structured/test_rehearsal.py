@@ -23,6 +23,7 @@ from beheld.structured.compile import Compiler, grammar_of
 from beheld.structured.rehearsal import Rehearsal
 from beheld.structured.tasks import Settings
 from tests import tiny
+from tests.long import sized
 
 # Found by trying: the library follows the remainders one by one, for many seconds.
 BOMB: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 999_983}}
@@ -182,7 +183,7 @@ def test_45_ambiguous_grammars_are_answered_in_time(hasty: Rehearsal) -> None:
 
 def test_46_many_grammars_take_bounded_memory_and_the_hot_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 in the long form; a bound of 4 MiB instead of 256 in both, so that it is reached soon."""
-    many = 10_000 if os.environ.get("BEHELD_LONG") else 500
+    many = sized(500, 10_000)
     monkeypatch.setattr(compile_module, "_KEPT_BYTES", 4 << 20)
     given = settings()
     compiler = Compiler(lambda: given.tokenizer_json, given.vocab_size, given.eos_ids)
