@@ -128,7 +128,8 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
         stop = threading.Event()
 
         def drip() -> None:
-            while not stop.wait(0.2):
+            # Faster than the case's byte in five seconds, but not so fast that it is the bytes that take the time.
+            while not stop.wait(max(0.2, many / 250)):
                 for link in links:
                     with contextlib.suppress(OSError):
                         link.send(b" ")
@@ -154,7 +155,8 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
 
 
 def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
-    """At the time it has for that; until then no more than a mebibyte waits for it."""
+    """At the time it has for that. Until then no more waits for it than two of the pieces in which answers are sent: the
+    case's mebibyte would take longer to fill than the client has."""
     waiting: list[int] = []
     with socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -168,7 +170,7 @@ def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
             for connection in list(running.server.server_state.connections):
                 waiting.append(connection.transport._inner.get_write_buffer_size())  # type: ignore[union-attr]
             time.sleep(0.01)
-    assert 0 < max(waiting) <= 1 << 20, max(waiting)
+    assert 0 < max(waiting) <= 192 << 10, max(waiting)
     running.idle()
 
 
