@@ -155,8 +155,8 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
 
 
 def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
-    """At the time it has for that. Until then no more waits for it than two of the pieces in which answers are sent: the
-    case's mebibyte would take longer to fill than the client has."""
+    """At the time it has for that. Until then no more waits for it than two of the pieces in which answers are sent:
+    the case's mebibyte would take longer to fill than the client has."""
     waiting: list[int] = []
     with socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
