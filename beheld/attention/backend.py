@@ -85,6 +85,8 @@ class AttentionBackend(Protocol):
     name: str
     # True if a CUDA graph may hold a pass that prefills; see AttnMetadata.starts_B.
     captures_prefill: bool
+    # True if it takes a context's tail, whose tokens are fewer than the keys that come with them.
+    takes_tails: bool
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerKV
 from beheld.attention.cross import CrossBackend, CrossMetadata
 
@@ -22,6 +24,21 @@ class Beside:
 
 
 @dataclass(eq=False)
+class Tail:
+    """The last layers of a pass, which write no keys: only tokens whose logits are wanted go through them.
+
+    Attributes:
+        first_layer: from this one on.
+        rows_S: the tokens, as indices into the batch.
+        metadata: of these tokens, each a sequence that decodes; nothing is stored.
+    """
+
+    first_layer: int
+    rows_S: Tensor
+    metadata: AttnMetadata
+
+
+@dataclass(eq=False)
 class ForwardContext:
     """Backend, metadata and cache of the forward pass under way.
 
@@ -29,6 +46,7 @@ class ForwardContext:
         lora: which tokens have which LoRA adapter (lora/step.py); None if none has any.
         called: hook calls per layer.
         beside: None where no sequence of the step has anything beside its text.
+        tail: None where all tokens go through all layers.
     """
 
     backend: AttentionBackend
@@ -37,6 +55,7 @@ class ForwardContext:
     lora: Any = None
     called: dict[int, int] = field(default_factory=dict)
     beside: Beside | None = None
+    tail: Tail | None = None
 
 
 _current: ForwardContext | None = None
@@ -58,3 +77,8 @@ def current() -> ForwardContext:
     """The context of the forward pass under way."""
     assert _current is not None, "attention was called outside a forward pass"
     return _current
+
+
+def tail() -> Tail | None:
+    """The tail of the pass under way, if one is and has it."""
+    return None if _current is None else _current.tail

@@ -34,12 +34,16 @@ def attend_layer(
     if window != known:
         raise ModelError(f"Layer {layer} asks for the window {window}, its cache was made for {known}.")
     context.called[layer] = context.called.get(layer, 0) + 1
+    metadata = context.metadata
+    if context.tail is not None and layer >= context.tail.first_layer:
+        # The keys and values are those of the layer that this one reads, which has stored them.
+        metadata, k_1KTC, v_1KTD = context.tail.metadata, k_1KTC[:, :, :0], v_1KTD[:, :, :0]
     out_THD = context.backend.attend(
         q_1HTC[0].transpose(0, 1),
         k_1KTC[0].transpose(0, 1),
         v_1KTD[0].transpose(0, 1),
         kv,
-        context.metadata,
+        metadata,
         scale,
         softcap,
     )

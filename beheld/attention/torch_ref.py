@@ -20,6 +20,7 @@ class TorchBackend:
 
     name = "torch"
     captures_prefill = False
+    takes_tails = True
 
     def __init__(self) -> None:
         self._dense = DenseCopies()
@@ -27,7 +28,8 @@ class TorchBackend:
     def begin(self, metadata: AttnMetadata) -> None:
         """Work out, once for all layers, which slots are read and which of them are padding."""
         for index, group in enumerate(metadata.groups):
-            if metadata.num_decodes:
+            # What nobody counts, a tail, does not follow upon the step before.
+            if metadata.num_decodes and metadata.sequences:
                 group.extra["columns"] = self._dense.advance(index, metadata)
             group.extra["prefill"] = [
                 _prefill_slots(metadata, group, b) for b in range(metadata.num_decodes, len(metadata.starts))
@@ -52,7 +54,7 @@ class TorchBackend:
         out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
         decodes = metadata.num_decodes
         if decodes:
-            columns, q_BHC = group.extra["columns"], q_THC[:decodes]
+            columns, q_BHC = group.extra.get("columns"), q_THC[:decodes]
             if columns is not None and self._dense.take(kv, columns, q_BHC):
                 out_THC[:decodes] = self._dense.attend(
                     q_BHC, k_TKC[:decodes], v_TKC[:decodes], kv, columns, scale, softcap

@@ -43,6 +43,7 @@ class TritonBackend:
 
     name = "triton"
     captures_prefill = True
+    takes_tails = False
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, _Device] = {}

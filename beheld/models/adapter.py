@@ -31,6 +31,8 @@ class ModelAdapter(Protocol):
     dtype: torch.dtype
     lora: LoRASlots | None
     """Where LoRA adapters are kept; None if there can be none."""
+    tail_from: int | None
+    """The layer from which on a pass may have a tail, see attention/context.py; None if it may have none."""
 
     def capture_calls(self) -> None:
         """From now on, capture tower calls of sizes that come again, as CUDA graphs."""

@@ -30,6 +30,7 @@ from beheld.models.families import (
     embeds_of,
     eyes_of,
     keywords_of,
+    tail_from,
     wide_of,
 )
 from beheld.models.longrope import FAR
@@ -62,6 +63,7 @@ class HFAdapter:
         self._plain_head = info.model_type in PLAIN_HEADS
         self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
+        self.tail_from = tail_from(info.model_type, model)
         self._own_features = {"audio": ears_of(info.model_type), "image": eyes_of(info.model_type)}
         self._beside = beside_of(info.model_type, model)
         self._upload = Uploader(self.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from beheld.attention.backend import AttentionBackend
-from beheld.attention.context import Beside, ForwardContext, forward_context
+from beheld.attention.context import Beside, ForwardContext, Tail, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import LoRAError, ModelError
@@ -23,6 +23,7 @@ from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
+from beheld.runner.tail import tail_of
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.log import get_logger
 
@@ -148,13 +149,23 @@ class ModelRunner:
             found = beside.look(batch.slices, batch.first_token, self.rows, self.encoder)
         slots = self._adapter.lora
         lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
-        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found))
+        tail = None if lora is not None else self._tail(batch)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found), tail=tail)
         with forward_context(context):
             logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
         if self.watch is not None:
             for stage, tensor in (("embeds", embeds_TH), ("positions", batch.positions_XT), ("logits", logits_SV)):
                 self.watch(stage, tensor)
         return logits_SV
+
+    def _tail(self, batch: Batch) -> Tail | None:
+        first = self._adapter.tail_from
+        if first is None or not self._backend.takes_tails:
+            return None
+        tail = tail_of(batch, first)
+        if tail is not None:
+            self._backend.begin(tail.metadata)
+        return tail
 
     def _beside(self, found: CrossMetadata | None) -> Beside | None:
         if found is None or self._cross_backend is None:

@@ -53,6 +53,7 @@ class DeviceReader:
 
     name = "device reader"
     captures_prefill = False
+    takes_tails = False
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

@@ -59,6 +59,8 @@ _ADAPTED = {
     "mllama": "mllama",
     "phi4_multimodal": "phi4_multimodal",
 }
+# Families whose last layers write no keys, so that a pass may have a tail; see `tail_from`.
+_TAILS = {"gemma4": "gemma4"}
 # Families with an older layout of weights that transformers does not convert, see `renamed_weights`.
 _RENAMED = {"florence2": "florence2", "phi4_multimodal": "phi4_multimodal"}
 # Families some of whose layers attend beside the text.
@@ -146,6 +148,18 @@ def adapt(model_type: str, model: Any) -> None:
     name = _ADAPTED.get(model_type)
     if name is not None:
         importlib.import_module(f"beheld.models.families.{name}").adapt(model)
+
+
+def tail_from(model_type: str, model: Any) -> int | None:
+    """Make the layers that write no keys able to take a pass's tail; returns the first of them, None if there are none.
+
+    On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
+    """
+    name = _TAILS.get(model_type)
+    if name is None or next(model.parameters()).device.type != "cpu":
+        return None
+    first: int | None = importlib.import_module(f"beheld.models.families.{name}").tail_from(model)
+    return first
 
 
 def keywords_of(model_type: str) -> Callable[[Any, Tensor], dict[str, Any]] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.attention.context import tail
 from beheld.core.errors import ModelError
 
 
@@ -53,10 +54,11 @@ class PerLayer:
             inputs_embeds=embeds_TH.unsqueeze(0),
             per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
             position_ids=positions,
-            logits_to_keep=wanted_S,
+            # A tail is what is wanted already, or one row where nothing is.
+            logits_to_keep=wanted_S if tail() is None else 0,
             use_cache=False,
         )
-        logits: Tensor = output.logits[0]
+        logits: Tensor = output.logits[0, : len(wanted_S)]
         return logits
 
     def _inner(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
@@ -67,7 +69,8 @@ class PerLayer:
             position_ids=positions,
             use_cache=False,
         )
-        logits: Tensor = self._model.lm_head(output.last_hidden_state[0, wanted_S])
+        hidden_TH = output.last_hidden_state[0]
+        logits: Tensor = self._model.lm_head(hidden_TH[wanted_S] if tail() is None else hidden_TH[: len(wanted_S)])
         return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
 
 
