@@ -51,11 +51,11 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
     try:
         with opened(data) as container:
             if not container.streams.audio:
-                raise DecodeError("The file holds no sound.")
+                raise DecodeError("The file holds no sound.", "Give one that does.")
             stream = container.streams.audio[0]
             own, channels = int(stream.rate or 0), int(stream.channels or 0)
             if channels < 1:
-                raise DecodeError("The sound has no channels.")
+                raise DecodeError("The sound has no channels.", "Write the file anew.")
             _check_rate(own)
             count = 0
             for samples, count in _decoded(container, stream, rate or own):
@@ -63,7 +63,10 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
                 parts.append(samples)
             given = {"format": container.format.name, "rate": own, "channels": channels}
     except av.FFmpegError as error:
-        raise DecodeError(f"The bytes are not a sound that can be read ({type(error).__name__}).") from error
+        raise DecodeError(
+            f"The bytes are not a sound that can be read ({type(error).__name__}).",
+            "Send it again, complete, or in another format, for instance as WAV.",
+        ) from error
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     lost = ("channels were mixed into one",) if channels > 1 else ()
     given["seconds"] = round(count / own, 3)
@@ -150,7 +153,10 @@ def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
         lost = ("channels were mixed into one",) if array.shape[axis] > 1 else ()
         array = _floats(array).mean(axis=axis)
     if array.ndim != 1:
-        raise DecodeError(f"A sound as an array must have the shape (samples,), not {tuple(array.shape)}.")
+        raise DecodeError(
+            f"A sound as an array must have the shape (samples,), not {tuple(array.shape)}.",
+            "Give the samples of one sound, and several sounds as a list.",
+        )
     _check_length(array.size, rate, 1, limits)
     return _checked(_floats(array), int(rate), given, lost)
 
@@ -177,14 +183,17 @@ def _floats(array: Any) -> Any:
         return array.astype(np.float32)
     if array.dtype == np.int16:
         return array.astype(np.float32) / 32768.0
-    raise DecodeError(f"A sound as an array must hold floats or 16-bit integers, not {array.dtype}.")
+    raise DecodeError(
+        f"A sound as an array must hold floats or 16-bit integers, not {array.dtype}.",
+        "Scale it to -1 to 1, as floats.",
+    )
 
 
 def _checked(samples: Any, rate: int, given: Mapping[str, Any], lost: tuple[str, ...]) -> Waveform:
     import numpy as np
 
     if samples.size == 0:
-        raise DecodeError("The sound is empty: it has 0 samples.")
+        raise DecodeError("The sound is empty: it has 0 samples.", "Leave it out if there is nothing to hear.")
     if not np.isfinite(samples).all():
-        raise DecodeError("The sound holds values that are not finite.")
+        raise DecodeError("The sound holds values that are not finite.", "Replace them first.")
     return Waveform(samples, rate, {"seconds": round(samples.size / rate, 3), **given}, lost)

@@ -112,7 +112,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     """
     width, height = image.size
     if width < 1 or height < 1:
-        raise DecodeError(f"The picture is empty: {width} x {height} pixels.")
+        raise DecodeError(f"The picture is empty: {width} x {height} pixels.", "Give one of at least 1 x 1.")
     check_size(width, height, limits)
     given: dict[str, Any] = {"width": width, "height": height, "mode": image.mode}
     if file_format:
@@ -162,7 +162,11 @@ def from_array(array: Any, limits: MediaLimits) -> Picture:
     if len(shape) == 3 and shape[2] == 1:
         array = array[:, :, 0]
     if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (3, 4))) or 0 in shape:
-        raise DecodeError(f"A picture as an array must have the shape (height, width, 3), not {shape}.")
+        planes = len(shape) == 3 and shape[0] in (1, 3, 4)
+        raise DecodeError(
+            f"A picture as an array must have the shape (height, width, 3), not {shape}.",
+            "Put its colours last: numpy.moveaxis(array, 0, 2)." if planes else "Bring it into that shape.",
+        )
     picture = from_pil(Image.fromarray(np.ascontiguousarray(array)), limits)
     return Picture(picture.image, {**picture.given, "source": "array"}, picture.treated, picture.lost)
 
@@ -196,7 +200,7 @@ def _narrow(image: Any) -> Any:
     values = np.asarray(image)
     if image.mode == "F":
         if not np.isfinite(values).all():
-            raise DecodeError("The picture holds values that are not finite.")
+            raise DecodeError("The picture holds values that are not finite.", "Replace them first.")
         scaled = values * 255.0 if values.size and values.min() >= 0.0 and values.max() <= 1.0 else values
         return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
     wide = values.astype(np.int64)

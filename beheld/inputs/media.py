@@ -272,9 +272,11 @@ class ItemMaker:
 
     def _encoded(self, task: Task, data: bytes, kind: str, clock: _Clock) -> Source:
         if not data:
-            raise DecodeError("There are 0 bytes.")
+            raise DecodeError("There are 0 bytes.", "Give those of a whole file.")
         if len(data) > self._limits.max_item_bytes:
-            raise DecodeError(f"There are {len(data)} bytes; the limit is {self._limits.max_item_bytes}.")
+            raise DecodeError(
+                f"There are {len(data)} bytes; the limit is {self._limits.max_item_bytes}.", "Give a smaller file."
+            )
         if task.ref.modality == "image":
             decode.check_header(data, self._limits)
         sampling = self._sampling(task) if task.ref.modality == "video" else None

@@ -16,6 +16,7 @@ from beheld.core.params import nearest
 from beheld.inputs.container import opened
 
 DEFAULT_FRAMES = 32
+_SHRINK = "Shrink it first."
 _MAX_PACKETS = 1_000_000
 
 
@@ -105,11 +106,12 @@ def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
     try:
         with opened(data) as container:
             if not container.streams.video:
-                raise DecodeError("The file holds no video stream.")
+                raise DecodeError("The file holds no video stream.", "Give one that does.")
             stream = container.streams.video[0]
             if int(stream.width or 0) * int(stream.height or 0) > limits.max_pixels:
                 raise LimitError(
-                    f"The video has {stream.width} x {stream.height} pixels; the limit is {limits.max_pixels}."
+                    f"The video has {stream.width} x {stream.height} pixels; the limit is {limits.max_pixels}.",
+                    _SHRINK,
                 )
             fps = float(stream.average_rate or stream.guessed_rate or 0)
             index = _index(container, stream)
@@ -124,7 +126,10 @@ def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
             taken = _decode(container, stream, index, indices, limits)
             given = {"format": str(container.format.name), "width": stream.width, "height": stream.height}
     except av.FFmpegError as error:
-        raise DecodeError(f"The bytes are not a video that can be read ({type(error).__name__}).") from error
+        raise DecodeError(
+            f"The bytes are not a video that can be read ({type(error).__name__}).",
+            "Send it again, complete, or in another format, for instance as MP4.",
+        ) from error
     return _clip(taken, index.total, fps, given)
 
 
@@ -132,9 +137,9 @@ def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[s
     import numpy as np
 
     if not taken:
-        raise DecodeError("The video has no frames that can be decoded.")
+        raise DecodeError("The video has no frames that can be decoded.", "Send it again, complete.")
     if len({frame.shape for _, frame in taken}) > 1:
-        raise DecodeError("The frames of the video have different sizes.")
+        raise DecodeError("The frames of the video have different sizes.", "Scale them to one size first.")
     known = {**given, "frames": total} | ({"fps": round(fps, 4), "seconds": round(total / fps, 3)} if fps > 0 else {})
     lost = (f"{total - len(taken)} of {total} frames were not used",) if len(taken) < total else ()
     frames = np.stack([frame for _, frame in taken])
@@ -169,7 +174,7 @@ def _index(container: Any, stream: Any) -> _Index:
         if len(times) > _MAX_PACKETS:
             raise LimitError(f"The video has more than {_MAX_PACKETS} frames.", "Cut it first.")
     if not times:
-        raise DecodeError("The video is empty: it has 0 frames.")
+        raise DecodeError("The video is empty: it has 0 frames.", "Send it again, complete.")
     container.seek(0, stream=stream, backward=True, any_frame=False)
     shown = sorted(time for time in times if time is not None)
     if len(set(shown)) != len(times):
@@ -220,7 +225,9 @@ def _check_bytes(num_bytes: int, limits: MediaLimits) -> None:
 
 def _rgb(frame: Any, limits: MediaLimits) -> Any:
     if frame.width * frame.height > limits.max_pixels:
-        raise LimitError(f"A frame has {frame.width} x {frame.height} pixels; the limit is {limits.max_pixels}.")
+        raise LimitError(
+            f"A frame has {frame.width} x {frame.height} pixels; the limit is {limits.max_pixels}.", _SHRINK
+        )
     return frame.to_ndarray(format="rgb24")
 
 
@@ -244,16 +251,21 @@ def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLi
     array = frames if isinstance(frames, np.ndarray) else _stack(frames, limits)
     if array.ndim != 4 or array.shape[3] != 3:
         raise DecodeError(
-            f"A video as an array must have the shape (frames, height, width, 3), not {tuple(array.shape)}."
+            f"A video as an array must have the shape (frames, height, width, 3), not {tuple(array.shape)}.",
+            "Bring it into that shape, and give several videos as a list.",
         )
     if array.shape[0] == 0:
         raise DecodeError("The video is empty: it has 0 frames.", "Give at least one frame.")
     if array.shape[1] == 0 or array.shape[2] == 0:
-        raise DecodeError(f"The frames of the video are empty: {array.shape[2]} x {array.shape[1]} pixels.")
+        raise DecodeError(
+            f"The frames of the video are empty: {array.shape[2]} x {array.shape[1]} pixels.", "Give at least 1 x 1."
+        )
     if array.dtype != np.uint8:
         raise DecodeError(f"A video as an array must hold bytes (uint8), not {array.dtype}.", "Scale it to 0 to 255.")
     if array.shape[1] * array.shape[2] > limits.max_pixels:
-        raise LimitError(f"A frame has {array.shape[2]} x {array.shape[1]} pixels; the limit is {limits.max_pixels}.")
+        raise LimitError(
+            f"A frame has {array.shape[2]} x {array.shape[1]} pixels; the limit is {limits.max_pixels}.", _SHRINK
+        )
     if array.shape[0] > limits.max_frames:
         raise LimitError(
             f"The video has {array.shape[0]} frames; the limit is {limits.max_frames}.", "Sample it first."

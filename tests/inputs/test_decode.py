@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import struct
@@ -310,3 +311,32 @@ def test_receipts_say_what_was_seen() -> None:
         assert receipt.to_json()["tokens"] == receipt.tokens
     cropped = pipes.ask(pipes.shared("llava"), "llava", [tiny.picture(112, 56, 1)]).receipts[0]
     assert "50 % of it was cut off" in cropped.lost[0]
+
+
+@pytest.mark.parametrize("name", ["audio", "decode", "media", "video"])
+def test_what_refuses_media_says_what_helps(name: str) -> None:
+    """Each of these errors has a remedy, or its reason is what must be given."""
+    source = Path(decode.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    calls = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
+    ours = [call for call in calls if isinstance(call, ast.Call) and ast.unparse(call.func) in _REFUSALS]
+    assert len(ours) > 4
+    for call in ours:
+        helps = len(call.args) > 1 or any(word.arg in ("remedy", "or_engine") for word in call.keywords)
+        assert helps or " must be " in ast.unparse(call.args[0]) or " but " in ast.unparse(call.args[0])
+
+
+_REFUSALS = ("DecodeError", "LimitError", "MediaLossError")
+
+
+@pytest.mark.parametrize(
+    ("array", "helps"),
+    [
+        (np.zeros((3, 20, 30), np.uint8), "colours last"),
+        (np.zeros((0, 5, 3), np.uint8), "that shape"),
+        (np.zeros((2, 5, 5), np.uint8), "that shape"),
+    ],
+)
+def test_arrays_of_another_shape_are_refused_with_what_to_do(array: np.ndarray, helps: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode.from_array(array, LIMITS)
+    assert helps in caught.value.remedy
