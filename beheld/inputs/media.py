@@ -294,7 +294,7 @@ class ItemMaker:
         for name in ("num_frames", "fps"):
             if task.options.get(name) is not None:
                 chosen[name] = task.options[name]
-        return video.Sampling.of(chosen)
+        return video.Sampling.of(chosen).at_most(task.options.get("max_frames"))
 
     def _image_source(self, given: Any, clock: _Clock) -> Source:
         if decode.is_array(given):

@@ -13,6 +13,8 @@ GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kw
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
 _RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
 _RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of"))
+# A file of this machine, which is the checkpoint's to name.
+_RESERVED |= frozenset(("font",))
 # Of the weights: the sizes of what a tower takes in, and of what it joins.
 _FIXED = frozenset(("patch_size", "temporal_patch_size", "merge_size", "num_channels"))
 

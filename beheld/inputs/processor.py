@@ -173,6 +173,7 @@ class ItemProcessor:
             ) from error
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         used, lost = self._described(job, item, outputs)
+        _check_frames(job, used)
         return Processed(item, {**used, **assumed}, lost)
 
     def _told_rate(self, job: Job) -> tuple[Job, Mapping[str, Any]]:
@@ -366,6 +367,16 @@ def _timed(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, d
     if _samples(options_of.part_of(processor, "video"), options) or clip.fps is not None or options.get("fps") is None:
         return clip, options
     return replace(clip, fps=float(options["fps"])), {name: v for name, v in options.items() if name != "fps"}
+
+
+def _check_frames(job: Job, used: Mapping[str, Any]) -> None:
+    """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
+    most = job.options.get("max_frames")
+    if isinstance(job.content, Clip) and most is not None and used.get("frames", 0) > most:
+        raise ProcessError(
+            f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
+            'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
+        )
 
 
 def _samples(part: Any, options: Mapping[str, Any]) -> bool:

@@ -45,6 +45,18 @@ class Sampling:
             return cls(None if "num_frames" not in options else _count(count), float(fps))
         return cls(_count(count))
 
+    def at_most(self, most: int | None) -> Sampling:
+        """The same, with no more than `most` frames, if that is a bound.
+
+        Raises:
+            ParamsError: it is no whole number above 0.
+        """
+        if most is None:
+            return self
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ParamsError(f"max_frames must be a whole number above 0, got {most!r}.", param="max_frames")
+        return replace(self, num_frames=most if self.num_frames is None else min(most, self.num_frames))
+
     def indices(self, total: int, source_fps: float) -> list[int]:
         """The frames to take of `total`, ascending."""
         wanted = total if self.num_frames is None else min(self.num_frames, total)

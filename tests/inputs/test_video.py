@@ -276,3 +276,23 @@ def test_a_single_frame_is_refused_with_what_to_give_instead(family: str) -> Non
     with pytest.raises(MediaError) as caught:
         asked(family, (tiny.frames(1), metadata))
     assert caught.value.remedy == "Give more than one frame, or the frame as a picture."
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_vl_moe", "qwen2_5_vl", "qwen3_vl"])
+def test_a_bound_on_frames_bounds_files_and_refuses_frames_beyond_it(family: str, tmp_path: Path) -> None:
+    pipes.write_video(tmp_path / "v.mp4", tiny.frames(10))
+    data = (tmp_path / "v.mp4").read_bytes()
+    assert asked(family, data).receipts[0].used["frames"] == 10
+    assert asked(family, data, max_frames=6).receipts[0].used["frames"] == 6
+    assert asked(family, data, max_frames=6, num_frames=4).receipts[0].used["frames"] == 4
+    assert asked(family, data, max_frames=4, fps=1000.0).receipts[0].used["frames"] == 4
+    frames = (tiny.frames(6), {"fps": 2.0, "frames_indices": list(range(6))})
+    assert asked(family, frames, max_frames=6).receipts[0].used["frames"] == 6
+    with pytest.raises(MediaError, match="max_frames is 4, and 6 frames were given") as caught:
+        asked(family, frames, max_frames=4)
+    assert "do_sample_frames" in caught.value.remedy
+
+
+def test_a_file_of_the_machine_is_not_a_clients_to_name() -> None:
+    with pytest.raises(ParamsError, match="no option 'font'"):
+        asked("ernie4_5_vl_moe", tiny.frames(6), font="/etc/hostname")
