@@ -18,6 +18,7 @@ from beheld.inputs.decode import is_array, is_tensor
 
 # Of safetensors; one tensor's takes about a hundred.
 _MAX_HEADER_BYTES = 1 << 16
+_FEWER = "Give fewer or shorter items."
 # Items whose grids one mapping may hold.
 _MAX_GRIDS = 4096
 
@@ -114,7 +115,7 @@ def _grids(value: Any, name: str) -> list[tuple[int, int, int]]:
     if is_tensor(value):
         _dense(value)
     if is_tensor(value) and value.numel() > 3 * _MAX_GRIDS:
-        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} grids.")
+        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} grids.", "Give fewer items.")
     rows = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(rows, list | tuple) and len(rows) == 3 and all(isinstance(n, int) for n in rows):
         rows = [rows]
@@ -134,7 +135,7 @@ def _seconds(value: Any, count: int) -> list[float | None]:
         return [None] * count
     values = value.tolist() if hasattr(value, "tolist") else list(value)
     if len(values) != count:
-        raise DecodeError(f"second_per_grid_ts holds {len(values)} numbers for {count} videos.")
+        raise DecodeError(f"second_per_grid_ts holds {len(values)} numbers for {count} videos.", "Give one for each.")
     return [float(v) for v in values]
 
 
@@ -180,7 +181,7 @@ def check(value: Any, info: ModelInfo) -> Any:
         )
     dense = tensor.to("cpu", torch.float32).contiguous()
     if not bool(torch.isfinite(dense).all()):
-        raise DecodeError("The embeddings hold values that are not finite (NaN or infinity).")
+        raise DecodeError("The embeddings hold values that are not finite (NaN or infinity).", "Replace them first.")
     # A view on the user's memory would change when the user changes it.
     return dense.clone() if dense.data_ptr() == tensor.data_ptr() else dense
 
@@ -223,7 +224,7 @@ def from_base64(value: Any, limits: MediaLimits) -> Any:
     except (binascii.Error, UnicodeEncodeError) as error:
         raise DecodeError("The embeddings are not valid base64.", "Send base64 of torch.save(tensor).") from error
     if len(data) > limits.max_item_bytes:
-        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.")
+        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.", _FEWER)
     tensor = _load_archive(data, limits) if data[:2] == b"PK" else _load_safetensors(data)
     import torch
 
@@ -245,7 +246,7 @@ def _load_archive(data: bytes, limits: MediaLimits) -> Any:
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise DecodeError("The archive of the embeddings is compressed.", "Save them with torch.save.")
     if sum(entry.file_size for entry in entries) > limits.max_item_bytes:
-        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.")
+        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.", _FEWER)
     try:
         tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -255,7 +256,7 @@ def _load_archive(data: bytes, limits: MediaLimits) -> Any:
     # A view may repeat a few numbers to any size; a nested tensor has no size to ask for.
     sized = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
     if sized and tensor.numel() * tensor.element_size() > limits.max_item_bytes:
-        raise LimitError(f"The embeddings unfold to more than {limits.max_item_bytes} bytes.")
+        raise LimitError(f"The embeddings unfold to more than {limits.max_item_bytes} bytes.", _FEWER)
     return tensor
 
 
