@@ -132,7 +132,7 @@ class Conversation:
             self._messages, self._media = list(self._begin), []
         elif name == "/receipt":
             for receipt in self._told.receipts:
-                _note(f"{receipt['modality']} {receipt['index'] + 1}: {receipt['tokens']} tokens")
+                _note(f"{receipt['item']}: {receipt['tokens']} tokens")
                 _note(f"  given {receipt['given']}\n  seen {receipt['used']}")
         else:
             _note(HELP if name == "/help" else f"There is no command {name}; /help tells of those there are.")
@@ -166,7 +166,7 @@ class Conversation:
             _note(_figures(self._told, end))
         for receipt in self._told.receipts:
             for loss in receipt["lost"]:
-                _note(f"note: {receipt['modality']} {receipt['index'] + 1}: {loss}")
+                _note(f"note: {receipt['item']}: {loss}")
 
 
 def shown(text: str) -> str:

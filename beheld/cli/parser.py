@@ -65,9 +65,12 @@ class Parser(argparse.ArgumentParser):
             if not word.startswith("--") or " " in word.partition("=")[0]:
                 yield word
                 continue
-            name = word.partition("=")[0]
+            name, equals, value = word.partition("=")
             action = self._option_string_actions.get(name)
-            if action is None:
+            if action is None and name.replace("_", "-") in self._option_string_actions:
+                # Dashes here and underscores there.
+                yield name.replace("_", "-") + equals + value
+            elif action is None:
                 place += self._answered(word, behind)
             elif action.nargs == "?" and name == word and not _like_a_key(behind):
                 yield f"{word}=true"

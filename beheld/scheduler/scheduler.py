@@ -317,7 +317,9 @@ class Scheduler:
         elif length > sequence.most_positions:
             error = CapacityError(
                 f"The answer was cut: the KV cache holds {sequence.most_positions} tokens of one request.",
-                "Ask for fewer tokens, or give the cache more memory.",
+                "Ask for fewer tokens.",
+                param="max_tokens",
+                or_engine="give the cache more memory",
             )
             events.append(self._end(sequence, FinishReason.ERROR, error))
 

@@ -126,6 +126,10 @@ def test_a_key_that_is_left_out_takes_nobody_elses_word(tmp_path: Path) -> None:
             read(*empty, "--port", "1")
 
 
+def test_dashes_and_underscores_may_be_mixed() -> None:
+    assert read("m", "--max-model_len", "5", "--max-num_seqs=2").max_model_len == 5
+
+
 def test_words_behind_a_script_are_the_scripts(capsys: Capture) -> None:
     assert main.main(["run-vllm", "no_such_script.py", "--model-type", "x"]) == 1
     assert "no_such_script.py" in capsys.readouterr().err
