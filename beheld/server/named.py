@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from beheld.core.errors import BeheldError, LoRAError, MarkerError, ParamsError
+from beheld.core.errors import BeheldError, LoRAError, MarkerError, MediaError, ParamsError, TemplateError
 from beheld.server.schema import (
     ChatRequest,
     DetokenizeRequest,
@@ -24,10 +24,12 @@ class Names:
 
     Attributes:
         prompt: the field that holds the prompt.
+        template: the field that holds a template, if the client sent one.
         fields: what the engine calls a field -> the field that the client sent.
     """
 
     prompt: str | None = None
+    template: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def param(self, error: BeheldError) -> str | None:
@@ -35,6 +37,8 @@ class Names:
         if isinstance(error, LoRAError):
             # Its params are those of the adapter's own files.
             return "model"
+        if isinstance(error, TemplateError) and self.template is not None:
+            return self.template
         return self.prompt if error.param is None else self.fields.get(error.param, error.param)
 
     def said(self, text: str, error: BeheldError) -> str:
@@ -49,13 +53,16 @@ class Names:
         if isinstance(error, MarkerError):
             # Media come as parts of messages, whose markers nobody has to write.
             return "Send media as parts of messages, to /v1/chat/completions, and no markers in a prompt."
+        if isinstance(error, TemplateError) and self.template is not None:
+            return "Send another template, or other messages."
         remedy = self.said(error.remedy, error)
         if error.or_engine:
             return f"{remedy} The operator may {error.or_engine}.".strip()
         if remedy:
             return remedy
-        if error.item is not None:
-            return f"Send another {error.item.split()[0]}."
+        if error.item is not None and isinstance(error, MediaError):
+            modality = error.item.split()[0]
+            return f"Send another {'sound' if modality == 'audio' else modality}."
         return "Send another value, or leave it out." if error.param else "Send another request."
 
 
@@ -70,8 +77,8 @@ def names_of(body: BaseModel) -> Names:
             fields["logprobs"] = "top_logprobs"
             if body.max_tokens is None:
                 fields["max_tokens"] = "max_completion_tokens"
-            return Names("messages", fields)
-        return Names("prompt", fields | {"prompt_token_ids": "prompt"})
+            return Names("messages", None if body.chat_template is None else "chat_template", fields)
+        return Names("prompt", fields=fields | {"prompt_token_ids": "prompt"})
     if isinstance(body, DetokenizeRequest):
         return Names("tokens")
     if isinstance(body, TokenizeRequest | EmbeddingRequest) and body.messages is not None:

@@ -137,8 +137,9 @@ SYSTEM = {"role": "system", "content": "s"}
 
 @pytest.fixture(scope="module")
 def bounded() -> Iterator[Running]:
-    """A server that takes small pictures only."""
-    found = Running(engine=ENGINE | {"media_limits": {"max_pixels": 1_000_000}})
+    """A server that takes small pictures only, and trusts its clients with the rest."""
+    engine = ENGINE | {"media_limits": {"max_pixels": 1_000_000}}
+    found = Running(engine=engine, trust_templates=True, trust_processor_options=True)
     yield found
     found.close()
 
@@ -201,6 +202,21 @@ def test_the_field_is_the_clients_own(
     assert (answer.status_code, error["param"]) == (400, param), error
     assert remedy in error["remedy"]
     only_what_a_client_can_do(error)
+
+
+def test_options_and_templates_of_the_request_are_what_is_named(bounded: Running) -> None:
+    messages = [{"role": "user", "content": [GOOD, {**GOOD, "max_pixels": -1}]}]
+    shared = {"messages": [{"role": "user", "content": [GOOD]}], "mm_processor_kwargs": {"max_pixels": -1}}
+    silent = {"messages": shared["messages"], "chat_template": "{{ messages[0].role }}"}
+    for body, param, remedy in (
+        ({"messages": messages}, "messages.0.content.1", "another value"),
+        (shared, "mm_processor_kwargs", "another value"),
+        (HI | {"chat_template": "{{ 1 / 0 }}"}, "chat_template", "another template"),
+        (silent, "chat_template", "another template"),
+    ):
+        error = bounded.post(CHAT, {**body, "max_tokens": 1}).json()["error"]
+        assert error["param"] == param, error
+        assert remedy in error["remedy"]
 
 
 def test_a_parameter_has_the_clients_name_in_words_too(running: Running) -> None:
