@@ -142,7 +142,10 @@ def _both_ways(slices: list[SeqSlice], rows: Rows, info: ModelInfo) -> tuple[tup
     made = []
     for piece in slices:
         row = rows[piece.row]
-        if where == "prompt":
+        if piece.start >= row.num_prompt:
+            # An answer is read forwards, and a prompt is not looked through again for each of its tokens.
+            ranges: list[tuple[int, int]] = []
+        elif where == "prompt":
             ranges = [(0, row.num_prompt)]
         elif where == "joint":
             ranges = _stretches(np.isin(row.token_ids[: row.num_prompt], list(info.joint_ids)))
