@@ -77,6 +77,24 @@ def test_ask_about_a_picture_by_keyboard(
 
 
 @needs_browser
+@pytest.mark.parametrize(
+    ("modalities", "told"),
+    [
+        (["image", "video", "audio"], "Drop pictures, a video or a sound anywhere"),
+        (["image", "video"], "Drop pictures or a video anywhere"),
+        (["audio"], "Drop a sound anywhere"),
+        ([], "Ask a question."),
+    ],
+)
+def test_the_hint_names_what_the_model_takes(running: Running, browser: Browser, modalities: Any, told: str) -> None:
+    browser.open(running.url + "/", 800, 600, "light")
+    browser.until("document.getElementById('about').textContent.includes('tiny')")
+    assert "Drop pictures or a video anywhere" in browser.run("document.getElementById('hint').textContent")
+    browser.run(f"introduce({json.dumps({'id': 'x', 'max_model_len': 1, 'modalities': modalities})})")
+    assert told in browser.run("document.getElementById('hint').textContent")
+
+
+@needs_browser
 def test_contrast_is_enough_in_both_themes(running: Running, browser: Browser) -> None:
     script = """(() => {
       const root = getComputedStyle(document.documentElement), level = (name) => {
