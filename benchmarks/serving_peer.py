@@ -161,6 +161,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
+    # What is killed takes a moment to end, and the next server should find the cores free.
+    deadline = time.monotonic() + 10
+    while any(map(alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """False also of a process that has ended, and whose parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def family(pid: int) -> list[int]:
