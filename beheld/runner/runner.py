@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from beheld.attention.backend import AttentionBackend
@@ -23,7 +24,9 @@ from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
+from beheld.runner.staging import to_device
 from beheld.runner.tail import tail_of
+from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.log import get_logger
 
@@ -195,7 +198,7 @@ class ModelRunner:
     ) -> Handle:
         """Choose the next token of each slice, and send it on its way to the host."""
         rows = [piece.row for piece in slices]
-        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._mask(rows, masks), best)
+        out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._masks(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
         self.rows.last_token_R.index_copy_(0, rows_B, out.ids_B)
         # Copied now and waited for later: asking for it then would wait for the next step as well.
@@ -205,14 +208,14 @@ class ModelRunner:
             handle.ready.record()
         return handle
 
-    def _mask(self, rows: Sequence[int], masks: Mapping[int, bytes]) -> torch.Tensor | None:
-        """Which tokens each row's grammar allows, 32 to a word; all of them where there is no grammar."""
-        if not masks:
+    def _masks(self, rows: Sequence[int], masks: Mapping[int, bytes]) -> Masks | None:
+        """What the grammars of these rows allow; rows without one are not sent."""
+        places = [place for place, row in enumerate(rows) if row in masks]
+        if not places:
             return None
-        words = -(-self._info.vocab_size // 32)
-        joined = b"".join(masks.get(row, b"\xff" * (4 * words)) for row in rows)
-        mask_BW = torch.frombuffer(bytearray(joined), dtype=torch.int32).view(len(rows), words)
-        return mask_BW.to(self._adapter.device, non_blocking=True)
+        allowed_MW = np.stack([np.frombuffer(masks[rows[place]], dtype=np.uint8) for place in places])
+        made = to_device({"places": np.array(places, dtype=np.int64), "allowed": allowed_MW}, self._adapter.device)
+        return Masks(made["places"], made["allowed"])
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""

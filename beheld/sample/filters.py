@@ -131,14 +131,27 @@ class BadWords:
         self._recent_H[column : column + 1] = id_1
 
 
-def apply_mask_(logits_BV: Tensor, mask_BW: Tensor) -> None:
-    """Drop in place the tokens whose bit is 0: token t has bit t % 32 of the int32 word t // 32."""
-    vocab_size = logits_BV.shape[-1]
-    assert mask_BW.dtype == torch.int32
-    assert mask_BW.shape[-1] * 32 >= vocab_size
-    bits_32 = torch.arange(32, dtype=torch.int32, device=mask_BW.device)
-    allowed_BV = ((mask_BW.unsqueeze(-1) >> bits_32) & 1).flatten(-2)[:, :vocab_size]
-    logits_BV.masked_fill_(allowed_BV == 0, -math.inf)
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """Which tokens the grammars of M rows of a batch allow.
+
+    Attributes:
+        places_M: int64, the rows.
+        bytes_MW: uint8, a bit for each token: token t has bit t % 8 of byte t // 8, which is 1 where it is allowed.
+    """
+
+    places_M: Tensor
+    bytes_MW: Tensor
+
+    def apply_(self, logits_BV: Tensor) -> None:
+        """Drop in place the tokens of these rows whose bit is 0; other rows are not touched."""
+        vocab_size = logits_BV.shape[-1]
+        assert self.bytes_MW.dtype == torch.uint8
+        assert self.bytes_MW.shape[-1] * 8 >= vocab_size
+        bits_8 = torch.arange(8, dtype=torch.uint8, device=self.bytes_MW.device)
+        allowed_MV = ((self.bytes_MW.unsqueeze(-1) >> bits_8) & 1).flatten(-2)[:, :vocab_size]
+        masked_MV = logits_BV.index_select(0, self.places_M).masked_fill_(allowed_MV == 0, -math.inf)
+        logits_BV.index_copy_(0, self.places_M, masked_MV)
 
 
 def floor_of_row(logits_V: NDArray[np.float32], params: Sampling) -> float:

@@ -24,7 +24,7 @@ from beheld.core.errors import ParamsError
 from beheld.core.params import Sampling
 from beheld.core.plan import TokenLogprobs
 from beheld.sample import noise
-from beheld.sample.filters import apply_mask_, floor_of_row, floors
+from beheld.sample.filters import Masks, floor_of_row, floors
 from beheld.sample.logprobs import LogprobTensors, copied, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
@@ -98,13 +98,13 @@ class Sampler:
         logits_BV: Tensor,
         rows: Sequence[int],
         lengths: Sequence[int],
-        mask_BW: Tensor | None = None,
+        masks: Masks | None = None,
         best: tuple[Tensor, Tensor] | None = None,
     ) -> SampleOutput:
         """Choose the token at position `lengths[b]` of row `rows[b]` from `logits_BV[b]`, which is left as it is.
 
-        `mask_BW` has a bit for every token, 1 where a grammar allows it, 32 to an int32 word. Sampling a position again
-        gives the same token. `best` is what `greedy` gives for these logits, where it is known already.
+        `masks` says what grammars allow, `best` is what `greedy` gives for these logits, where it is known already.
+        Sampling a position again gives the same token.
 
         Raises:
             ParamsError: a logits processor answered with something else than logits.
@@ -114,7 +114,7 @@ class Sampler:
         batch = self._rows.compose(rows, lengths)
         for place in (*batch.worded, *batch.processed, *(batch.penalised.places if batch.penalised else ())):
             self._rewind(batch.states[place], lengths[place])
-        ids_B, nan_B = self._choose(logits_BV, batch, lengths, mask_BW, best)
+        ids_B, nan_B = self._choose(logits_BV, batch, lengths, masks, best)
         if not batch.reporting:
             return SampleOutput(ids_B, nan_B, None)
         wanted = tuple((b, batch.rows[b], batch.states[b].params.logprobs or 0) for b in batch.reporting)
@@ -155,18 +155,18 @@ class Sampler:
         logits_BV: Tensor,
         batch: Composition,
         lengths: Sequence[int],
-        mask_BW: Tensor | None,
+        masks: Masks | None,
         best: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """Ids and broken rows of the batch."""
         for state, length in zip(batch.states, lengths, strict=True):
             state.length = length
-        edited = batch.edited or mask_BW is not None
+        edited = batch.edited or masks is not None
         if not edited and batch.drawing is None:
             return greedy(logits_BV) if best is None else best
         nan_B = ~logits_BV.amax(-1).isfinite()
         if edited:
-            logits_BV = self._edit(logits_BV, batch, lengths, mask_BW)
+            logits_BV = self._edit(logits_BV, batch, lengths, masks)
             nan_B |= ~logits_BV.amax(-1).isfinite()
         drawing = batch.drawing
         if drawing is None:
@@ -179,14 +179,14 @@ class Sampler:
             ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, torch.from_numpy(keys_R2), nan_B)
         return ids_B.masked_fill_(nan_B, 0), nan_B
 
-    def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], mask_BW: Tensor | None) -> Tensor:
+    def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with everything applied that does not depend on temperature."""
         logits_BV = logits_BV.to(torch.float32, copy=True)
         for b in batch.worded:
             for words in batch.states[b].words:
                 words.apply_(logits_BV[b], lengths[b])
-        if mask_BW is not None:
-            apply_mask_(logits_BV, mask_BW)
+        if masks is not None:
+            masks.apply_(logits_BV)
         if batch.edits is not None:
             batch.edits.apply_(logits_BV)
         for b in batch.processed:

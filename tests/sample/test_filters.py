@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beheld.core.params import Sampling
-from beheld.sample.filters import apply_mask_, filters, floor_of_row, floors
+from beheld.sample.filters import Masks, filters, floor_of_row, floors
 from tests.sample.reference import probabilities
 
 CPU = torch.device("cpu")
@@ -83,7 +83,8 @@ def test_bit_mask(size: int) -> None:
     words = torch.zeros(3, -(-size // 32) + 1, dtype=torch.int64)
     for token in range(size):
         words[:, token // 32] |= allowed[:, token].long() << (token % 32)
-    logits = torch.randn(3, size)
-    got = logits.clone()
-    apply_mask_(got, words.to(torch.int32))
-    assert torch.equal(got, logits.masked_fill(~allowed, -math.inf))
+    logits = torch.randn(5, size)
+    got, places = logits.clone(), torch.tensor([4, 0, 2])
+    Masks(places, words.to(torch.int32).view(torch.uint8)).apply_(got)
+    assert torch.equal(got[places], logits[places].masked_fill(~allowed, -math.inf))
+    assert torch.equal(got[[1, 3]], logits[[1, 3]])

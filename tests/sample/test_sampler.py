@@ -16,6 +16,7 @@ from torch import Tensor
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Sampling
+from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler, greedy
 from tests.sample.reference import edited, probabilities
 
@@ -212,9 +213,14 @@ def test_mixed_batch_with_mask_keeps_greedy_rows_greedy() -> None:
     sampler.admit(2, Sampling(temperature=1.0), [1], 1)
     logits_BV = logits(3)
     assert sampler.sample(logits_BV, [0, 1, 2], [1, 1, 1]).ids_B[:2].tolist() == logits_BV[:2].argmax(-1).tolist()
-    words_BW = torch.zeros(3, 4, dtype=torch.int32)
-    words_BW[:, 1] = 1 << 5
-    assert sampler.sample(logits_BV, [0, 1, 2], [1, 1, 1], words_BW).ids_B.tolist() == [37, 37, 37]
+    bytes_MW = torch.zeros(2, 16, dtype=torch.uint8)
+    bytes_MW[:, 37 // 8] = 1 << 37 % 8
+    for places, want in (
+        ([1, 2], [int(logits_BV[0].argmax()), 37, 37]),
+        ([2, 0], [37, int(logits_BV[1].argmax()), 37]),
+    ):
+        masks = Masks(torch.tensor(places), bytes_MW)
+        assert sampler.sample(logits_BV, [0, 1, 2], [1, 1, 1], masks).ids_B.tolist() == want
 
 
 @pytest.mark.parametrize("path", PATHS)
