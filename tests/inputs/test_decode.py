@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import GifImagePlugin, Image, ImageOps, PngImagePlugin, WebPImagePlugin
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, MediaLossError, ProcessError
@@ -125,6 +125,21 @@ def test_of_an_animation_the_first_frame_is_seen(file_format: str) -> None:
     with Image.open(io.BytesIO(pipes.encoded(PICTURE, file_format, lossless=True))) as image:
         assert same(picture.image, image.convert("RGB"))
     assert "first of 3 frames" in picture.lost[0]
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
+@pytest.mark.case(25)
+def test_of_three_hundred_frames_one_is_opened(file_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [Image.new("RGB", (32, 32), (n % 256, n // 2, 0)) for n in range(299)]
+    data = pipes.encoded(tiny.picture(32, 32, 1), file_format, save_all=True, append_images=others, lossless=True)
+    sought: list[int] = []
+    for kind in (GifImagePlugin.GifImageFile, WebPImagePlugin.WebPImageFile, PngImagePlugin.PngImageFile):
+        seek = kind.seek
+        monkeypatch.setattr(kind, "seek", lambda self, frame, seek=seek: (sought.append(frame), seek(self, frame))[1])
+    picture = decode.open_bytes(data, LIMITS)
+    assert "first of 300 frames" in picture.lost[0]
+    assert picture.image.size == (32, 32)
+    assert set(sought) <= {0}
 
 
 @pytest.mark.parametrize("file_format", ["TIFF", "ICO", "PPM", "PDF", "EPS", "TGA"])
