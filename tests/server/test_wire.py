@@ -108,8 +108,9 @@ def test_63_slow_headers_are_cut(running: Running, sent: bytes) -> None:
 
 @pytest.mark.parametrize("part", ["headers", "body"])
 def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part: str) -> None:
-    """Many that send a byte now and then (500 in the long form): each is told so when its time is up. The slowest of
-    some others takes no more than twice as long meanwhile, in the best of some rounds."""
+    """Many that send a byte now and then (500 in the long form): each is told so when its time is up, and all of them
+    within ten seconds. The slowest of some others takes no more than twice as long meanwhile. In the best of some
+    rounds."""
     head, blank, _ = request_bytes("/tokenize", {"prompt": "a"}).partition(b"\r\n\r\n")
     sent = head.replace(b"Content-Length: 15", b"Content-Length: 500") + (blank if part == "body" else b"\r\nX: ")
     options = running.options
@@ -121,10 +122,10 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
         assert running.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
         return time.perf_counter() - begin
 
-    def slower() -> float:
+    def share_of_bounds() -> float:
         calm = p99([text_s() for _ in range(20)])
         begin = time.monotonic()
-        links = [running.connect(10.0) for _ in range(many)]
+        links = [running.connect(20.0) for _ in range(many)]
         stop = threading.Event()
 
         def drip() -> None:
@@ -143,15 +144,17 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
             answers = [received(link) for link in links]
         finally:
             stop.set()
-            dripping.join()
+            if dripping.ident is not None:
+                dripping.join()
             for link in links:
                 link.close()
         assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers), answers[0][:200]
-        assert allowed_s * 0.9 < time.monotonic() - begin < allowed_s + 4.5
-        return beside / calm
+        spent = time.monotonic() - begin
+        assert spent > allowed_s * 0.9, "each has its time"
+        return max(beside / calm / 2.0, spent / 10.0)
 
     text_s()
-    assert best(slower, 2.0) <= 2.0
+    assert best(share_of_bounds, 1.0) <= 1.0
 
 
 def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
