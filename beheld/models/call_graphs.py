@@ -5,6 +5,7 @@ Shapes: E embeddings, H their width.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,17 +27,63 @@ _KEPT, _REMEMBERED = 16, 256
 _OFTEN = 3
 
 
+# What torch says where something waits for the device that must not.
+_WAITED = "called a synchronizing CUDA operation"
+# Graphs that failed under a torch whose allocators still ask them which streams are theirs.
+_abandoned: list[torch.cuda.CUDAGraph] = []
+
+
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[None]:
-    """Within the block, what is launched on the current stream is captured; an error in it is the one that is told."""
-    graph.capture_begin(pool=pool, capture_error_mode=mode)
+    """Within the block, what is launched on the current stream is captured; an error in it is the one that is told.
+
+    After an error nothing is captured any more, and `pool` must not be used for another graph.
+    """
     try:
+        graph.capture_begin(pool=pool, capture_error_mode=mode)
         yield
     except BaseException:
         with suppress(RuntimeError):
             graph.capture_end()
+        _end_recording(graph, pool)
         raise
-    graph.capture_end()
+    try:
+        graph.capture_end()
+    except BaseException:
+        _end_recording(graph, pool)
+        raise
+
+
+def _end_recording(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """See to it that the allocator does not wait for the end of a capture that failed.
+
+    Up to torch 2.11 it does, for the life of the process: memory that more than one stream used is then never given
+    out again. (Newer ones end it when the capture ends, whatever became of it, and say so here.) The allocator of
+    pinned memory has no such end that could be reached from here; it only refuses the same pool from then on, and
+    asks the graph of its streams, which therefore is kept.
+    """
+    graph.reset()
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return
+    torch._C._cuda_releasePool(device, pool)
+    _abandoned.append(graph)
+
+
+@contextmanager
+def refusing_to_wait() -> Iterator[None]:
+    """Within the block, what would wait for the device raises a RuntimeError; in all threads, so it should be short."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # That not all that waits is found.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +97,8 @@ class CallGraphs:
     """Runs calls, and replays those whose sizes were seen before.
 
     A call may be captured only if it gives the same for the same tensors. If it reads anything back from the device,
-    which no graph can hold, it and all others of its kind are computed as they come.
+    which no graph can hold, it and all others of its kind are computed as they come. That is found out in the call
+    before the one that would be captured: a capture that fails leaves more behind than a call that does.
     """
 
     def __init__(self) -> None:
@@ -79,7 +127,7 @@ class CallGraphs:
             return compute(inputs)
         if found is None and self._seen.get(sizes, 0) < _OFTEN:
             self._remember(sizes)
-            return compute(inputs)
+            return self._watched(kind, inputs, compute) if self._seen[sizes] == _OFTEN else compute(inputs)
         if found is None:
             found = self._try(kind, sizes, inputs, compute)
             if found is None:
@@ -93,6 +141,21 @@ class CallGraphs:
         found.graph.replay()
         # The graphs share their memory: the next one may write here.
         return found.out_EH.clone()
+
+    def _watched(
+        self, kind: str, inputs: Mapping[str, Tensor], compute: Callable[[Mapping[str, Tensor]], Tensor]
+    ) -> Tensor:
+        """Compute a call, and find out whether it reads anything back; then none of its kind is captured."""
+        try:
+            with refusing_to_wait():
+                return compute(inputs)
+        except RuntimeError as error:
+            if _WAITED not in str(error):
+                raise
+            clear_frames(error)
+            logger.info("Calls of the %s tower are not captured: they wait for the device.", kind)
+            self._refused.add(kind)
+        return compute(inputs)
 
     def _try(
         self,
@@ -117,6 +180,8 @@ class CallGraphs:
             clear_frames(error)
             logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
             self._refused.add(kind)
+        # The next graphs have another; what lies in this one stays with the graphs that were made before.
+        self._pool = None
         return None
 
     def _remember(self, sizes: Hashable) -> None:
@@ -127,9 +192,10 @@ class CallGraphs:
 
     def _capture(self, inputs: Mapping[str, Tensor], compute: Callable[[Mapping[str, Tensor]], Tensor]) -> _Captured:
         kept = {name: tensor.clone() for name, tensor in inputs.items()}
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # `torch.cuda.graph` would give all cached memory back to the driver, while requests run.
