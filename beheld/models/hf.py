@@ -41,6 +41,15 @@ _MOST_PATCHES = 1 << 14
 # Families whose positions follow from the kinds of tokens and the sizes of items, whatever the ids.
 _PLACED_BY_KIND = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
 _PLACES_KEPT = 128
+# What a family's tower reads as numbers, and nothing else: on the device, each would be waited for. Elsewhere such
+# tensors meet others on the device.
+_READ_BY_HOST = {
+    "lfm2_vl": {"spatial_shapes"},
+    "llava_next": {"image_sizes"},
+    "llava_next_video": {"image_sizes"},
+    "llava_onevision": {"image_sizes", "batch_num_images"},
+    "mistral3": {"image_sizes"},
+}
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
 
@@ -71,6 +80,7 @@ class HFAdapter:
         self._call_graphs: CallGraphs | None = None
         self._embeds = embeds_of(info.model_type)
         self._keywords = keywords_of(info.model_type)
+        self._read_by_host = _READ_BY_HOST.get(info.model_type, set())
         self._route_attention()
 
     def _positions_of(self, model: Any) -> Callable[..., Any] | None:
@@ -160,7 +170,8 @@ class HFAdapter:
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         made = packed.keywords(self.info.model_type, getattr(self._core, "visual", None), options, self._upload) or {}
-        moved = {k: self._move(v) for k, v in options.items() if k not in made} | made
+        stays = self._read_by_host | made.keys()
+        moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
             # Older versions of some families name the frames as they name pictures.
             moved["pixel_values"] = moved.pop("pixel_values_videos")

@@ -56,6 +56,9 @@ _ADAPTED = {
     "lfm2": "lfm2",
     "lfm2_vl": "lfm2",
     "llama4": "llama4",
+    "llava_next": "anyres",
+    "llava_next_video": "anyres",
+    "llava_onevision": "anyres",
     "mllama": "mllama",
     "phi4_multimodal": "phi4_multimodal",
 }
