@@ -6,7 +6,7 @@ E embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +51,10 @@ class ModelAdapter(Protocol):
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass over the step's tokens under the current attention context; logits (S, V) at the wanted tokens."""
+
+    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
+        """As `forward`, with the logits of one piece of the wanted tokens after the other, which need not be held at
+        once; all must be taken while the context is the current one."""
 
     def weights_bytes(self) -> int:
         """Memory that the weights take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from beheld.models.families import (
     tail_from,
     wide_of,
 )
+from beheld.models.layers_once import layers_once
 from beheld.models.longrope import FAR
 from beheld.models.upload import Uploader
 
@@ -287,6 +288,12 @@ class HFAdapter:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The layers run once; what follows them, the head and what is done to its logits, once for each piece."""
+        with layers_once(self.model):
+            for wanted_S in pieces_S:
+                yield self.forward(embeds_TH, positions_XT, wanted_S)
 
     def weights_bytes(self) -> int:
         """Memory that the weights take."""

@@ -183,8 +183,7 @@ class MixedGraphs:
 
     def _size_of(self, batch: Batch) -> Size | None:
         """The graph that carries out this step, if one can; those with LoRA adapters go without."""
-        many = batch.wanted_S.shape[0] > len(batch.metadata.starts)
-        if many or batch.metadata.both_ways or batch.lora_slots_T.any():
+        if batch.prompt_targets or batch.metadata.both_ways or batch.lora_slots_T.any():
             return None
         metadata, decodes = batch.metadata, batch.metadata.num_decodes
         need = Need(

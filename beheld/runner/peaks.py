@@ -11,7 +11,7 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.params import Sampling
 from beheld.models.adapter import ModelAdapter
 from beheld.runner import graphs, mixed_graphs
-from beheld.runner.runner import ModelRunner
+from beheld.runner.runner import PROMPT_ROWS, ModelRunner
 from beheld.sample.sampler import Sampler
 
 # A tower call is bounded by its embeddings (`encoder.py`), each made of four patches in most families.
@@ -80,11 +80,17 @@ def graph_rows(config: EngineConfig) -> int:
 def sample_full_batch(
     sampler: Sampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Choose a token for every row, with what takes most memory; the rows are free again afterwards."""
+    """Choose a token for every row, with what takes most memory; the rows are free again afterwards.
+
+    Before that a piece of a prompt is reported, with the logits in two further stages of a soft cap.
+    """
     rows = list(range(num_rows))
     for row in rows:
         sampler.admit(row, _DEAR, (0,), 1)
     logits_BV = torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
+    pieces_TV = [torch.zeros(PROMPT_ROWS, vocab_size, dtype=dtype, device=device) for _ in range(3)]
+    sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), 5)
+    pieces_TV.clear()
     sampler.sample(logits_BV, rows, [1] * num_rows)
     for row in rows:
         sampler.release(row)

@@ -32,6 +32,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# Positions of a prompt whose logits are there at a time: 8,192 of a vocabulary of 262,144 would take 4 GiB.
+PROMPT_ROWS = 256
+
 
 @dataclass(eq=False)
 class Handle:
@@ -124,11 +127,10 @@ class ModelRunner:
             logits_BV, rows_B, best = replayed
             return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B, plan.masks, best)
         batch = build(plan.slices, self.rows, self._info, self.config.block_size)
-        logits_SV = self._forward(batch)
-        handle = Handle(plan.id, None, [], self._prompt_logprobs(batch, logits_SV), lost)
-        if not batch.sampling:
+        sampled_SV, prompts = self._forward(batch)
+        handle = Handle(plan.id, None, [], prompts, lost)
+        if sampled_SV is None:
             return handle
-        sampled_SV = logits_SV[: len(batch.sampling)]
         return self._sample(handle, batch.sampling, sampled_SV, batch.sampling_rows, plan.masks)
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
@@ -137,7 +139,8 @@ class ModelRunner:
                 layer.keys[target] = layer.keys[source]
                 layer.values[target] = layer.values[source]
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
+        """Logits (S, V) of the sequences that sample, if any do, and reports of prompts by row."""
         embeds_TH = self._adapter.embed(batch.ids_T)
         for piece, first in zip(batch.slices, batch.first_token, strict=True):
             spans = self.rows[piece.row].spans
@@ -145,7 +148,7 @@ class ModelRunner:
                 self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
         replayed = None if self._mixed_graphs is None else self._mixed_graphs.replay(batch, embeds_TH)
         if replayed is not None:
-            return replayed
+            return (replayed if batch.sampling else None), {}
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:
@@ -155,11 +158,14 @@ class ModelRunner:
         tail = None if lora is not None else self._tail(batch)
         context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found), tail=tail)
         with forward_context(context):
-            logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
+            if batch.prompt_targets:
+                logits_SV, prompts = self._report_prompts(batch, embeds_TH)
+            else:
+                logits_SV, prompts = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), {}
         if self.watch is not None:
             for stage, tensor in (("embeds", embeds_TH), ("positions", batch.positions_XT), ("logits", logits_SV)):
                 self.watch(stage, tensor)
-        return logits_SV
+        return logits_SV if batch.sampling else None, prompts
 
     def _tail(self, batch: Batch) -> Tail | None:
         first = self._adapter.tail_from
@@ -175,17 +181,24 @@ class ModelRunner:
             return None
         return Beside(self._cross_backend, found, self._cross_index)
 
-    def _prompt_logprobs(self, batch: Batch, logits_SV: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
-        return {
-            piece.row: tuple(
-                self.sampler.prompt_logprobs(
-                    logits_SV[part],
-                    torch.from_numpy(target).to(logits_SV.device),
-                    self.rows[piece.row].params.prompt_logprobs or 0,
-                )
-            )
+    def _report_prompts(
+        self, batch: Batch, embeds_TH: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
+        """Logits of the sequences that sample, and reports of prompts, whose logits are never held all at once."""
+        parts = [
+            (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
             for piece, part, target in batch.prompt_targets
-        }
+            for start in range(part.start, part.stop, PROMPT_ROWS)
+        ]
+        pieces_S = [batch.wanted_S[: len(batch.sampling)], *(batch.wanted_S[part] for _, part, _ in parts)]
+        logits = self._adapter.forward_pieces(embeds_TH, batch.positions_XT, pieces_S)
+        sampled_SV = next(logits)
+        reports: dict[int, list[TokenLogprobs]] = {}
+        for (row, _, target), logits_TV in zip(parts, logits, strict=True):
+            target_T = torch.from_numpy(target).to(logits_TV.device)
+            k = self.rows[row].params.prompt_logprobs or 0
+            reports.setdefault(row, []).extend(self.sampler.prompt_logprobs(logits_TV, target_T, k))
+        return sampled_SV, {row: tuple(report) for row, report in reports.items()}
 
     def _sample(
         self,

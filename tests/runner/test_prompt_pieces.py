@@ -1,0 +1,52 @@
+"""Reports of prompts come from logits a few rows at a time: the same numbers, and the layers run once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from beheld import LLM, SamplingParams
+from beheld.attention.context import current
+from beheld.runner import runner as running
+from tests import tiny
+
+# Each of another way from the layers to the logits.
+FAMILIES = ["llama", "gemma4", "gemma3n", "qwen3_vl", "qwen2_audio", "mllama", "ernie4_5_vl_moe", "cohere2_vision"]
+if os.environ.get("BEHELD_LONG"):
+    # An encoder's model has prompts of one token or two.
+    FAMILIES = sorted(tiny.TINY.keys() - {"florence2"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_give_what_the_whole_gives(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 4, "media_workers": 0}
+    options |= {"max_model_len": 256, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
+    prompts = [{"prompt_token_ids": list(range(20, 20 + n))} for n in (23, 9, 5)]
+    params = [SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=k, logprobs=1) for k in (2, 0, None)]
+    with LLM(str(tiny.checkpoint(family)), **options) as llm:
+        runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
+        whole = llm.generate(prompts, params, use_tqdm=False)
+        pieces = runner._adapter.forward_pieces
+        calls: list[list[int]] = []
+
+        def noted(embeds_TH: Any, positions_XT: Any, pieces_S: Any) -> Any:
+            yield from pieces(embeds_TH, positions_XT, pieces_S)
+            assert max(current().called.values()) == 1, "the layers ran once"
+            calls.append([len(wanted_S) for wanted_S in pieces_S])
+
+        monkeypatch.setattr(runner._adapter, "forward_pieces", noted)
+        monkeypatch.setattr(running, "PROMPT_ROWS", 3)
+        cut = llm.generate(prompts, params, use_tqdm=False)
+    assert max(len(sizes) for sizes in calls) > 5
+    assert all(size <= 3 for sizes in calls for size in sizes)
+    for one, other, count in zip(whole, cut, (23, 9, 0), strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        told, again = (output.prompt_logprobs or [] for output in (one, other))
+        assert len(told) == len(again) == count
+        for entry, same in zip(told[1:], again[1:], strict=True):
+            assert entry is not None and same is not None
+            assert entry.keys() == same.keys()
+            expected = [value.logprob for value in entry.values()]
+            assert [value.logprob for value in same.values()] == pytest.approx(expected, abs=1e-5)
