@@ -15,6 +15,9 @@ def layers_once(model: Any) -> Iterator[None]:
     layers is done by its own code.
     """
     decoder = model.get_decoder()
+    # Some families call so what has a head of its own.
+    for name in ("model", "decoder"):
+        decoder = getattr(decoder, name, decoder)
     forward = decoder.forward
     answers: list[Any] = []
 

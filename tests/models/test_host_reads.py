@@ -22,7 +22,10 @@ class Sent(TorchFunctionMode):
         self.made: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.tensor, torch.as_tensor) and torch.device((kwargs or {}).get("device") or "cpu").type == "meta":
+        if (
+            func in (torch.tensor, torch.as_tensor)
+            and torch.device((kwargs or {}).get("device") or "cpu").type == "meta"
+        ):
             self.made.append(args[0])
         return func(*args, **(kwargs or {}))
 

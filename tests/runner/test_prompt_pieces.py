@@ -13,7 +13,17 @@ from beheld.runner import runner as running
 from tests import tiny
 
 # Each of another way from the layers to the logits.
-FAMILIES = ["llama", "gemma4", "gemma3n", "qwen3_vl", "qwen2_audio", "mllama", "ernie4_5_vl_moe", "cohere2_vision"]
+FAMILIES = [
+    "llama",
+    "llama4",
+    "gemma4",
+    "gemma3n",
+    "qwen3_vl",
+    "qwen2_audio",
+    "mllama",
+    "ernie4_5_vl_moe",
+    "cohere2_vision",
+]
 if os.environ.get("BEHELD_LONG"):
     # An encoder's model has prompts of one token or two.
     FAMILIES = sorted(tiny.TINY.keys() - {"florence2"})
@@ -23,7 +33,7 @@ if os.environ.get("BEHELD_LONG"):
 def test_pieces_give_what_the_whole_gives(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 4, "media_workers": 0}
     options |= {"max_model_len": 256, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
-    prompts = [{"prompt_token_ids": list(range(20, 20 + n))} for n in (23, 9, 5)]
+    prompts = [{"prompt_token_ids": list(range(200, 200 + n))} for n in (23, 9, 5)]
     params = [SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=k, logprobs=1) for k in (2, 0, None)]
     with LLM(str(tiny.checkpoint(family)), **options) as llm:
         runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
@@ -46,7 +56,8 @@ def test_pieces_give_what_the_whole_gives(family: str, monkeypatch: pytest.Monke
         told, again = (output.prompt_logprobs or [] for output in (one, other))
         assert len(told) == len(again) == count
         for entry, same in zip(told[1:], again[1:], strict=True):
-            assert entry is not None and same is not None
+            assert entry is not None
+            assert same is not None
             assert entry.keys() == same.keys()
             expected = [value.logprob for value in entry.values()]
             assert [value.logprob for value in same.values()] == pytest.approx(expected, abs=1e-5)
