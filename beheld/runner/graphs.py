@@ -47,6 +47,17 @@ def ladder(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
+def kept_rows(most: int, num_kinds: int) -> int:
+    """Rows of logits that the graphs of up to `most` sequences keep, with or without adapters (`num_kinds`)."""
+    sizes = ladder(most)
+    shared = sizes[-1] if _shares_logits(sizes[-1]) else 0
+    return num_kinds * sum(size for size in sizes if not _shares_logits(size)) + shared
+
+
+def _shares_logits(size: int) -> bool:
+    return size > _OWN_LOGITS
+
+
 class DecodeGraphs:
     """Captures and replays decode steps."""
 
@@ -115,7 +126,7 @@ class DecodeGraphs:
         with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
             embeds_BH = self._adapter.embed(ids_B)
             logits_BV = self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
-        if size > _OWN_LOGITS:
+        if _shares_logits(size):
             if self._logits_BV is None:
                 # In the first pass of the largest size, which is not captured.
                 self._logits_BV = torch.empty_like(logits_BV)

@@ -83,6 +83,11 @@ def ladder(config: EngineConfig) -> list[Size]:
     return sorted((size for size in sizes if size.tokens <= most), key=_weight)
 
 
+def kept_rows(config: EngineConfig) -> int:
+    """Rows of logits that the graphs keep: there is one place for all of them."""
+    return max(size.sequences for size in ladder(config))
+
+
 def _weight(size: Size) -> tuple[int, ...]:
     return size.tokens + size.decodes, size.decodes, size.sequences, size.prefixes
 
@@ -121,6 +126,8 @@ class MixedGraphs:
         self._block_size = config.block_size
         device = adapter.device
         self._sizes = ladder(config)
+        self._kept_rows = kept_rows(config)
+        self._logits_SV: Tensor | None = None
         most = max(size.tokens + size.decodes for size in self._sizes)
         sequences = max(size.sequences + size.decodes for size in self._sizes)
         # A tensor made outside of inference mode is of another kind to the compiler, which would compile all anew.
@@ -172,9 +179,13 @@ class MixedGraphs:
         )
         self._backend.begin(metadata)
         with forward_context(ForwardContext(self._backend, metadata, self._kv)):
-            return self._adapter.forward(
+            logits_SV = self._adapter.forward(
                 self._embeds_TH[:tokens], self._positions_XT[:, :tokens], self._wanted_S[: size.sequences]
             )
+        if self._logits_SV is None:
+            # In the first pass of all, which is not captured. Some thirty graphs would each keep their own.
+            self._logits_SV = logits_SV.new_empty(self._kept_rows, logits_SV.shape[-1])
+        return self._logits_SV[: size.sequences].copy_(logits_SV)
 
     @staticmethod
     def worth(config: EngineConfig) -> bool:

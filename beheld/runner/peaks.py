@@ -70,11 +70,9 @@ def measure(
 
 
 def graph_rows(config: EngineConfig) -> int:
-    """Rows of logits that graphs keep: each graph has its own, and decode steps with adapters another set."""
-    decode = sum(graphs.ladder(config.max_num_seqs)) * (1 if config.max_loras == 0 else 2)
-    if not mixed_graphs.MixedGraphs.worth(config):
-        return decode
-    return decode + sum(size.sequences for size in mixed_graphs.ladder(config))
+    """Rows of logits that graphs keep: those of decode steps, with adapters another set, and those of other steps."""
+    decode = graphs.kept_rows(config.max_num_seqs, 1 if config.max_loras == 0 else 2)
+    return decode + (mixed_graphs.kept_rows(config) if mixed_graphs.MixedGraphs.worth(config) else 0)
 
 
 def sample_full_batch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,17 @@ def engines(request: pytest.FixtureRequest) -> Iterator[tuple[LLM, LLM, DecodeGr
         patch.setattr(graphs, "capture", capture)
         with LLM(path, **options) as plain, LLM(path, async_scheduling=True, **options) as quick:
             yield plain, quick, equip(quick)
+
+
+def rows_held(logits: Iterable[Tensor]) -> int:
+    """Rows of all the memory in which these tensors lie."""
+    held = {made.untyped_storage().data_ptr(): made.untyped_storage().nbytes() // made[0].nbytes for made in logits}
+    return sum(held.values())
+
+
+def test_what_is_reserved_is_what_graphs_hold(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
+    *_, made = engines
+    assert rows_held(out[0] for _, out in made._graphs.values()) == graphs.kept_rows(ROWS, 1)
 
 
 def requests(chance: np.random.Generator, count: int) -> list[Any]:
@@ -258,6 +269,7 @@ def test_large_graphs_have_one_place_for_their_logits(
     places = {size: out[0].data_ptr() for (_, size), (_, out) in made._graphs.items()}
     assert places[ROWS] == places[8]
     assert len({places[ROWS], places[4], places[2], places[1]}) == 4
+    assert rows_held(out[0] for _, out in made._graphs.values()) == graphs.kept_rows(ROWS, 1) == ROWS + 4 + 2 + 1
     prompts = requests(np.random.default_rng(8), 14)
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=8, ignore_eos=True)
     want = [output.outputs[0].token_ids for output in quick.generate(prompts, params, use_tqdm=False)]

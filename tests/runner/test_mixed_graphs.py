@@ -11,9 +11,11 @@ import torch
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.core.config import EngineConfig
+from beheld.runner import mixed_graphs
 from beheld.runner.batch import Batch
 from beheld.runner.mixed_graphs import MixedGraphs, Need, Size, ladder, smallest
 from tests.fakes import fake_config, fake_info
+from tests.runner.test_graphs import rows_held
 
 
 def config(tokens: int, rows: int) -> EngineConfig:
@@ -159,3 +161,48 @@ def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
         assert (graphs._lengths_B[split : size.decodes] == 1).all(), "and sees nothing but itself"
         assert graphs._bounds_B1.diff()[len(counts) + shift :].count_nonzero() == 0
         assert (graphs._wanted_S[: size.sequences] < inside).all()
+
+
+class _StandIn:
+    """Replays a step by computing it anew, in place."""
+
+    def __init__(self, step: Any, size: Size) -> None:
+        self._step, self._size = step, size
+
+    def replay(self) -> None:
+        self._step(self._size)
+
+
+def capture(sizes: Any, step: Any, **_: Any) -> dict[Size, Any]:
+    """In the place of beheld.runner.capture.capture."""
+    return {size: (_StandIn(step, size), step(size)) for size in sizes}
+
+
+class _Backend:
+    def begin(self, metadata: AttnMetadata) -> None:
+        """Nothing attends."""
+
+
+class _Head(_Adapter):
+    """Logits that tell which inputs they are of."""
+
+    def forward(self, embeds_TH: torch.Tensor, positions_XT: torch.Tensor, wanted_S: torch.Tensor) -> torch.Tensor:
+        return embeds_TH[wanted_S].repeat(1, 5)
+
+
+@torch.inference_mode()
+def test_graphs_have_one_place_for_their_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_graphs, "capture", capture)
+    made = MixedGraphs(_Head(), _Backend(), {}, fake_info(), config(512, 64), 8)  # type: ignore[arg-type]
+    made.capture(show_progress=False)
+    outs = [out for _, out in made._graphs.values()]
+    assert rows_held(outs) == mixed_graphs.kept_rows(config(512, 64)) == 64
+    assert all(len(out) == size.sequences for size, (_, out) in made._graphs.items())
+    chance = torch.Generator().manual_seed(1)
+    for tokens in (300, 9, 40):
+        counts = [1, 1, tokens - 5, 5]
+        batch = batch_of(counts, [4, 9, 0, 17], 2, chance)
+        embeds_TH = torch.randn(sum(counts), WIDTH, generator=chance)
+        logits = made.replay(batch, embeds_TH)
+        assert logits is not None
+        assert torch.equal(logits, embeds_TH[batch.wanted_S].repeat(1, 5))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from beheld.runner import build, graphs, mixed_graphs, peaks
+from beheld.runner import build, graphs, peaks
 from beheld.sample.sampler import Sampler
 from tests.inputs import pipes
 
@@ -40,10 +40,17 @@ def test_parts_are_those_of_the_options(captures: bool, monkeypatch: pytest.Monk
     assert (found.text, found.sampling) == (64 * MIB, 24 * MIB)
     # A tower call is as large whatever a step is.
     assert found.tower == 64 * MIB * 32
-    rows = sum(graphs.ladder(8)) + sum(size.sequences for size in mixed_graphs.ladder(config))
+    rows = sum(graphs.ladder(8)) + 8
     logits = rows * info.vocab_size * 4 if captures else 0
     assert found.kept == 3 * MIB + config.max_encoder_tokens * 96 * 4 + logits
     assert found.graphs == (64 * MIB if captures else 0)
+
+
+def test_many_rows_share_one_place() -> None:
+    info = pipes.info("llava")
+    own = [size for size in graphs.ladder(512) if size <= 512]
+    config = pipes.config(info, max_num_batched_tokens=8192, max_num_seqs=2048, max_loras=2)
+    assert peaks.graph_rows(config) == 2 * sum(own) + 2048 + 2048
 
 
 def test_adapters_have_decode_graphs_of_their_own() -> None:
