@@ -93,7 +93,7 @@ class _Packing:
         from transformers.image_processing_utils import select_best_resolution
         from transformers.models.llava_next.modeling_llava_next import unpad_image
 
-        height, width = (edge // self.tile for edge in select_best_resolution(size, self.grids))
+        height, width = (edge // self.tile for edge in select_best_resolution(tuple(size), self.grids))
         grid = tiles_NPH.view(height, width, self.side, self.side, -1)
         whole = grid.permute(4, 0, 2, 1, 3).contiguous().flatten(1, 2).flatten(2, 3)
         whole = unpad_image(whole, size)
