@@ -22,6 +22,8 @@ logger = get_logger(__name__)
 
 # Sizes of calls that are kept, and those that are remembered as having come before.
 _KEPT, _REMEMBERED = 16, 256
+# What kept calls take in and give, all together; what they take inside lies in memory that they share.
+KEPT_BYTES = 1 << 29
 # A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while all wait, and
 # in a crowd the number of pictures of a step is a matter of chance.
 _OFTEN = 3
@@ -92,6 +94,11 @@ class _Captured:
     inputs: dict[str, Tensor]
     out_EH: Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        """What is kept of this call alone."""
+        return self.out_EH.nbytes + sum(tensor.nbytes for tensor in self.inputs.values())
+
 
 class CallGraphs:
     """Runs calls, and replays those whose sizes were seen before.
@@ -123,7 +130,7 @@ class CallGraphs:
             inputs: tensors on the device.
         """
         found = self._captured.get(sizes)
-        if kind in self._refused:
+        if kind in self._refused or (found is None and sum(t.nbytes for t in inputs.values()) > KEPT_BYTES // 4):
             return compute(inputs)
         if found is None and self._seen.get(sizes, 0) < _OFTEN:
             self._remember(sizes)
@@ -132,9 +139,7 @@ class CallGraphs:
             found = self._try(kind, sizes, inputs, compute)
             if found is None:
                 return compute(inputs)
-            self._captured[sizes] = found
-            if len(self._captured) > _KEPT:
-                self._captured.popitem(last=False)
+            self._keep(sizes, found)
         self._captured.move_to_end(sizes)
         for name, tensor in inputs.items():
             found.inputs[name].copy_(tensor)
@@ -183,6 +188,13 @@ class CallGraphs:
         # The next graphs have another; what lies in this one stays with the graphs that were made before.
         self._pool = None
         return None
+
+    def _keep(self, sizes: Hashable, captured: _Captured) -> None:
+        """Keep a graph, and forget those that were used least lately, as long as others are too many."""
+        room = KEPT_BYTES - captured.num_bytes
+        while len(self._captured) >= _KEPT or sum(each.num_bytes for each in self._captured.values()) > max(0, room):
+            self._captured.popitem(last=False)
+        self._captured[sizes] = captured
 
     def _remember(self, sizes: Hashable) -> None:
         self._seen[sizes] = self._seen.get(sizes, 0) + 1

@@ -130,8 +130,7 @@ def _activation_bytes(
     """Memory that a step takes beside weights and cache, and what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
     captures = not config.enforce_eager and cross_backend is None
-    tokens = max(1, min(config.max_num_batched_tokens, config.max_model_len - 1))
-    found = peaks.measure(probe, adapter, info, config, tokens, captures=captures)
+    found = peaks.measure(probe, adapter, info, config, captures=captures)
     del probe
     torch.cuda.empty_cache()
     logger.info("A full step takes %s of activations, choosing its tokens %s.", gib(found.text), gib(found.sampling))

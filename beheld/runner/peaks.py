@@ -10,13 +10,14 @@ import torch
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.params import Sampling
 from beheld.models.adapter import ModelAdapter
+from beheld.models.call_graphs import KEPT_BYTES
 from beheld.runner import graphs, mixed_graphs
 from beheld.runner.runner import PROMPT_ROWS, ModelRunner
 from beheld.sample.sampler import Sampler
 
 # A tower call is bounded by its embeddings (`encoder.py`), each made of four patches in most families.
 _CALL_ROWS = 4 * 4096
-# What the driver takes for captured graphs, and the inputs and results that graphs of tower calls keep.
+# What the driver takes for captured graphs.
 _GRAPH_BYTES = 1 << 30
 # The sampler at its dearest: penalties need counts of every token, and a filter by sums needs all logits sorted.
 _DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
@@ -30,8 +31,9 @@ class Peaks:
         text: the text model, in a step of as many tokens as may be.
         tower: a tower call.
         sampling: the choice of a token for every row, the logits included.
-        kept: what stays between steps: embeddings, counts of penalties, the logits that graphs give.
-        graphs: what the graphs' own pool takes for the inside of a step, and the driver.
+        kept: what stays between steps: embeddings, counts of penalties, the logits that graphs give, and what graphs of
+            tower calls take in and give.
+        graphs: what the graphs' own pools take for the inside of a step and of a tower call.
     """
 
     text: int
@@ -46,10 +48,21 @@ class Peaks:
         return int(1.1 * (max(self.text, self.tower, self.sampling) + self.graphs)) + self.kept + _GRAPH_BYTES
 
 
+def fullest_step(config: EngineConfig) -> list[int]:
+    """Tokens of each sequence of a step that takes most memory: as many as fill it, each as long as can be."""
+    lengths: list[int] = []
+    left = config.max_num_batched_tokens
+    while left > 0 and len(lengths) < config.max_num_seqs:
+        # The last token of all is sampled and never computed.
+        lengths.append(max(1, min(left, config.max_model_len - 1)))
+        left -= lengths[-1]
+    return lengths
+
+
 def measure(
-    probe: ModelRunner, adapter: ModelAdapter, info: ModelInfo, config: EngineConfig, tokens: int, *, captures: bool
+    probe: ModelRunner, adapter: ModelAdapter, info: ModelInfo, config: EngineConfig, *, captures: bool
 ) -> Peaks:
-    """What a step of `tokens` tokens takes of a GPU, by running it and a full batch's sampling on `probe`.
+    """What the fullest step takes of a GPU, by running it and a full batch's sampling on `probe`.
 
     A tower is not run: it would be compiled now, for sizes that may never come. Its rows are taken to be as dear as the
     text model's, which is wider in every family known.
@@ -57,16 +70,19 @@ def measure(
     Args:
         captures: whether steps are captured as graphs.
     """
-    text, _ = _peak(lambda: probe.dry_run(tokens))
+    lengths = fullest_step(config)
+    text, _ = _peak(lambda: probe.dry_run(lengths))
     dtype: torch.dtype = getattr(torch, config.dtype)
     sampling, counts = _peak(
         lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
     )
     width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
     embeds = config.max_encoder_tokens * width * dtype.itemsize if info.modalities and info.cross is None else 0
-    tower = text * _CALL_ROWS // tokens if info.modalities else 0
-    logits = graph_rows(config) * info.vocab_size * dtype.itemsize if captures else 0
-    return Peaks(text, tower, sampling, counts + embeds + logits, text if captures else 0)
+    tower = text * _CALL_ROWS // sum(lengths) if info.modalities else 0
+    kept = counts + embeds
+    if captures:
+        kept += graph_rows(config) * info.vocab_size * dtype.itemsize + (KEPT_BYTES if info.modalities else 0)
+    return Peaks(text, tower, sampling, kept, text + tower if captures else 0)
 
 
 def graph_rows(config: EngineConfig) -> int:

@@ -282,17 +282,21 @@ class ModelRunner:
         return self._adapter.lora
 
     @torch.inference_mode()
-    def dry_run(self, num_tokens: int) -> tuple[torch.Tensor, ForwardContext]:
-        """One pass of `num_tokens` positions over the null block; its logits, and its context with what was called."""
-        tables = tuple((0,) * -(-num_tokens // self.config.block_size) for _ in self._info.kv_groups)
-        self.rows.admit(Admission(0, (0,) * num_tokens, num_tokens, (), Sampling(), None, 0, tables))
-        batch = build([SeqSlice(0, 0, num_tokens, (), True)], self.rows, self._info, self.config.block_size)
+    def dry_run(self, lengths: Sequence[int]) -> tuple[torch.Tensor, ForwardContext]:
+        """One pass of sequences of so many positions over the null block; its logits (S, V), and its context with what
+        was called. No row may be taken."""
+        for row, length in enumerate(lengths):
+            tables = tuple((0,) * -(-length // self.config.block_size) for _ in self._info.kv_groups)
+            self.rows.admit(Admission(row, (0,) * length, length, (), Sampling(), None, 0, tables))
+        slices = [SeqSlice(row, 0, length, (), True) for row, length in enumerate(lengths)]
+        batch = build(slices, self.rows, self._info, self.config.block_size)
         self._backend.begin(batch.metadata)
-        blank = self._beside(self._blank_states(num_tokens))
+        blank = self._beside(self._blank_states(sum(lengths)))
         with forward_context(ForwardContext(self._backend, batch.metadata, self.kv, beside=blank)) as context:
             embeds_TH = self._adapter.embed(batch.ids_T)
             logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
-        self.rows.release(0)
+        for row in range(len(lengths)):
+            self.rows.release(row)
         self.rows.forget_changes()
         for layer in self.kv.values():
             layer.keys[0].zero_()
@@ -315,7 +319,7 @@ class ModelRunner:
         Raises:
             ModelError: it is not so; the message names the layers.
         """
-        logits_SV, context = self.dry_run(2)
+        logits_SV, context = self.dry_run([2])
         beside_called = {} if context.beside is None else context.beside.called
         wrong = [layer for layer in self.kv if context.called.get(layer, 0) != 1]
         wrong += [layer for layer in self._cross_index if beside_called.get(layer, 0) != 1]

@@ -267,3 +267,17 @@ def test_a_capture_that_does_not_begin_leaves_nothing_behind(device: Device) -> 
     with pytest.raises(RuntimeError, match="already recording"), call_graphs.recording(Graph(), (0, 7), "relaxed"):  # type: ignore[arg-type]
         pytest.fail("nothing is captured")
     assert not device.recording
+
+
+def test_what_graphs_keep_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes in 8 bytes and gives 8."""
+    monkeypatch.setattr(call_graphs, "KEPT_BYTES", 40)
+    graphs = OnCPU()
+    for sizes in (1, 2, 1, 3):
+        for n in range(5):
+            assert call(graphs, float(n), sizes=sizes) == [2.0 * n] * 2
+    assert list(graphs._captured) == [1, 3], "the one that was used least lately is gone"
+    assert sum(each.num_bytes for each in graphs._captured.values()) == 32
+    for _ in range(6):
+        graphs("image", 9, {"x": torch.zeros(3, 1)}, doubled)
+    assert 9 not in graphs._captured, "one that would take much of it alone"
