@@ -1,6 +1,6 @@
 """A plan and the rows it speaks of, as flat tensors.
 
-Shapes: T tokens, B sequences, S wanted logits, X position axes, N blocks of a table.
+Shapes: T tokens, B sequences, S wanted logits, X position axes, N blocks of a table, P tokens sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Batch:
         metadata: for attention.
         wanted_S: batch indices of the tokens whose logits are wanted.
         sampling: slices that sample, in order; the first len(sampling) of wanted_S are theirs.
-        sampling_rows: their rows, on the device.
+        sampled_P: where in Rows.newest_P their tokens will stand, on the device.
         lora_slots_T: the slot of each token's LoRA adapter (0: none), on the host.
         prompt_targets: of slices that report prompt log-probabilities: (slice, its part of wanted_S, ids predicted).
     """
@@ -42,7 +42,7 @@ class Batch:
     metadata: AttnMetadata
     wanted_S: Tensor
     sampling: list[SeqSlice]
-    sampling_rows: Tensor
+    sampled_P: Tensor
     lora_slots_T: np.ndarray
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
 
@@ -62,14 +62,14 @@ def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: i
         **_tokens(ordered, first_token, int(stops[-1]), rows),
         **_layout(ordered, counts, rows, info, block_size),
         "wanted": np.array(wanted, dtype=np.int64),
-        "sampling_rows": np.array([s.row for s in sampling], dtype=np.int64),
+        "sampled": rows.newest_places([s.row for s in sampling], [s.stop for s in sampling]),
     }
-    made = to_device(arrays, rows.last_token_R.device)
+    made = to_device(arrays, rows.newest_P.device)
     ids_T = made["ids"]
     if arrays["places"].shape[1]:
         # A token sampled since admission is not known on the host.
         places, sources = made["places"]
-        ids_T.index_copy_(0, places, rows.last_token_R.index_select(0, sources))
+        ids_T.index_copy_(0, places, rows.newest_P.index_select(0, sources))
     return Batch(
         slices=ordered,
         first_token=first_token,
@@ -78,7 +78,7 @@ def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: i
         metadata=_metadata(ordered, counts, rows, info, block_size, made),
         wanted_S=made["wanted"],
         sampling=sampling,
-        sampling_rows=made["sampling_rows"],
+        sampled_P=made["sampled"],
         lora_slots_T=np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts),
         prompt_targets=targets,
     )
@@ -98,25 +98,26 @@ def _want_prompt(
 
 
 def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> dict[str, np.ndarray]:
-    """Ids and positions; and where tokens sampled since admission stand, with the rows that know them."""
+    """Ids and positions; and where tokens sampled since admission go, with where in Rows.newest_P they stand."""
     axes = rows[slices[0].row].positions_XN.shape[0]
     ids = np.zeros(total, dtype=np.int64)
     positions = np.zeros((axes, total), dtype=np.int64)
     on_device: list[int] = []
-    from_rows: list[int] = []
+    sampled: list[SeqSlice] = []
     for piece, first in zip(slices, first_token, strict=True):
         row = rows[piece.row]
         if piece.start >= len(row.token_ids):
             assert piece.stop == piece.start + 1, "only one sampled token is known at a time"
             positions[:, first] = piece.start + row.delta
             on_device.append(first)
-            from_rows.append(piece.row)
+            sampled.append(piece)
         else:
             place = slice(first, first + piece.stop - piece.start)
             ids[place] = row.token_ids[piece.start : piece.stop]
             positions[:, place] = row.positions_XN[:, piece.start : piece.stop]
             _blank_embeds(ids, first, piece, rows)
-    return {"ids": ids, "positions": positions, "places": np.array([on_device, from_rows], dtype=np.int64)}
+    sources = rows.newest_places([s.row for s in sampled], [s.start for s in sampled])
+    return {"ids": ids, "positions": positions, "places": np.stack([np.array(on_device, dtype=np.int64), sources])}
 
 
 def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> None:

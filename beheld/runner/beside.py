@@ -44,7 +44,7 @@ def look(
             ranges.setdefault(key, []).append(place)
     if not ranges:
         return None
-    device = rows.last_token_R.device
+    device = rows.newest_P.device
     runs = tuple(
         CrossRun(
             _indices(places, device),

@@ -29,8 +29,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Rows of the small input: which row, its length, its position, its LoRA slot, then one slot per KV group.
-_FIELDS = 4
+# Rows of the small input: which row, its length, its position, its LoRA slot, where its newest token stands and where
+# the next one will (Rows.newest_places), then one slot per KV group.
+_FIELDS = 6
 # The engine has at most two steps in flight; a third buffer is never being read while it is written.
 _RING = 3
 # Graphs of more rows have one place for their logits, at the price of a copy: 1,024 rows take half a gigabyte for a
@@ -100,8 +101,8 @@ class DecodeGraphs:
     def _step(self, wanted: tuple[str, int]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The decode step itself, on the tensors that stay in place: logits (B, V), and what `greedy` makes of them."""
         kind, size = wanted
-        rows_B, lengths_B, position_B, slots_B = self._input_FB[:_FIELDS, :size]
-        ids_B = self._rows.last_token_R.index_select(0, rows_B)
+        rows_B, lengths_B, position_B, slots_B, newest_B, _ = self._input_FB[:_FIELDS, :size]
+        ids_B = self._rows.newest_P.index_select(0, newest_B)
         groups = tuple(
             GroupMetadata(
                 slots_T=self._input_FB[_FIELDS + index, :size],
@@ -134,7 +135,8 @@ class DecodeGraphs:
         return logits_BV, greedy(logits_BV)
 
     def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None:
-        """Of a step in which every slice decodes: logits (B, V), its rows, and what `greedy` makes of the logits.
+        """Of a step in which every slice decodes: logits (B, V), where in Rows.newest_P the tokens that are chosen from
+        them go (B), and what `greedy` makes of them.
 
         None if this step is not such a one. All stay valid until the next replay.
         """
@@ -146,23 +148,25 @@ class DecodeGraphs:
         if (starts < self._rows.known_R[rows]).any() or (starts < self._rows.media_stop_R[rows]).any():
             return None
         size = next(size for size in self._sizes if size >= count)
+        self.refresh_tables()
         host = self._host[self._turn]
         self._turn = (self._turn + 1) % _RING
         self._fill(host.numpy(), rows, starts)
         self._input_FB.copy_(host, non_blocking=True)
-        self.refresh_tables()
         kind = "lora" if self._rows.lora_slots_R[rows].any() else "plain"
         graph, (logits_BV, (ids_B, nan_B)) = self._graphs[kind, size]
         graph.replay()
-        return logits_BV[:count], self._input_FB[0, :count], (ids_B[:count], nan_B[:count])
+        return logits_BV[:count], self._input_FB[5, :count], (ids_B[:count], nan_B[:count])
 
     def refresh_tables(self) -> None:
         """Bring the device's block tables up to date."""
-        changes = self._rows.take_changes()
+        changes = self._rows.changes()
         if changes is None:
             return
+        # Forgotten only when they are on their way: a step that failed before is launched again with all of them.
         index, values = to_device({"changes": changes}, self._tables_GRN.device)["changes"]
         self._tables_GRN.view(-1).index_copy_(0, index, values.int())
+        self._rows.forget_changes()
 
     def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:
         """Write one step's small input; padding has length 1 and slot 0, so it reads and writes nothing that counts."""
@@ -173,6 +177,8 @@ class DecodeGraphs:
         fields[1, :count] = starts + 1
         fields[2, :count] = starts + self._rows.delta_R[rows]
         fields[3, :count] = self._rows.lora_slots_R[rows]
+        fields[4, :count] = self._rows.newest_places(rows, starts)
+        fields[5, :count] = self._rows.newest_places(rows, starts + 1)
         for index in range(len(self._groups)):
             blocks = self._rows.tables_GRN[index, rows, starts // size]
             fields[_FIELDS + index, :count] = blocks.astype(np.int64) * size + starts % size

@@ -1,6 +1,6 @@
 """One persistent row per sequence: its tokens, its positions, its block tables.
 
-Shapes: R rows, G KV groups, N blocks of a table, X position axes.
+Shapes: R rows, G KV groups, N blocks of a table, X position axes, P places of newest tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from beheld.attention.cross import Sight
 from beheld.core.params import Sampling
@@ -42,10 +43,10 @@ class Row:
 
 
 class Rows:
-    """All rows. Tokens sampled after admission stay on the device: `last_token_R` holds each row's newest.
+    """All rows. Tokens sampled after admission stay on the device: `newest_P` holds each row's two newest.
 
     Attributes:
-        last_token_R: int64, on the device.
+        newest_P: int64, on the device; `newest_places` says where the token at a position stands.
         tables_GRN: block tables on the host.
         known_R, delta_R, media_stop_R, lora_slots_R: of each row, the number of tokens known on the host, Row.delta,
             where its last media span ends, and the slot of its LoRA adapter (0: none); on the host.
@@ -55,19 +56,30 @@ class Rows:
         self._adapter = adapter
         self._rows: list[Row | None] = [None] * num_rows
         self._serials = itertools.count()
-        self.last_token_R = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
+        self.newest_P = torch.zeros(2 * num_rows, dtype=torch.int64, device=adapter.device)
         self.tables_GRN = np.zeros((num_groups, num_rows, blocks_per_row), dtype=np.int32)
         self.known_R = np.zeros(num_rows, dtype=np.int64)
         self.delta_R = np.zeros(num_rows, dtype=np.int64)
         self.media_stop_R = np.zeros(num_rows, dtype=np.int64)
         self.lora_slots_R = np.zeros(num_rows, dtype=np.int64)
-        # By (group, row), where its table was written since the changes were last taken: from `low` up to `high`.
+        # By (group, row), where its table was written since changes were last forgotten: from `low` up to `high`.
         self._changed: dict[tuple[int, int], tuple[int, int]] = {}
 
     def __getitem__(self, row: int) -> Row:
         state = self._rows[row]
         assert state is not None, f"row {row} holds no sequence"
         return state
+
+    def newest_places(self, rows: ArrayLike, positions: ArrayLike) -> np.ndarray:
+        """Where in `newest_P` the tokens of `rows` at `positions` stand, int64.
+
+        Even positions and odd ones have places of their own, so that a step does not overwrite the token it computes,
+        and may be launched again after its result was written:
+
+            newest_P    row 0 | row 1 | .. | row 0 | row 1 | ..
+                        even positions       odd positions
+        """
+        return np.asarray(rows, dtype=np.int64) + np.asarray(positions, dtype=np.int64) % 2 * len(self._rows)
 
     def release(self, row: int) -> None:
         """The row is free."""
@@ -126,8 +138,8 @@ class Rows:
         low, high = self._changed.get((group, row), (first, stop))
         self._changed[group, row] = (min(low, first), max(high, stop))
 
-    def take_changes(self) -> np.ndarray | None:
-        """What to write to a copy of the tables that was right at the last call; None if it still is.
+    def changes(self) -> np.ndarray | None:
+        """What to write to a copy of the tables that was right when changes were last forgotten; None if it still is.
 
         Returns:
             (flat index into tables_GRN, block id) of shape (2, changes), int64. No index occurs twice, so the changes
@@ -142,10 +154,9 @@ class Rows:
                 for (group, row), (low, high) in self._changed.items()
             ]
         )
-        self._changed.clear()
         # Read now, not when they were written: a row that was taken anew since has one value to a place.
         return np.stack([index, self.tables_GRN.reshape(-1)[index]])
 
     def forget_changes(self) -> None:
-        """For devices that read the host's tables themselves."""
+        """The copy of the tables is right again, or there is none."""
         self._changed.clear()

@@ -124,14 +124,14 @@ class ModelRunner:
             return Handle(plan.id, None, [], {}, lost)
         replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
         if replayed is not None:
-            logits_BV, rows_B, best = replayed
-            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, rows_B, plan.masks, best)
+            logits_BV, places_B, best = replayed
+            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, places_B, plan.masks, best)
         batch = build(plan.slices, self.rows, self._info, self.config.block_size)
         sampled_SV, prompts = self._forward(batch)
         handle = Handle(plan.id, None, [], prompts, lost)
         if sampled_SV is None:
             return handle
-        return self._sample(handle, batch.sampling, sampled_SV, batch.sampling_rows, plan.masks)
+        return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
         for layer in self.kv.values():
@@ -205,15 +205,15 @@ class ModelRunner:
         handle: Handle,
         slices: Sequence[SeqSlice],
         logits_BV: torch.Tensor,
-        rows_B: torch.Tensor,
+        places_B: torch.Tensor,
         masks: Mapping[int, bytes],
         best: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Handle:
-        """Choose the next token of each slice, and send it on its way to the host."""
+        """Choose the next token of each slice, keep it at `places_B` of the rows' newest, and send it to the host."""
         rows = [piece.row for piece in slices]
         out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._masks(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
-        self.rows.last_token_R.index_copy_(0, rows_B, out.ids_B)
+        self.rows.newest_P.index_copy_(0, places_B, out.ids_B)
         # Copied now and waited for later: asking for it then would wait for the next step as well.
         handle.sampled, handle.rows = out.start_copy(), rows
         if logits_BV.device.type == "cuda":

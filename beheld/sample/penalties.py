@@ -49,7 +49,8 @@ class PenaltyTable:
         """Count a row's tokens so far; returns its slot."""
         if not self._free:
             self._grow()
-        slot = self._free.pop()
+        # Taken for good at the end: what fails before loses no slot.
+        slot = self._free[-1]
         device = self._counts_SV.device
         ids_N = torch.tensor(token_ids, dtype=torch.int64).to(device, non_blocking=True)
         # Placeholder ids of media may lie beyond the logits.
@@ -63,7 +64,7 @@ class PenaltyTable:
         seen_V[prompt_N.clamp(max=self._vocab_size)] = 1
         counts_V += seen_V[: self._vocab_size]
         self._counted[slot] = len(token_ids)
-        return slot
+        return self._free.pop()
 
     def release(self, slot: int) -> None:
         """The slot is free."""
@@ -116,9 +117,10 @@ class PenaltyTable:
     def append(self, rows: Penalised, lengths: Sequence[int], ids_P: Tensor) -> None:
         """Count the tokens sampled at positions `lengths`."""
         device = self._counts_SV.device
-        self._counts_SV[rows.slots_P, ids_P] += 2
         columns_P = torch.tensor([length % _REMEMBERED for length in lengths]).to(device, non_blocking=True)
         self._recent_SH[rows.slots_P, columns_P] = ids_P
+        # The last that can fail: what is not counted is not taken back.
+        self._counts_SV[rows.slots_P, ids_P] += 2
         for slot, length in zip(rows.slots, lengths, strict=True):
             self._counted[slot] = length + 1
 
@@ -126,10 +128,10 @@ class PenaltyTable:
         """Forget tokens counted at positions from `length` on: a step that is launched again samples them anew."""
         counted = self._counted[slot]
         assert length <= counted <= length + _REMEMBERED, f"slot {slot} has counted {counted} tokens, not {length}"
-        for position in range(length, counted):
+        for position in reversed(range(length, counted)):
             column = position % _REMEMBERED
             self._counts_SV[slot].index_add_(0, self._recent_SH[slot, column : column + 1], self._minus_one())
-        self._counted[slot] = length
+            self._counted[slot] = position
 
     def _minus_one(self) -> Tensor:
         return torch.full((1,), -2, dtype=torch.int32, device=self._counts_SV.device)

@@ -118,13 +118,14 @@ class RowTable:
         state = RowState(params, num_prompt, mix_seed(params.seed), len(token_ids), processors=processors)
         if processors:
             state.tokens = list(token_ids)
-        if params.has_penalties:
-            state.slot = self.penalties.admit(params, token_ids, num_prompt)
         if any(len(word) > 1 for word in params.bad_words_ids):
             state.words += (BadWords(params.bad_words_ids, self._vocab_size, self._device, token_ids, num_prompt),)
         if params.no_repeat_ngram:
             most = num_prompt + params.max_tokens
             state.words += (NGramBan(params.no_repeat_ngram, self._vocab_size, self._device, token_ids, most),)
+        # Last: a slot that was taken is given back when the row is released.
+        if params.has_penalties:
+            state.slot = self.penalties.admit(params, token_ids, num_prompt)
         self._states[row] = state
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:

@@ -154,11 +154,11 @@ def test_the_copy_of_the_tables_is_right_after_every_replay(
 ) -> None:
     """Whatever order the changes are written in."""
     _, quick, made = engines
-    take = made._rows.take_changes
+    changes = made._rows.changes
 
     def backwards() -> np.ndarray | None:
-        changes = take()
-        return None if changes is None else changes[:, ::-1].copy()
+        found = changes()
+        return None if found is None else found[:, ::-1].copy()
 
     refresh = made.refresh_tables
 
@@ -166,7 +166,7 @@ def test_the_copy_of_the_tables_is_right_after_every_replay(
         refresh()
         assert np.array_equal(made._tables_GRN.numpy(), made._rows.tables_GRN)
 
-    monkeypatch.setattr(made._rows, "take_changes", backwards)
+    monkeypatch.setattr(made._rows, "changes", backwards)
     monkeypatch.setattr(made, "refresh_tables", checked)
     chance = np.random.default_rng(6)
     prompts, lengths = requests(chance, 90), np.where(chance.random(90) < 0.7, 1, chance.integers(2, 9, size=90))
@@ -212,18 +212,19 @@ def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> No
     chance = np.random.default_rng(7)
     rows.tables_GRN[:] = chance.integers(1, 1000, size=rows.tables_GRN.shape)
     rows.delta_R[:] = chance.integers(-9, 1, size=ROWS)
-    fields = np.full((4 + len(made._groups), ROWS), 77, dtype=np.int64)
+    fields = np.full((6 + len(made._groups), ROWS), 77, dtype=np.int64)
     which, starts = np.array([5, 0, 11]), np.array([0, 33, 71])
     made._fill(fields, which, starts)
     for b, (row, start) in enumerate(zip(which, starts, strict=True)):
         assert fields[:4, b].tolist() == [row, start + 1, start + rows.delta_R[row], 0]
+        assert fields[4:6, b].tolist() == [row + start % 2 * ROWS, row + (start + 1) % 2 * ROWS]
         for group in range(len(made._groups)):
-            slot = fields[4 + group, b]
+            slot = fields[6 + group, b]
             assert slot // size == rows.tables_GRN[group, row, start // size]
             assert slot % size == start % size
     padding = fields[:, 3:]
     assert (padding[1] == 1).all()
-    assert (padding[[0, 2, 3, *range(4, len(fields))]] == 0).all()
+    assert (padding[[0, *range(2, len(fields))]] == 0).all()
     rows.tables_GRN[:], rows.delta_R[:] = 0, 0
 
 
