@@ -427,3 +427,33 @@ def test_index_tensors_are_kept_while_the_batch_stays_the_same() -> None:
     assert table.compose([1, 0], [3, 3]).edits is None
     sampler.admit(1, params, [1, 1], 2)
     assert table.compose([1, 0], [3, 3]).edits is not None
+
+
+def test_a_token_is_counted_once_whatever_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is short while a prompt is counted, and again while a token is: the step is launched again."""
+    sampler = make(PATHS[0])
+    params = Sampling(temperature=0.0, frequency_penalty=1.0, repetition_penalty=1.2)
+    penalties = sampler._rows.penalties
+    real = torch.tensor
+
+    def short(*args: Any, **kwargs: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    for failing in (torch.full, torch.zeros):
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(torch, failing.__name__, short)
+            sampler.admit(0, params, [1, 2], 2)
+    assert not penalties._counted or len(penalties._free) == len(penalties._counted), "slots are lost"
+    sampler.admit(0, params, [1, 2], 2)
+    logits_BV = logits(1, 5)
+    once = sampler.sample(logits_BV, [0], [2]).ids_B
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "tensor", short)
+        sampler.append([0], once)
+    assert torch.tensor is real
+    for _ in range(2):
+        assert torch.equal(sampler.sample(logits_BV, [0], [2]).ids_B, once)
+        sampler.append([0], once)
+    counts_V = penalties._counts_SV[0]
+    assert counts_V[once].item() == 2, "generated once"
+    assert int(counts_V.sum()) == 2 + 2, "and each of the prompt's tokens seen"
