@@ -200,6 +200,10 @@ class FakeRunner:
         assert result.plan_id == plan.id, "results are read in order"
         return result
 
+    def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Those whose embeddings are not here."""
+        return tuple(digest for digest in digests if digest not in self._embeds)
+
     def close(self) -> None:
         """Nothing to give back."""
 

@@ -14,7 +14,7 @@ from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
-from beheld.utils.interpreter import quick_turns
+from beheld.utils.interpreter import quick_turns, uninterrupted
 
 
 @dataclass(eq=False)
@@ -133,7 +133,8 @@ class OfflineRun:
                     failures = self._fill(feed, bars, on_error, idle=in_flight is None)
                 for index, failed in failures:
                     yield index, failed, None
-                in_flight, events = self._step(in_flight, on_error)
+                with uninterrupted():
+                    in_flight, events = self._step(in_flight, on_error)
                 for event in events:
                     live = self._live.get(event.request_id)
                     if live is None:
@@ -149,8 +150,11 @@ class OfflineRun:
             try:
                 feed.close()
             finally:
-                self._drop(in_flight)
-                self._busy = False
+                try:
+                    with uninterrupted():
+                        self._drop(in_flight)
+                finally:
+                    self._busy = False
 
     def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
         """The engine's step; if the engine dies and errors are to be returned, everyone is told so."""

@@ -68,6 +68,8 @@ class DenseCopies:
 
     def advance(self, index: int, metadata: AttnMetadata) -> Columns | None:
         """What this step reads of group `index`; None if it is to be gathered."""
+        if metadata.groups[index].tables_BN.device.type != "cpu":
+            return None
         group, last = metadata.groups[index], self._last.setdefault(index, _Last())
         sequences = metadata.sequences[: metadata.num_decodes]
         starts, lengths = metadata.starts[: metadata.num_decodes], metadata.lengths[: metadata.num_decodes]

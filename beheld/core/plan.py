@@ -92,8 +92,8 @@ class EncodeItem:
 class StepPlan:
     """One step of the device.
 
-    The device works through it in this order: `released` rows are free, `forget` drops embeddings, `copies` copies
-    whole blocks (group, source, target), `admitted` fills rows, `encode` runs towers, `slices` are computed in one
+    The device works through it in this order: `released` rows are free, `forget` drops embeddings, `encode` runs
+    towers, `copies` copies whole blocks (group, source, target), `admitted` fills rows, `slices` are computed in one
     batch and those with `samples` give one token each. `masks` holds, per row, a bit mask of allowed tokens (32 to a
     little-endian word).
     """
@@ -134,7 +134,7 @@ class StepResult:
         logprobs: row -> log-probabilities of that token, where asked for.
         prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, if asked for.
         failed: row -> why this row's result is unusable (NAN, STUCK, or an error's text).
-        lost: digests of the plan's `encode` whose embeddings are not on the device because their tower failed.
+        lost: digests of the plan's `encode` whose embeddings are not on the device.
         encode_s: seconds of towers that ended since the last result.
     """
 

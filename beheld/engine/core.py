@@ -62,6 +62,8 @@ class EngineCore:
 
         Raises:
             EngineDeadError: the device is lost, or the engine has made a mistake; it takes no more work.
+            KeyboardInterrupt: as it came. Whoever goes on aborts all requests first, and may step with `in_flight`
+                again, whether it was read or not.
         """
         self._check_alive()
         try:
@@ -74,6 +76,19 @@ class EngineCore:
             # Host and device may disagree now on who holds what: no later answer could be trusted.
             self._death = EngineDeadError(f"The engine has failed ({type(error).__name__}).", "Start it anew.")
             raise self._death from error
+        except BaseException:
+            self._interrupted(in_flight)
+            raise
+
+    def _interrupted(self, in_flight: InFlight | None) -> None:
+        """Give up what was planned since `in_flight`: how far that got is not known."""
+        known = None if in_flight is None else in_flight.plan
+        for plan in (*self.scheduler.abandon(known), *(() if known is None else (known,))):
+            self.scheduler.lose(self._missing(plan))
+
+    def _missing(self, plan: StepPlan) -> tuple[bytes, ...]:
+        """What the plan should have encoded and is not on the device."""
+        return self.executor.missing(item.digest for item in plan.encode)
 
     def _step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
         plan = self.scheduler.schedule()
@@ -128,6 +143,9 @@ class EngineCore:
         return InFlight(plan, None, self._retry(plan, reason))
 
     def _update(self, step: InFlight) -> list[TokenEvent]:
+        if not self.scheduler.awaits(step.plan):
+            # Read by a step that was interrupted behind that.
+            return []
         result = self._collect(step) if step.result is None else step.result
         self._encode_s += result.encode_s
         if self.grammars is not None:
@@ -150,7 +168,8 @@ class EngineCore:
         if not self._overlap:
             return self._retry(plan, reason)
         logger.error("The result of a step is lost (%s); its %d sequences fail.", reason, len(plan.slices))
-        return StepResult(plan.id, {}, failed={piece.row: reason for piece in plan.slices})
+        failed = {piece.row: reason for piece in plan.slices}
+        return StepResult(plan.id, {}, failed=failed, lost=self._missing(plan))
 
     def _retry(self, plan: StepPlan, reason: str) -> StepResult:
         """Run a failed plan again, one sequence at a time: only the culprit fails."""
@@ -170,9 +189,9 @@ class EngineCore:
                 {**merged.logprobs, **own.logprobs},
                 {**merged.prompt_logprobs, **own.prompt_logprobs},
                 {**merged.failed, **own.failed},
-                tuple({*merged.lost, *own.lost}),
             )
-        return merged
+        # Asked of the device: no part need have come as far as telling it.
+        return dataclasses.replace(merged, lost=self._missing(plan))
 
 
 def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from beheld.core.config import Capacity, EngineConfig
@@ -25,6 +26,9 @@ class Executor(Protocol):
 
     def collect(self, handle: Any) -> StepResult:
         """Wait for a launched step; raises as `launch`."""
+
+    def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Those of `digests` whose embeddings are not on the device, after all that was launched."""
 
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ class LocalExecutor:
         loss = loss_of(error, device)
         if loss is not None:
             raise loss from error
+
+    def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Those of `digests` whose embeddings are not on the device."""
+        return self.runner.missing(digests)
 
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter ahead."""

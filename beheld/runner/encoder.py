@@ -20,6 +20,7 @@ _CALL_EMBEDS = 4096
 # On a CPU a call gains nothing from more: its products are long enough, and what they read and write leaves the caches.
 # Eight pictures of 980 x 980 in one call also cost 66 ms of copying them together.
 _CALL_BYTES = 4 << 20
+_REASONS = 1024
 
 
 class EncoderStore:
@@ -28,6 +29,8 @@ class EncoderStore:
     def __init__(self, adapter: ModelAdapter) -> None:
         self._adapter = adapter
         self._embeds: dict[bytes, Tensor] = {}
+        # Why towers failed, of the newest few: whoever waits for one of these learns it in this step or the next, and
+        # the scheduler never tells to forget what it has lost.
         self._failures: dict[bytes, str] = {}
         self._marks: deque[tuple[torch.cuda.Event | float, torch.cuda.Event | float]] = deque()
 
@@ -54,7 +57,10 @@ class EncoderStore:
             for item in batch:
                 reason = self._try([item])
                 if reason is not None:
+                    self._failures.pop(item.digest, None)
                     self._failures[item.digest] = f"the {item.modality} tower failed: {reason}"
+        for digest in list(self._failures)[:-_REASONS]:
+            del self._failures[digest]
         self._marks.append((begin, self._mark()))
         return tuple(item.digest for item in waiting if item.digest not in self._embeds)
 

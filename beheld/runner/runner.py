@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,12 +110,13 @@ class ModelRunner:
             self.rows.release(row)
             self.sampler.release(row)
         self.encoder.forget(plan.forget)
+        # First of all that can fail for one sequence's sake: others count on these embeddings.
+        lost = self.encoder.encode(plan.encode)
         for group, source, target in plan.copies:
             self._copy_block(group, source, target)
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
-        lost = self.encoder.encode(plan.encode)
         for piece in plan.slices:
             self.rows.append_blocks(piece, self.config.block_size)
         if self._graphs is None:
@@ -247,6 +248,10 @@ class ModelRunner:
         failed = {row: NAN for row, nan in zip(handle.rows, broken, strict=True) if nan}
         logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
         return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
+
+    def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        """Those of `digests` whose embeddings are not on the device."""
+        return tuple(digest for digest in digests if digest not in self.encoder)
 
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.

@@ -98,6 +98,10 @@ class EncoderBudget:
         self._forgotten.clear()
         return forgotten
 
+    def forget_again(self, digests: Iterable[bytes]) -> None:
+        """Tell of these once more: it is not known whether the device has dropped them."""
+        self._forgotten.extend(digests)
+
     def check(self, held: Iterable[bytes]) -> None:
         """Assert every invariant; `held` lists, for each sequence that holds an item, its digest."""
         assert Counter(held) == Counter(self._holders), "embeddings: holders disagree with the sequences"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections.abc import Iterable
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
@@ -273,8 +274,7 @@ class Scheduler:
         for old in [number for number in self._flights if number < plan.id]:
             abandoned = self._flights.pop(old)
             assert all(s.status is Status.FINISHED for s in abandoned.sequences), "a result was skipped"
-        for digest in result.lost:
-            self._media.lose(digest, self._running)
+        self.lose(result.lost)
         events: list[TokenEvent] = []
         size = self._config.block_size
         tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
@@ -298,6 +298,33 @@ class Scheduler:
             if piece.samples:
                 self._grown(sequence, logprobs.get(piece.row), events)
         return events
+
+    def awaits(self, plan: StepPlan) -> bool:
+        """True if the result of `plan` has not been taken in."""
+        return plan.id in self._flights
+
+    def lose(self, digests: Iterable[bytes]) -> None:
+        """These embeddings are not on the device after all."""
+        for digest in digests:
+            self._media.lose(digest, self._running)
+
+    def abandon(self, known: StepPlan | None) -> list[StepPlan]:
+        """Give up all plans but `known` whose results were not taken in, and end their sequences; gives these plans.
+
+        How much of them was carried out is not known: what they should have released and forgotten goes into the next
+        plan, once more perhaps, and whoever asks the device tells `lose` what they should have encoded.
+        """
+        plans = []
+        for number in [number for number in self._flights if known is None or number != known.id]:
+            flight = self._flights.pop(number)
+            plans.append(flight.plan)
+            for sequence in flight.sequences:
+                if sequence.status is not Status.FINISHED:
+                    self._finish(sequence)
+            self._released += [row for row in flight.plan.released if row not in self._released]
+            encoded = {item.digest for item in flight.plan.encode}
+            self._encoder.forget_again(digest for digest in flight.plan.forget if digest not in encoded)
+        return plans
 
     def _grown(self, sequence: Sequence, logprobs: TokenLogprobs | None, events: list[TokenEvent]) -> None:
         """Tell of the token that was just appended, and end the sequence if it was the last."""

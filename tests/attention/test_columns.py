@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from beheld.attention import columns
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
@@ -170,3 +171,17 @@ def test_layers_that_find_no_room_are_gathered(monkeypatch: pytest.MonkeyPatch) 
         second.step([0, 1])
     assert first.dense == 3
     assert second.dense == 0
+
+
+def test_elsewhere_than_on_a_cpu_nothing_is_copied() -> None:
+    """Steps of the same sequences, one after the other, whose tables lie on a GPU: the cache is read as ever."""
+    backend = TorchBackend()
+    with FakeTensorMode():
+        for step in range(3):
+            starts = (7 + step, 9 + step)
+            on_gpu = [torch.empty(2, dtype=kind, device="cuda") for kind in (torch.int64, torch.int32)]
+            group = GroupMetadata(on_gpu[0], torch.empty(2, 4, dtype=torch.int32, device="cuda"), None)
+            lengths = tuple(start + 1 for start in starts)
+            metadata = AttnMetadata(2, starts, lengths, on_gpu[1], on_gpu[1], (group,), BLOCK, sequences=(1, 2))
+            backend.begin(metadata)
+            assert group.extra["columns"] is None

@@ -210,6 +210,59 @@ def test_a_batch_that_fails_is_run_one_by_one(llm: LLM, monkeypatch: pytest.Monk
     idle(llm)
 
 
+def wrong_arity(a: Any, b: Any, c: Any, logits: torch.Tensor) -> torch.Tensor:
+    return logits
+
+
+@pytest.mark.parametrize("where", ["admitted", "encode"])
+def test_whoever_fails_before_its_picture_is_encoded_spoils_it_for_nobody(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The scheduler counts on what a plan should have encoded; it is told what is not there."""
+    runner = runner_of(llm)
+    shown = picture(5100 + len(where))
+    with monkeypatch.context() as patch:
+        if where == "encode":
+
+            def broken(items: Any) -> Any:
+                if items:
+                    raise RuntimeError("no event can be made")
+                return ()
+
+            patch.setattr(runner.encoder, "encode", broken)
+            params = GREEDY
+        else:
+            params = SamplingParams(temperature=0.0, max_tokens=4, logits_processors=[wrong_arity])
+        (refused,) = ask(llm, [shown], params)
+    assert refused.error is not None
+    first, second = (ids(ask(llm, [shown])[0]) for _ in range(2))
+    assert first == second
+    idle(llm)
+
+
+def test_a_result_that_is_lost_leaves_no_picture_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tower fails in a step whose result cannot be read, which is where the failure would have been told."""
+    runner = runner_of(llm)
+    shown = picture(5200)
+    collect, encode = runner.collect, runner._adapter.encode
+
+    def tight(items: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def unread(handle: Any) -> Any:
+        collect(handle)
+        raise MemoryError("no memory on the host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "collect", unread)
+        patch.setattr(runner._adapter, "encode", tight)
+        (failed,) = ask(llm, [shown])
+    assert failed.error is not None
+    assert runner._adapter.encode == encode
+    assert ids(ask(llm, [shown])[0])
+    idle(llm)
+
+
 LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
 
 

@@ -28,6 +28,8 @@ OPTIONS |= {"dtype": "float32", "seed": 0, "media_workers": 0}
 ENGINES = ["in step", "overlap", "graphs"]
 PROMPTS = [{"prompt_token_ids": list(range(10, 10 + n))} for n in (8, 6, 7)]
 
+OUT = torch.OutOfMemoryError
+
 
 def _by_all(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
     """A logits processor whose choice differs if a token was forgotten or taken twice."""
@@ -47,19 +49,20 @@ PARAMS = [
 
 
 @contextmanager
-def failing(code: CodeType, call: int, event: int) -> Iterator[list[str]]:
+def failing(code: CodeType, call: int, event: int, error: type[BaseException] = OUT) -> Iterator[list[str]]:
     """Raise before the `event`-th statement of the `call`-th call of a function; tells where that was.
 
     The last event of a call is its return, behind all statements.
     """
-    calls, events, raised = [0], [0], []
+    calls, events = [0], [0]
+    raised: list[str] = []
 
     def inside(frame: FrameType, what: str, _: Any) -> Any:
         if what in ("line", "return"):
             events[0] += 1
             if events[0] == event:
                 raised.append(f"{code.co_name}, line {frame.f_lineno}")
-                raise torch.OutOfMemoryError("CUDA out of memory.")
+                raise error("CUDA out of memory.")
         return inside
 
     def called(frame: FrameType, what: str, _: Any) -> Any:

@@ -163,7 +163,9 @@ def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:
     rush(200)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
+    retried = core.stats().retried
     rush(many)
+    assert core.stats().retried == retried
     core.scheduler.check()
     stats = core.scheduler.stats()
     assert stats.num_free_blocks == stats.num_blocks
@@ -196,6 +198,7 @@ def test_a_crowd_in_graphs_says_what_it_says_without() -> None:
 
                 graphs.replay = counted
             outputs = made.generate(prompts, params, use_tqdm=False)
+            assert made.stats().retried == 0
         return [tuple(o.outputs[0].token_ids) for o in outputs], taken
 
     told, taken = answers()

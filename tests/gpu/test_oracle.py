@@ -33,5 +33,6 @@ def test_tokens_equal(family: str) -> None:
             for ask, output in zip(case.asks, outputs, strict=True):
                 want = reference.answer(family, ask)
                 assert tuple(output.outputs[0].token_ids) == want.token_ids, (case.name, ask.content)
+        assert llm.stats().retried == 0, "a step that fails gives the same answers, one by one"
     finally:
         llm.close()

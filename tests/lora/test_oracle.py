@@ -55,6 +55,7 @@ def check(
         said = [step[token].logprob for step, token in zip(got.logprobs, got.token_ids, strict=True)]
         assert said == pytest.approx(expected.logprobs, abs=1e-4), adapter
         assert output.lora_request == loras[adapter]
+    assert llm.stats().retried == 0
 
 
 @pytest.mark.parametrize("name", ENGINES)

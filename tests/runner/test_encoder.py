@@ -136,3 +136,13 @@ def test_what_a_failed_call_took_is_free_when_its_items_are_tried_alone(knot: bo
         gc.enable()
     assert lost == (b"b",)
     assert alive == [0, 0, 0, 0]
+
+
+def test_reasons_of_failures_are_bounded() -> None:
+    """The scheduler does not tell to forget what it has lost."""
+    store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
+    for n in range(3000):
+        assert store.encode([item(n.to_bytes(2), 1.0, 2, broken=True)])
+    assert len(store._failures) < 3000
+    with pytest.raises(StepError, match="no memory"):
+        store.merge(torch.zeros(2, 1), 0, 0, 2, [span((2999).to_bytes(2), 0, None, 2)])
