@@ -132,7 +132,7 @@ class StackedCross:
     def attend(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Tensor:
         """See CrossBackend; returns (T, H, C)."""
         if "stack" not in metadata.extra:
-            metadata.extra["stack"] = self._prepared(metadata.runs)
+            metadata.extra["stack"] = self._prepared(metadata.runs, len(q_THC))
         stack, tokens_B, rest = metadata.extra["stack"]
         if stack is None:
             out_THC = torch.zeros_like(q_THC)
@@ -142,8 +142,10 @@ class StackedCross:
         _attend_runs(q_THC, out_THC, rest, index, scale)
         return out_THC
 
-    def _prepared(self, runs: Sequence[CrossRun]) -> tuple[_Stack | None, Tensor | None, Sequence[CrossRun]]:
-        """The stack, its tokens (None if they are all there are, in order), and the runs that are not in it."""
+    def _prepared(
+        self, runs: Sequence[CrossRun], num_tokens: int
+    ) -> tuple[_Stack | None, Tensor | None, Sequence[CrossRun]]:
+        """The stack, its tokens (None if they are all of the step's, in order), and the runs that are not in it."""
         single = [run for run in runs if isinstance(run.tokens, slice) and run.tokens.stop - run.tokens.start == 1]
         if len(single) < 2 or _stacked_bytes(single) > _STACK_BYTES:
             self._kept = None
@@ -154,7 +156,7 @@ class StackedCross:
             self._kept = _stacked(single)
         tokens = [run.tokens.start for run in single if isinstance(run.tokens, slice)]
         rest = [run for run in runs if all(run is not other for other in single)]
-        return self._kept, None if not rest and tokens == list(range(len(tokens))) else torch.tensor(tokens), rest
+        return self._kept, None if tokens == list(range(num_tokens)) else torch.tensor(tokens), rest
 
 
 def _stacked_bytes(runs: Sequence[CrossRun]) -> int:

@@ -67,6 +67,17 @@ def test_decoding_tokens_attend_together_whatever_they_see() -> None:
                 torch.testing.assert_close(out_THC[token], naive(q_THC[token], list(items), layer, 0.3))
 
 
+@pytest.mark.parametrize("more", [1, 3])
+def test_tokens_behind_those_that_see_something_see_nothing(more: int) -> None:
+    torch.manual_seed(2)
+    a, b = states(5), states(11)
+    q_THC = torch.randn(2 + more, 4, 8)
+    out_THC = StackedCross().attend(q_THC, 0, CrossMetadata(decode((a,), (b,)).runs, torch.ones(2 + more)), 0.3)
+    for token, item in enumerate((a, b)):
+        torch.testing.assert_close(out_THC[token], naive(q_THC[token], [item], 0, 0.3))
+    assert (out_THC[2:] == 0).all()
+
+
 def test_a_stack_is_made_once_for_the_same_states(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     stacked = cross._stacked
