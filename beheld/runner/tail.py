@@ -1,7 +1,7 @@
 """The tail of a step: the tokens that the last layers of some models are run for, and no others.
 
 Layers that read another layer's keys and values write none. What such layers make of a token whose logits nobody wants
-is of no use to anybody, so that a prompt's tokens but the last stop before them: half of the layers of Gemma 4.
+is of no use to anybody, so that a prompt's tokens but the last stop before them, in Gemma 4 before its last layers.
 
 Shapes: T tokens, S wanted logits, N blocks of a table.
 """
