@@ -174,7 +174,7 @@ class ItemProcessor:
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         used, lost = self._described(job, item, outputs)
         _check_frames(job, used)
-        return Processed(item, {**used, **assumed}, lost)
+        return Processed(item, {**used, **assumed, **_without_effect(job, processor)}, lost)
 
     def _told_rate(self, job: Job) -> tuple[Job, Mapping[str, Any]]:
         """Frames whose times nobody told, with the rate that their family takes for theirs, and what to say of it.
@@ -377,6 +377,24 @@ def _check_frames(job: Job, used: Mapping[str, Any]) -> None:
             f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
             'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
         )
+
+
+# By these a processor chooses among frames.
+_CHOOSING = ("num_frames", "min_frames", "fps")
+
+
+def _without_effect(job: Job, processor: Any) -> dict[str, Any]:
+    """Which options do nothing because the frames are taken as they are, for the receipt.
+
+    They are no mistake: an engine may be told of them for all videos, of which only some are still to be sampled.
+    """
+    if not isinstance(job.content, Clip):
+        return {}
+    clip, options = _timed(job.content, dict(job.options), processor)
+    if _samples(options_of.part_of(processor, "video"), options | _video_metadata(clip, options)):
+        return {}
+    names = [name for name in _CHOOSING if options.get(name) is not None]
+    return {"options_without_effect": names} if names else {}
 
 
 def _samples(part: Any, options: Mapping[str, Any]) -> bool:

@@ -296,3 +296,21 @@ def test_a_bound_on_frames_bounds_files_and_refuses_frames_beyond_it(family: str
 def test_a_file_of_the_machine_is_not_a_clients_to_name() -> None:
     with pytest.raises(ParamsError, match="no option 'font'"):
         asked("ernie4_5_vl_moe", tiny.frames(6), font="/etc/hostname")
+
+
+@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+def test_options_that_choose_among_frames_are_told_where_frames_are_taken_as_they_are(
+    family: str, tmp_path: Path
+) -> None:
+    given = (tiny.frames(6), {"fps": 2.0, "frames_indices": list(range(6))})
+    plain, told = asked(family, given), asked(family, given, fps=1.0, num_frames=3)
+    assert "options_without_effect" not in plain.receipts[0].used
+    assert told.receipts[0].used["options_without_effect"] == ["num_frames", "fps"]
+    assert told.token_ids == plain.token_ids
+    mine, theirs = told.spans[0].item.features, plain.spans[0].item.features
+    assert mine.keys() == theirs.keys()
+    assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
+    pipes.write_video(tmp_path / "v.mp4", tiny.frames(6))
+    # Of a file they choose.
+    of_file = asked(family, (tmp_path / "v.mp4").read_bytes(), num_frames=4).receipts[0].used
+    assert "options_without_effect" not in of_file
