@@ -19,6 +19,14 @@ FAMILY = "qwen2_5_vl"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """As in a program that is started in the foreground; a shell makes those in its background deaf to Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module", params=["in step", "overlap"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     options: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "num_gpu_blocks_override": 100}
