@@ -200,11 +200,14 @@ class Repository:
 
     def _listed(self, folder: Path) -> list[str] | None:
         """The repository's files, if a download has written them down; the hub is not asked."""
-        import huggingface_hub
-        from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
         try:
-            found = huggingface_hub.get_cached_repo_tree(self.name, revision=folder.name, cache_dir=self.cache_dir)
+            from huggingface_hub import get_cached_repo_tree
+            from huggingface_hub.errors import CachedRepoTreeNotFoundError
+        except ImportError:
+            # Older releases, which the oldest transformers also takes, write nothing down.
+            return None
+        try:
+            found = get_cached_repo_tree(self.name, revision=folder.name, cache_dir=self.cache_dir)
         except (CachedRepoTreeNotFoundError, ValueError):
             return None
         return [file.path for file in found]

@@ -97,6 +97,20 @@ def test_a_whole_repository_from_elsewhere_asks_nothing(hub: Hub) -> None:
     assert (hub.fetched, hub.questions) == ([], 0)
 
 
+def test_a_library_of_the_hub_that_keeps_no_lists(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 takes releases from before there were any."""
+    import huggingface_hub.errors
+
+    monkeypatch.delattr(huggingface_hub.errors, "CachedRepoTreeNotFoundError")
+    hub.publish(NAME, SHARDED)
+    hub.lay(NAME, *(file for file in SHARDED if file != SHARDS[1]))
+    take(EngineArgs(NAME))
+    assert hub.fetched == [SHARDS[1]]
+    hub.forget()
+    take(EngineArgs(NAME))
+    assert (hub.fetched, hub.questions) == ([], 0)
+
+
 def test_a_missing_shard_is_fetched_alone(hub: Hub) -> None:
     hub.publish(NAME, SHARDED)
     hub.lay(NAME, *(file for file in SHARDED if file != SHARDS[1]))
