@@ -246,8 +246,7 @@ class ItemProcessor:
         content: Any = job.content
         call_options: dict[str, Any] = dict(job.options)
         if isinstance(content, Clip):
-            content, call_options = _timed(content, call_options, processor)
-            call_options |= _video_metadata(content, call_options)
+            content, call_options = _told(content, call_options, processor)
             content = content.frames
         elif job.modality == "audio":
             content = content.samples
@@ -369,6 +368,12 @@ def _timed(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, d
     return replace(clip, fps=float(options["fps"])), {name: v for name, v in options.items() if name != "fps"}
 
 
+def _told(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, dict[str, Any]]:
+    """The clip, and all that the video processor is told of it."""
+    clip, options = _timed(clip, options, processor)
+    return clip, options | _video_metadata(clip, options)
+
+
 def _check_frames(job: Job, used: Mapping[str, Any]) -> None:
     """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
     most = job.options.get("max_frames")
@@ -390,8 +395,8 @@ def _without_effect(job: Job, processor: Any) -> dict[str, Any]:
     """
     if not isinstance(job.content, Clip):
         return {}
-    clip, options = _timed(job.content, dict(job.options), processor)
-    if _samples(options_of.part_of(processor, "video"), options | _video_metadata(clip, options)):
+    _, options = _told(job.content, dict(job.options), processor)
+    if _samples(options_of.part_of(processor, "video"), options):
         return {}
     names = [name for name in _CHOOSING if options.get(name) is not None]
     return {"options_without_effect": names} if names else {}
