@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 
 from beheld.attention.backend import AttentionBackend
@@ -10,6 +9,7 @@ from beheld.attention.cross import CrossBackend, SDPACross, StackedCross
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ConfigError
 from beheld.utils.log import get_logger
+from beheld.utils.triton import HAS_TRITON
 
 logger = get_logger(__name__)
 
@@ -35,7 +35,7 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
     name, reason = wanted or known[0], "it was asked for" if wanted else f"the device is {device}"
     if joint and not wanted:
         reason = "media of one prompt see each other, wherever they stand"
-    if name == "triton" and importlib.util.find_spec("triton") is None:
+    if name == "triton" and not HAS_TRITON:
         if wanted:
             raise ConfigError(
                 "The attention backend 'triton' needs the package triton.",

@@ -10,13 +10,13 @@ Shapes: T tokens of all windows, W windows, H heads, C head size.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from beheld.utils.triton import HAS_TRITON
 
 NAME = "beheld_flash_tower"
 
@@ -55,7 +55,7 @@ def tower_attention(
 
 def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
     q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (q_1HTC, k_1HTC, v_1HTC))
-    if q_THC.is_cuda and _has_triton():
+    if q_THC.is_cuda and HAS_TRITON:
         from beheld.attention.triton_tower import attend_windows
 
         return attend_windows(_dense(q_THC), _dense(k_THC), _dense(v_THC), bounds_W1, scale).unsqueeze(0)
@@ -65,11 +65,6 @@ def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, sc
 def _tower_shape(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
     """What a compiler needs to know of the result."""
     return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], q_1HTC.shape[3]))
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _dense(x_THC: Tensor) -> Tensor:

@@ -11,13 +11,11 @@ Shapes: N outputs, K inputs.
 from __future__ import annotations
 
 import functools
-import importlib.util
 
 import torch
 from torch import Tensor, nn
 
-# A constant, since a compiler does not look into cached functions.
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from beheld.utils.triton import HAS_TRITON
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -25,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Under a compiler the choice is made when compiling: one row and several are compiled apart anyway.
     """
-    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and _HAS_TRITON:
+    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and HAS_TRITON:
         out: Tensor = torch.ops.beheld.one_row_linear(x, weight, bias)
         return out
     return nn.functional.linear(x, weight, bias)

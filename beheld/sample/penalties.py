@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.params import Sampling
+from beheld.utils.triton import HAS_TRITON
 
 # A step may be launched again after an error, with at most one more in flight: far fewer than this.
 _REMEMBERED = 8
@@ -61,7 +62,8 @@ class PenaltyTable:
         counts_V.index_add_(0, ids_N.clamp(max=self._vocab_size - 1), steps_N)
         prompt_N = ids_N[:num_prompt]
         seen_V = torch.zeros(self._vocab_size + 1, dtype=torch.int32, device=device)
-        seen_V[prompt_N.clamp(max=self._vocab_size)] = 1
+        # `seen_V[...] = 1` would bring the 1 from the host, and wait for the device.
+        seen_V.index_fill_(0, prompt_N.clamp(max=self._vocab_size), 1)
         counts_V += seen_V[: self._vocab_size]
         self._counted[slot] = len(token_ids)
         return self._free.pop()
@@ -88,22 +90,22 @@ class PenaltyTable:
             frequency_P,
         )
 
-    def apply(self, logits_PV: Tensor, rows: Penalised) -> Tensor:
-        """The logits of `rows` with penalties, float32 (P, V).
+    def apply_(self, logits_BV: Tensor, rows: Penalised) -> None:
+        """Penalties of `rows` in place, in the float32 logits of a whole batch.
 
         As defined by OpenAI and, for repetition, by Keskar et al. (CTRL, 2019): a repeated token's logit is divided by
         the repetition penalty if positive and multiplied if not; presence is taken off once, frequency per occurrence.
         """
-        return _penalise(
-            logits_PV,
-            self._counts_SV[rows.slots_P],
-            rows.repetition_P1,
-            rows.presence_P1,
-            rows.frequency_P1,
-        )
+        strengths = (rows.repetition_P1, rows.presence_P1, rows.frequency_P1)
+        if logits_BV.is_cuda and HAS_TRITON:
+            from beheld.sample.penalties_kernel import penalise_
+
+            penalise_(logits_BV, self._counts_SV, rows.places_P, rows.slots_P, *strengths)
+        else:
+            logits_BV[rows.places_P] = _penalise(logits_BV[rows.places_P], self._counts_SV[rows.slots_P], *strengths)
 
     def apply_row_(self, logits_V: Tensor, rows: Penalised, index: int) -> None:
-        """The same in place for row `index` of `rows`, at its counted tokens only: on a CPU, looking costs nothing."""
+        """The same for row `index` of `rows` alone, at its counted tokens only: on a CPU, looking costs nothing."""
         counts_V = self._counts_SV[rows.slots[index]]
         ids_N = torch.from_numpy(np.flatnonzero(counts_V.numpy()))
         logits_V[ids_N] = _penalise(

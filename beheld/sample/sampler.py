@@ -164,20 +164,22 @@ class Sampler:
         edited = batch.edited or masks is not None
         if not edited and batch.drawing is None:
             return greedy(logits_BV) if best is None else best
-        nan_B = ~logits_BV.amax(-1).isfinite()
+        nan_B = ~logits_BV.amax(-1).isfinite() if best is None else best[1]
         if edited:
             logits_BV = self._edit(logits_BV, batch, lengths, masks)
-            nan_B |= ~logits_BV.amax(-1).isfinite()
         drawing = batch.drawing
         if drawing is None:
-            ids_B = _argmax(logits_BV)
+            ids_B, broken_B = greedy(logits_BV)
+            nan_B = nan_B | broken_B
         else:
+            if edited:
+                nan_B = nan_B | ~logits_BV.amax(-1).isfinite()
             everyone = len(drawing.places) == len(lengths)
             ids_B = torch.zeros_like(nan_B, dtype=torch.int64) if everyone else _argmax(logits_BV)
             keys_R2 = noise.keys(drawing.mixed_R, np.array([lengths[b] for b in drawing.places], dtype=np.uint64))
             draw = self._draw_on_cpu if self._device.type == "cpu" else self._draw
             ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, torch.from_numpy(keys_R2), nan_B)
-        return ids_B.masked_fill_(nan_B, 0), nan_B
+        return ids_B.masked_fill(nan_B, 0), nan_B
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with everything applied that does not depend on temperature."""
@@ -205,8 +207,7 @@ class Sampler:
             for index, b in enumerate(penalised.places):
                 self._rows.penalties.apply_row_(logits_BV[b], penalised, index)
             return
-        places_P = penalised.places_P
-        logits_BV[places_P] = self._rows.penalties.apply(logits_BV[places_P], penalised)
+        self._rows.penalties.apply_(logits_BV, penalised)
 
     def _process(self, logits_V: Tensor, state: RowState, length: int) -> Tensor:
         """One row's logits after its own logits processors, which see the tokens before position `length`."""
