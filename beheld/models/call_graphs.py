@@ -45,7 +45,9 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[Non
         graph.capture_begin(pool=pool, capture_error_mode=mode)
         yield
     except BaseException:
-        with suppress(RuntimeError):
+        with suppress(RuntimeError), warnings.catch_warnings():
+            # That nothing was captured, where the first operation was the one that failed.
+            warnings.simplefilter("ignore")
             graph.capture_end()
         _end_recording(graph, pool)
         raise

@@ -5,6 +5,7 @@ Shapes: M rows of activations, I inputs, O outputs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -231,6 +232,8 @@ def compile_layers(layers: Sequence[Any]) -> None:
     """
     import torch._dynamo
 
+    # Products in float32 are exact here on purpose; the compiler advises against it.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _MAX_KINDS)
     plain = {id(layer): layer.forward for layer in layers}
