@@ -30,8 +30,10 @@ def unit(scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
-    """Take a tile into the running maximum, sum and weighted values; returns the three.
+def weigh(s_RN, m_R, l_R, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
+    """Take a tile's scores into the running maximum and sum.
+
+    Returns both, what to shrink the values weighted so far by (R), and the weights of this tile's (R, N).
 
     factor: see `unit`; it comes in here, positive, so that scaling and subtracting the maximum are one operation.
     LATE: `l_R` is kept as (R, N), one sum for each place in a tile; who wants the sum of a row adds them up at the end.
@@ -42,9 +44,20 @@ def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: 
     p_RN = tl.exp2(s_RN * factor - (base_R * factor)[:, None])
     shrink_R = tl.exp2((m_R - base_R) * factor)
     l_R = l_R * shrink_R[:, None] + p_RN if LATE else l_R * shrink_R + tl.sum(p_RN, 1)
-    acc_RC = acc_RC * shrink_R[:, None]
-    acc_RC = tl.dot(p_RN.to(v_NC.dtype), v_NC, acc_RC, input_precision="ieee")
-    return new_R, l_R, acc_RC
+    return new_R, l_R, shrink_R, p_RN
+
+
+@triton.jit
+def add_values(acc_RC, shrink_R, p_RN, v_NC):
+    """The weighted values so far, with a tile's."""
+    return tl.dot(p_RN.to(v_NC.dtype), v_NC, acc_RC * shrink_R[:, None], input_precision="ieee")
+
+
+@triton.jit
+def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
+    """Take a tile into the running maximum, sum and weighted values, and return these; see `weigh`."""
+    m_R, l_R, shrink_R, p_RN = weigh(s_RN, m_R, l_R, factor, GUARD, LATE)
+    return m_R, l_R, add_values(acc_RC, shrink_R, p_RN, v_NC)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Attention of vision towers on packed windows in one Triton kernel: nothing is read back, whatever the lengths.
 
-Shapes: T tokens of all windows, W windows, H heads, C head size, R rows (queries) of a tile, N keys of a tile.
+Shapes: T tokens of all windows, W windows, H heads, C head size, R rows (queries) of a tile, N keys of a tile, D what
+is left of a head behind the greatest power of two.
 
 Queries are cut into tiles without regard to windows; a tile visits the keys from its first window's start to its last
 window's end, and each row sees its own window's:
@@ -12,12 +13,16 @@ window's end, and each row sees its own window's:
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from beheld.attention.triton_math import accumulate, products, unit
+from beheld.attention.triton_math import add_values, products, unit, weigh
 
+# Elements of 16 bits that are loaded at once, at most.
+_UNIT = 8
 # Windows longer than this on average are worth tiles of more rows.
 _LONG_WINDOW = 256
 
@@ -44,9 +49,19 @@ def _tower(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
-    """One program: one tile of queries, one head."""
+    """One program: one tile of queries, one head.
+
+    A head of 80 elements is worked on as 64 and 16: as 128 it would take much longer.
+
+    UNIT: strides are given in so many elements, so that the compiler knows how much can be loaded at once.
+    """
     head = tl.program_id(1)
+    q_ptr += head * (q_head * UNIT)
+    k_ptr += head * (k_head * UNIT)
+    v_ptr += head * (v_head * UNIT)
     token_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there_R = token_R < num_tokens
     # Each query's window, by halving: bounds[low] <= token < bounds[high] all the way.
@@ -60,30 +75,40 @@ def _tower(
     start_R = tl.where(there_R, tl.load(bounds_ptr + low_R).to(tl.int32), num_tokens)
     stop_R = tl.where(there_R, tl.load(bounds_ptr + low_R + 1).to(tl.int32), 0)
     c_C = tl.arange(0, WIDTH)
+    d_D = WIDTH + tl.arange(0, REST if REST else 16)
     inside_C = c_C < SIZE
-    inside_RC = there_R[:, None] & inside_C[None, :]
-    q_RC = tl.load(
-        q_ptr + token_R.to(tl.int64)[:, None] * q_token + head * q_head + c_C[None, :], mask=inside_RC, other=0.0
-    )
+    inside_D = d_D < SIZE
+    q_R1 = q_ptr + (token_R.to(tl.int64) * (q_token * UNIT))[:, None]
+    q_RC = tl.load(q_R1 + c_C[None, :], mask=there_R[:, None] & inside_C[None, :], other=0.0)
     m_R = tl.full([ROWS], float("-inf"), tl.float32)
     l_R = tl.zeros([ROWS], tl.float32)
     acc_RC = tl.zeros([ROWS, WIDTH], tl.float32)
+    if REST:
+        q_RD = tl.load(q_R1 + d_D[None, :], mask=there_R[:, None] & inside_D[None, :], other=0.0)
+        acc_RD = tl.zeros([ROWS, REST], tl.float32)
     factor = unit(scale, False)
     end = tl.max(stop_R, 0)
     for key in range(tl.min(start_R, 0), end, TILE):
         key_N = key + tl.arange(0, TILE)
-        inside_NC = (key_N < end)[:, None] & inside_C[None, :]
-        key_N64 = key_N.to(tl.int64)
-        k_NC = tl.load(k_ptr + key_N64[:, None] * k_token + head * k_head + c_C[None, :], mask=inside_NC, other=0.0)
+        live_N1 = (key_N < end)[:, None]
+        k_N1 = k_ptr + (key_N.to(tl.int64) * (k_token * UNIT))[:, None]
+        v_N1 = v_ptr + (key_N.to(tl.int64) * (v_token * UNIT))[:, None]
+        s_RN = products(q_RC, tl.load(k_N1 + c_C[None, :], mask=live_N1 & inside_C[None, :], other=0.0))
+        if REST:
+            s_RN += products(q_RD, tl.load(k_N1 + d_D[None, :], mask=live_N1 & inside_D[None, :], other=0.0))
         seen_RN = (key_N[None, :] >= start_R[:, None]) & (key_N[None, :] < stop_R[:, None])
-        s_RN = tl.where(seen_RN, products(q_RC, k_NC), float("-inf"))
-        v_NC = tl.load(v_ptr + key_N64[:, None] * v_token + head * v_head + c_C[None, :], mask=inside_NC, other=0.0)
-        m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, True)
-    tl.store(
-        out_ptr + (token_R.to(tl.int64)[:, None] * HEADS + head) * SIZE + c_C[None, :],
-        acc_RC / tl.where(there_R, l_R, 1.0)[:, None],
-        mask=inside_RC,
-    )
+        s_RN = tl.where(seen_RN, s_RN, float("-inf"))
+        m_R, l_R, shrink_R, p_RN = weigh(s_RN, m_R, l_R, factor, True)
+        v_NC = tl.load(v_N1 + c_C[None, :], mask=live_N1 & inside_C[None, :], other=0.0)
+        acc_RC = add_values(acc_RC, shrink_R, p_RN, v_NC)
+        if REST:
+            v_ND = tl.load(v_N1 + d_D[None, :], mask=live_N1 & inside_D[None, :], other=0.0)
+            acc_RD = add_values(acc_RD, shrink_R, p_RN, v_ND)
+    l_R1 = tl.where(there_R, l_R, 1.0)[:, None]
+    out_R1 = out_ptr + ((token_R.to(tl.int64) * HEADS + head) * SIZE)[:, None]
+    tl.store(out_R1 + c_C[None, :], acc_RC / l_R1, mask=there_R[:, None] & inside_C[None, :])
+    if REST:
+        tl.store(out_R1 + d_D[None, :], acc_RD / l_R1, mask=there_R[:, None] & inside_D[None, :])
 
 
 def attend_windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
@@ -98,6 +123,9 @@ def attend_windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tenso
     num_windows = bounds_W1.shape[0] - 1
     out_THC = q_THC.new_empty((num_tokens, heads, size))
     rows, tile, warps = shape_of(num_tokens // max(1, num_windows), q_THC.element_size())
+    width, rest = _split(size)
+    strides = [x.stride(axis) for x in (q_THC, k_THC, v_THC) for axis in (0, 1)]
+    unit = math.gcd(*strides, _UNIT)
     _tower[(triton.cdiv(num_tokens, rows), heads)](
         q_THC,
         k_THC,
@@ -108,22 +136,26 @@ def attend_windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tenso
         num_windows,
         num_windows.bit_length(),
         scale,
-        q_THC.stride(0),
-        q_THC.stride(1),
-        k_THC.stride(0),
-        k_THC.stride(1),
-        v_THC.stride(0),
-        v_THC.stride(1),
+        *(stride // unit for stride in strides),
         heads,
         size,
         rows,
         tile,
-        max(16, triton.next_power_of_2(size)),
+        width,
+        rest,
+        unit,
         num_warps=warps,
         num_stages=2,
         enable_fp_fusion=True,
     )
     return out_THC
+
+
+def _split(size: int) -> tuple[int, int]:
+    """A head's size as a power of two and another one behind it, 0 if one is enough; both together may be more."""
+    whole = max(16, triton.next_power_of_2(size))
+    rest = max(16, triton.next_power_of_2(size - whole // 2))
+    return (whole // 2, rest) if whole > 16 and whole // 2 + rest < whole else (whole, 0)
 
 
 def shape_of(window: int, element_bytes: int) -> tuple[int, int, int]:

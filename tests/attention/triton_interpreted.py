@@ -144,10 +144,11 @@ def test_ranges_read_both_ways(window: int | None) -> None:
 @pytest.mark.parametrize(
     "lengths", [[16, 16, 16], [4, 16, 0, 9], [1], [64, 1, 1, 65, 1], [300, 20], [*range(1, 20)], [0, 7, 0, 0, 3, 0]]
 )
-def test_windows_of_a_tower(lengths: list[int]) -> None:
+@pytest.mark.parametrize("size", [20, 36, 72, 96])
+def test_windows_of_a_tower(lengths: list[int], size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     # Heads side by side within a token, as a tower's own product of q, k and v leaves them.
-    q, k, v = torch.randn(sum(lengths), 3, 2, 20, generator=generator).unbind(1)
+    q, k, v = torch.randn(sum(lengths), 3, 2, size, generator=generator).unbind(1)
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
     out = attend_windows(q, k, v, bounds, 0.3)
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
