@@ -173,7 +173,7 @@ def _decode(
         mask=inside_RC,
         other=0.0,
     )
-    # The step's own key and value: the last part starts its sums with them, and stores them.
+    # The step's own key and value: the last part stores them, and takes them into its sums.
     last = (part == parts - 1).to(tl.int32)
     own_C = c_C < SIZE * last
     own_D = d_C < V_SIZE * last
@@ -190,8 +190,8 @@ def _decode(
     s_R = capped(tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
     m_R = tl.where(last > 0, s_R, float("-inf"))
     # Sums over a tile's keys go from warp to warp and cost a barrier: kept apart until the end.
-    l_RN = tl.zeros([ROWS, TILE], tl.float32) + (tile_N == 0).to(tl.float32)[None, :] * last
-    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32) + v_C.to(tl.float32)[None, :]
+    l_RN = tl.zeros([ROWS, TILE], tl.float32)
+    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     q_RC = q_RC.to(keys_ptr.dtype.element_ty)
     table_ptr = tables_ptr + row.to(tl.int64) * table_row
     for position in range(first, stop, TILE):
@@ -210,7 +210,10 @@ def _decode(
             other=0.0,
         )
         m_R, l_RN, acc_RC = accumulate(s_RN, v_NC, m_R, l_RN, acc_RC, factor, False, True)
-    l_R = tl.sum(l_RN, 1)
+    # Weighed last, and its weight rounded like those of all others.
+    p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
+    l_R = tl.sum(l_RN, 1) + p_R
+    acc_RC += p_R.to(v_C.dtype).to(tl.float32)[:, None] * v_C.to(tl.float32)[None, :]
     out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
     if parts == 1:
         tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
