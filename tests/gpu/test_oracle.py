@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,12 +18,11 @@ FAMILIES = (
     # Layers, caches and towers of other kinds.
     *("lfm2_vl", "llama4", "ernie4_5_vl_moe", "qwen2_audio", "gemma3n", "florence2", "molmo2", "chameleon", "phi4_mm"),
 )
-OPTIONS: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 8}
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family in tiny.TINY])
 def test_tokens_equal(family: str) -> None:
-    llm = make(family, OPTIONS)
+    llm = make(family, cases.options(family, "roomy") | {"max_num_seqs": 8})
     try:
         for case in cases.cases(family):
             params = [SamplingParams(temperature=0, max_tokens=ask.max_tokens, ignore_eos=True) for ask in case.asks]
