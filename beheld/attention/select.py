@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from beheld.attention.backend import AttentionBackend
 from beheld.attention.cross import CrossBackend, SDPACross, StackedCross
@@ -10,6 +11,9 @@ from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ConfigError
 from beheld.utils.log import get_logger
 from beheld.utils.triton import HAS_TRITON
+
+if TYPE_CHECKING:
+    from beheld.attention.flash import Flash
 
 logger = get_logger(__name__)
 
@@ -25,6 +29,9 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
     """
     joint = both_ways == "joint"
     known = ("torch",) if device == "cpu" or joint else ("triton", "torch")
+    flash = _flash() if "triton" in known and HAS_TRITON else None
+    if flash is not None:
+        known = ("flash", *known)
     if wanted not in (None, *known):
         use = " and media that see each other" if joint else ""
         raise ConfigError(
@@ -33,6 +40,8 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
             param="attention_backend",
         )
     name, reason = wanted or known[0], "it was asked for" if wanted else f"the device is {device}"
+    if name == "flash" and not wanted:
+        reason = "FlashAttention-3 is installed, and Triton does what it does not"
     if joint and not wanted:
         reason = "media of one prompt see each other, wherever they stand"
     if name == "triton" and not HAS_TRITON:
@@ -45,7 +54,7 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
         name, reason = "torch", "the package triton is not installed: expect a slow GPU"
     # On a CPU there is nothing to tell: it is the only one.
     logger.log(logging.DEBUG if device == "cpu" else logging.INFO, "Using the attention backend %r: %s.", name, reason)
-    return _make(name)
+    return _make(name, flash)
 
 
 def select_cross(device: str) -> CrossBackend:
@@ -60,9 +69,20 @@ def select_cross(device: str) -> CrossBackend:
     return backend
 
 
-def _make(name: str) -> AttentionBackend:
+def _flash() -> Flash | None:
+    from beheld.attention.flash import installed
+
+    return installed()
+
+
+def _make(name: str, flash: Flash | None) -> AttentionBackend:
     if name == "torch":
         return TorchBackend()
+    if name == "flash":
+        from beheld.attention.flash import FlashBackend
+
+        assert flash is not None
+        return FlashBackend(flash)
     from beheld.attention.triton_paged import TritonBackend
 
     return TritonBackend()

@@ -56,9 +56,12 @@ def tower_attention(
 def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
     q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (q_1HTC, k_1HTC, v_1HTC))
     if q_THC.is_cuda and HAS_TRITON:
-        from beheld.attention.triton_tower import attend_windows
+        from beheld.attention import flash, triton_tower
 
-        return attend_windows(_dense(q_THC), _dense(k_THC), _dense(v_THC), bounds_W1, scale).unsqueeze(0)
+        q_THC, k_THC, v_THC = _dense(q_THC), _dense(k_THC), _dense(v_THC)
+        if flash.takes_windows(q_THC, bounds_W1.shape[0] - 1) and (attend := flash.installed()) is not None:
+            return attend(q_THC, k_THC, v_THC, bounds_W1.int(), scale).unsqueeze(0)
+        return triton_tower.attend_windows(q_THC, k_THC, v_THC, bounds_W1, scale).unsqueeze(0)
     return _windows(q_THC, k_THC, v_THC, bounds_W1, scale).contiguous().unsqueeze(0)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from beheld.attention import select as module
 from beheld.attention.select import select
 from beheld.core.errors import ConfigError
-
-has_triton = importlib.util.find_spec("triton") is not None
+from beheld.utils.triton import HAS_TRITON
 
 
 def test_a_cpu_gets_the_reference() -> None:
@@ -20,7 +21,7 @@ def test_a_cpu_gets_the_reference() -> None:
         select("cpu", "triton")
 
 
-@pytest.mark.skipif(not has_triton, reason="triton is not installed")
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_a_gpu_gets_triton_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -39,3 +40,44 @@ def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     assert "not installed" in caplog.text
     with pytest.raises(ConfigError, match="needs the package triton"):
         select("cuda", "triton")
+
+
+class Installed:
+    """Stands for FlashAttention-3's module: what it computes, and how often it was asked."""
+
+    def __init__(self, off: float = 0.0) -> None:
+        self.off = off
+
+    def flash_attn_varlen_func(self, q: Any, k: Any, v: Any, *bounds: Any, softmax_scale: float, **how: Any) -> Any:
+        heads = (x.transpose(0, 1) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*heads, is_causal=how["causal"], scale=softmax_scale)
+        return out.transpose(0, 1) + self.off, "sums"
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("off", "capability", "used"), [(0.0, (9, 0), "flash"), (0.5, (9, 0), "triton"), (0.0, (8, 9), "triton")]
+)
+def test_flash_attention_where_it_is_installed_and_right(
+    off: float,
+    capability: tuple[int, int],
+    used: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from beheld.attention import flash
+
+    monkeypatch.setattr(flash.importlib.util, "find_spec", lambda name: name == "fa3_fwd_interface" or None)
+    monkeypatch.setattr(flash.importlib, "import_module", lambda name: Installed(off))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(flash, "_DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
+    flash.installed.cache_clear()
+    try:
+        with caplog.at_level(logging.INFO, "beheld"):
+            assert select("cuda", None).name == used
+            assert select("cuda", "triton").name == "triton"
+    finally:
+        flash.installed.cache_clear()
+    assert ("results are not those of attention" in caplog.text) == bool(off)
+    assert ("FlashAttention-3 is installed, and" in caplog.text) == (used == "flash")

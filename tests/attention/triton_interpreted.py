@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 from beheld.attention.backend import AttnMetadata
+from beheld.attention.flash import FlashBackend
 from beheld.attention.torch_ref import TorchBackend
 from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
@@ -155,6 +157,68 @@ def test_windows_of_a_tower(lengths: list[int], size: int) -> None:
         q_HLC, k_HLC, v_HLC = (x[start:stop].transpose(0, 1) for x in (q, k, v))
         alone = torch.nn.functional.scaled_dot_product_attention(q_HLC, k_HLC, v_HLC, scale=0.3)
         torch.testing.assert_close(out[start:stop], alone.transpose(0, 1), atol=3e-6, rtol=1e-5)
+
+
+class Counting:
+    """Stands for FlashAttention: causal attention of sequences one behind the other, and how many it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(
+        self,
+        q_THC: torch.Tensor,
+        k_TKC: torch.Tensor,
+        v_TKC: torch.Tensor,
+        bounds_B1: torch.Tensor,
+        scale: float,
+        *,
+        causal: bool = False,
+        softcap: float = 0.0,
+    ) -> torch.Tensor:
+        assert causal
+        assert not softcap
+        bounds = bounds_B1.tolist()
+        self.asked.append(len(bounds) - 1)
+        return torch.cat(
+            [
+                torch.nn.functional.scaled_dot_product_attention(
+                    *(x[a:b].transpose(0, 1) for x in (q_THC, k_TKC, v_TKC)),
+                    is_causal=True,
+                    scale=scale,
+                    enable_gqa=True,
+                ).transpose(0, 1)
+                for a, b in itertools.pairwise(bounds)
+            ]
+        )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "window", "taken"),
+    [
+        ([(0, 300), (0, 260)], None, True),
+        ([(0, 300), (0, 260)], 40, False),
+        ([(0, 300), (16, 290)], None, False),
+        ([(40, 41), (0, 300)], None, False),
+        ([(0, 300), (0, 20)], None, False),
+    ],
+    ids=["whole", "window", "prefix", "decodes", "short"],
+)
+def test_flash_attention_gets_whole_long_prompts(
+    pieces: list[tuple[int, int]], window: int | None, taken: bool
+) -> None:
+    case = make_case(pieces, heads=4, kv_heads=2, size=32, block_size=16, window=window, dtype=torch.bfloat16)
+    flash = Counting()
+    backend = FlashBackend(flash)
+    backend.begin(case.metadata)
+    out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, None)
+    assert bool(flash.asked) == taken
+    slots = case.metadata.groups[0].slots_T
+    assert torch.equal(case.kv.keys.flatten(0, 1)[slots], case.k_TKC)
+    assert torch.equal(case.kv.values.flatten(0, 1)[slots], case.v_TKC)
+    if taken:
+        # The interpreter computes products of bfloat16 wrongly: kernels are compared in float32, above.
+        torch.testing.assert_close(out.double(), expected(case, 0.3, None), atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("decodes", [0, 3])
