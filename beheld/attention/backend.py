@@ -56,6 +56,7 @@ class AttnMetadata:
             `starts` and `lengths` only say how many sequences there are at most, and which of them never begin behind
             position 0 (the others start at 1 here).
         sequences: for each sequence, a number by which a later step knows it again; empty if nobody counts.
+        stored: True if the cache holds the tokens' keys and values already: nothing is stored.
     """
 
     num_decodes: int
@@ -68,6 +69,7 @@ class AttnMetadata:
     both_ways: tuple[tuple[tuple[int, int], ...], ...] = ()
     starts_B: Tensor | None = None
     sequences: tuple[int, ...] = ()
+    stored: bool = False
 
 
 @dataclass(eq=False)
@@ -85,8 +87,8 @@ class AttentionBackend(Protocol):
     name: str
     # True if a CUDA graph may hold a pass that prefills; see AttnMetadata.starts_B.
     captures_prefill: bool
-    # True if it takes a context's tail, whose tokens are fewer than the keys that come with them.
-    takes_tails: bool
+    # True if `store` may be called in a step in which some sequences decode.
+    stores_beside_decodes: bool
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""
@@ -102,3 +104,6 @@ class AttentionBackend(Protocol):
         softcap: float | None,
     ) -> Tensor:
         """Store the step's keys and values, attend causally to all known positions; returns (T, H, C)."""
+
+    def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
+        """Store the step's keys and values, no more."""

@@ -25,17 +25,19 @@ class Beside:
 
 @dataclass(eq=False)
 class Tail:
-    """The last layers of a pass, which write no keys: only tokens whose logits are wanted go through them.
+    """The last layers of a pass: only tokens whose logits are wanted go through them.
 
     Attributes:
         first_layer: from this one on.
         rows_S: the tokens, as indices into the batch.
         metadata: of these tokens, each a sequence that decodes; nothing is stored.
+        storing: True while a layer that writes keys and values does so, for all tokens, and nothing else.
     """
 
     first_layer: int
     rows_S: Tensor
     metadata: AttnMetadata
+    storing: bool = False
 
 
 @dataclass(eq=False)

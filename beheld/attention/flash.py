@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
-from beheld.attention.store import store
 from beheld.attention.triton_paged import TritonBackend
 from beheld.utils.log import get_logger
 
@@ -145,7 +144,7 @@ class FlashBackend(TritonBackend):
         takes = q_THC.dtype == torch.bfloat16 and q_THC.shape[2] == v_TKC.shape[2] and q_THC.shape[2] <= 256
         if not takes or not _plain(metadata, group, q_THC.shape[0]):
             return super().attend(q_THC, k_TKC, v_TKC, kv, metadata, scale, softcap)
-        store(k_TKC, v_TKC, kv, group.slots_T)
+        self.store(k_TKC, v_TKC, kv, metadata)
         return self._flash(q_THC, k_TKC, v_TKC, metadata.cu_q_B1, scale, causal=True, softcap=softcap or 0.0)
 
 

@@ -17,6 +17,10 @@ from beheld.attention.context import current
 from beheld.core.errors import ModelError
 
 
+class KeysStored(Exception):
+    """Ends a layer that is run for its keys and values alone; see models/last_layer.py."""
+
+
 def attend_layer(
     layer: int, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTD: Tensor, window: int | None, scale: float, softcap: float | None
 ) -> Tensor:
@@ -24,6 +28,7 @@ def attend_layer(
 
     Raises:
         ModelError: the text model has no such layer, or its cache was made for another window.
+        KeysStored: the layer was asked for no more.
     """
     context = current()
     if layer not in context.kv:
@@ -33,11 +38,13 @@ def attend_layer(
     known = group.window if group.chunk is None else None
     if window != known:
         raise ModelError(f"Layer {layer} asks for the window {window}, its cache was made for {known}.")
+    metadata, tail = context.metadata, context.tail
+    if tail is not None and layer >= tail.first_layer:
+        if tail.storing:
+            context.backend.store(k_1KTC[0].transpose(0, 1), v_1KTD[0].transpose(0, 1), kv, metadata)
+            raise KeysStored
+        metadata = tail.metadata
     context.called[layer] = context.called.get(layer, 0) + 1
-    metadata = context.metadata
-    if context.tail is not None and layer >= context.tail.first_layer:
-        # The keys and values are those of the layer that this one reads, which has stored them.
-        metadata, k_1KTC, v_1KTD = context.tail.metadata, k_1KTC[:, :, :0], v_1KTD[:, :, :0]
     out_THD = context.backend.attend(
         q_1HTC[0].transpose(0, 1),
         k_1KTC[0].transpose(0, 1),

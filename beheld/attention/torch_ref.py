@@ -20,7 +20,8 @@ class TorchBackend:
 
     name = "torch"
     captures_prefill = False
-    takes_tails = True
+    # Dense copies of what decodes would miss a column.
+    stores_beside_decodes = False
 
     def __init__(self) -> None:
         self._dense = DenseCopies()
@@ -49,8 +50,8 @@ class TorchBackend:
         group = metadata.groups[kv.group]
         keys_SKC = kv.keys.flatten(0, 1)
         values_SKC = kv.values.flatten(0, 1)
-        keys_SKC.index_copy_(0, group.slots_T, k_TKC.to(keys_SKC.dtype))
-        values_SKC.index_copy_(0, group.slots_T, v_TKC.to(values_SKC.dtype))
+        if not metadata.stored:
+            self.store(k_TKC, v_TKC, kv, metadata)
         out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
         decodes = metadata.num_decodes
         if decodes:
@@ -75,6 +76,12 @@ class TorchBackend:
             out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap)
             token += count
         return out_THC
+
+    def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
+        """See AttentionBackend."""
+        slots_T = metadata.groups[kv.group].slots_T
+        for cache, new_TKC in ((kv.keys, k_TKC), (kv.values, v_TKC)):
+            cache.flatten(0, 1).index_copy_(0, slots_T, new_TKC.to(cache.dtype))
 
 
 def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor, Tensor | None]:

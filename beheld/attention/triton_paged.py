@@ -43,7 +43,7 @@ class TritonBackend:
 
     name = "triton"
     captures_prefill = True
-    takes_tails = False
+    stores_beside_decodes = True
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, _Device] = {}
@@ -80,6 +80,10 @@ class TritonBackend:
             prefill_plan = self._prefill_plan(metadata, group, q_THC, kv.keys.shape[2])
             prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap)
         return out_THC
+
+    def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
+        """See AttentionBackend."""
+        store(_dense_heads(k_TKC), _dense_heads(v_TKC), kv, metadata.groups[kv.group].slots_T)
 
     def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
         """Made when the group's first layer asks: only a layer knows its number of heads."""

@@ -32,6 +32,7 @@ class ModelAdapter(Protocol):
     lora: LoRASlots | None
     """Where LoRA adapters are kept; None if there can be none."""
     tail_from: int | None
+    tail_stores: bool
     """The layer from which on a pass may have a tail, see attention/context.py; None if it may have none."""
 
     def capture_calls(self) -> None:

@@ -270,6 +270,7 @@ def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callabl
             give_up(error)
             return plain(*args, **kwargs)
 
+    forward.plain = plain  # type: ignore[attr-defined]
     return forward
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from beheld.attention import hook, tower
-from beheld.attention.context import current
+from beheld.attention.context import current, tail
 from beheld.attention.cross import Sight
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
-from beheld.models import packed
+from beheld.models import last_layer, packed
 from beheld.models.call_graphs import CallGraphs
 from beheld.models.families import (
     PLAIN_HEADS,
@@ -35,6 +35,7 @@ from beheld.models.families import (
 )
 from beheld.models.layers_once import layers_once
 from beheld.models.longrope import FAR
+from beheld.models.prepare import text_model
 from beheld.models.upload import Uploader
 
 # Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
@@ -73,9 +74,14 @@ class HFAdapter:
         self._plain_head = info.model_type in PLAIN_HEADS
         self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
-        self.tail_from = tail_from(info.model_type, model)
         self._own_features = {"audio": ears_of(info.model_type), "image": eyes_of(info.model_type)}
         self._beside = beside_of(info.model_type, model)
+        self.tail_from = tail_from(info.model_type, model)
+        self.tail_stores = self.tail_from is None and self._wide is None and self._beside is None
+        if self.tail_stores:
+            layers = text_model(model).layers
+            last_layer.shorten(layers[-1])
+            self.tail_from = len(layers) - 1
         self._upload = Uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None
@@ -276,17 +282,19 @@ class HFAdapter:
             return self._wide.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
         if self._plain_head:
             last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
-            found: Tensor = self.model.get_output_embeddings()(last.last_hidden_state[0, wanted_S])
-            return found
+            hidden_TH = last.last_hidden_state[0]
+            found: Tensor = self.model.get_output_embeddings()(hidden_TH[wanted_S] if tail() is None else hidden_TH)
+            return found[: len(wanted_S)]
         more = self._keywords(self.model, positions) if self._keywords is not None else {}
         output = self._speaker(
             inputs_embeds=embeds_TH.unsqueeze(0),
             position_ids=positions,
-            logits_to_keep=wanted_S,
+            # A tail is what is wanted already, or one row where nothing is.
+            logits_to_keep=wanted_S if tail() is None else 0,
             use_cache=False,
             **more,
         )
-        logits: Tensor = output.logits[0]
+        logits: Tensor = output.logits[0, : len(wanted_S)]
         return logits
 
     def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -17,17 +17,19 @@ Shapes: T tokens, B sequences (padded), S wanted logits, G KV groups, X position
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttentionBackend, AttnMetadata, GroupMetadata, LayerKV
-from beheld.attention.context import ForwardContext, forward_context
+from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
 from beheld.runner.batch import Batch
 from beheld.runner.capture import capture
+from beheld.runner.tail import FEWEST_ON_GPU
 
 # A step of few sequences computes logits of few rows, which its first token need not wait for.
 _FEW = 32
@@ -137,6 +139,8 @@ class MixedGraphs:
             self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
             self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
             self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
+            # The sequence of each wanted token.
+            self._owners_S = torch.zeros(sequences, dtype=torch.int64, device=device)
             self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
             self._lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
             self._bounds_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
@@ -178,7 +182,8 @@ class MixedGraphs:
             starts_B=self._starts_B[:sequences],
         )
         self._backend.begin(metadata)
-        with forward_context(ForwardContext(self._backend, metadata, self._kv)):
+        tail = self._tail(size, metadata)
+        with forward_context(ForwardContext(self._backend, metadata, self._kv, tail=tail)):
             logits_SV = self._adapter.forward(
                 self._embeds_TH[:tokens], self._positions_XT[:, :tokens], self._wanted_S[: size.sequences]
             )
@@ -186,6 +191,34 @@ class MixedGraphs:
             # In the first pass of all, which is not captured. Some thirty graphs would each keep their own.
             self._logits_SV = logits_SV.new_empty(self._kept_rows, logits_SV.shape[-1])
         return self._logits_SV[: size.sequences].copy_(logits_SV)
+
+    def _tail(self, size: Size, metadata: AttnMetadata) -> Tail | None:
+        """As runner/tail.py makes it, of tensors that stay in place; padding is the first token, again and again."""
+        first = self._adapter.tail_from
+        if first is None or size.tokens < FEWEST_ON_GPU:
+            return None
+        wanted_S, owners_S = self._wanted_S[: size.sequences], self._owners_S[: size.sequences]
+        tail = replace(
+            metadata,
+            num_decodes=size.sequences,
+            starts=(0,) * size.sequences,
+            lengths=(1,) * size.sequences,
+            lengths_B=metadata.lengths_B.index_select(0, owners_S),
+            cu_q_B1=self._counting_B1[: size.sequences + 1],
+            groups=tuple(
+                replace(
+                    group,
+                    slots_T=torch.zeros_like(wanted_S),
+                    tables_BN=group.tables_BN.index_select(0, owners_S),
+                    extra={},
+                )
+                for group in metadata.groups
+            ),
+            starts_B=None,
+            stored=True,
+        )
+        self._backend.begin(tail)
+        return Tail(first, wanted_S, tail)
 
     @staticmethod
     def worth(config: EngineConfig) -> bool:
@@ -228,6 +261,9 @@ class MixedGraphs:
         self._wanted_S.zero_()
         wanted_S = batch.wanted_S
         self._wanted_S[: wanted_S.shape[0]].copy_(torch.where(wanted_S < split, wanted_S, wanted_S + shift))
+        owners_S = torch.bucketize(wanted_S, metadata.cu_q_B1[1:], right=True)
+        self._owners_S.zero_()
+        self._owners_S[: wanted_S.shape[0]].copy_(torch.where(owners_S < split, owners_S, owners_S + shift))
         # A sequence's first position is its length less its tokens of this step.
         bounds_B1 = metadata.cu_q_B1
         _spread(self._starts_B, metadata.lengths_B - bounds_B1.diff(), split, shift)

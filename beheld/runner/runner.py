@@ -25,9 +25,10 @@ from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
-from beheld.runner.tail import tail_of
+from beheld.runner.tail import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
+from beheld.utils.frames import clear_frames
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -169,13 +170,20 @@ class ModelRunner:
         return logits_SV if batch.sampling else None, prompts
 
     def _tail(self, batch: Batch) -> Tail | None:
-        first = self._adapter.tail_from
-        if first is None or not self._backend.takes_tails:
+        adapter = self._adapter
+        if adapter.tail_from is None or (adapter.tail_stores and not self._worth_a_tail(batch)):
             return None
-        tail = tail_of(batch, first)
+        tail = tail_of(batch, adapter.tail_from)
         if tail is not None:
             self._backend.begin(tail.metadata)
         return tail
+
+    def _worth_a_tail(self, batch: Batch) -> bool:
+        """True if so many tokens stop before the last layer that running it twice pays."""
+        if batch.metadata.num_decodes and not self._backend.stores_beside_decodes:
+            return False
+        fewest = FEWEST_ON_GPU if self._adapter.device.type == "cuda" else 0
+        return len(batch.ids_T) >= max(fewest, FEWEST_EACH * len(batch.sampling))
 
     def _beside(self, found: CrossMetadata | None) -> Beside | None:
         if found is None or self._cross_backend is None:
@@ -287,25 +295,35 @@ class ModelRunner:
         return self._adapter.lora
 
     @torch.inference_mode()
-    def dry_run(self, lengths: Sequence[int]) -> tuple[torch.Tensor, ForwardContext]:
-        """One pass of sequences of so many positions over the null block; its logits (S, V), and its context with what
-        was called. No row may be taken."""
+    def dry_run(
+        self, lengths: Sequence[int], block: int = 0, *, tail: bool = False
+    ) -> tuple[torch.Tensor, ForwardContext]:
+        """One pass of sequences of so many positions over `block`, the null block by default; its logits (S, V), and
+        its context with what was called. No row may be taken, and no block used.
+
+        Args:
+            tail: the pass has one.
+        """
         for row, length in enumerate(lengths):
-            tables = tuple((0,) * -(-length // self.config.block_size) for _ in self._info.kv_groups)
+            tables = tuple((block,) * -(-length // self.config.block_size) for _ in self._info.kv_groups)
             self.rows.admit(Admission(row, (0,) * length, length, (), Sampling(), None, 0, tables))
         slices = [SeqSlice(row, 0, length, (), True) for row, length in enumerate(lengths)]
         batch = build(slices, self.rows, self._info, self.config.block_size)
         self._backend.begin(batch.metadata)
         blank = self._beside(self._blank_states(sum(lengths)))
-        with forward_context(ForwardContext(self._backend, batch.metadata, self.kv, beside=blank)) as context:
+        part = tail_of(batch, self._adapter.tail_from) if tail and self._adapter.tail_from is not None else None
+        if part is not None:
+            self._backend.begin(part.metadata)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, beside=blank, tail=part)
+        with forward_context(context):
             embeds_TH = self._adapter.embed(batch.ids_T)
             logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
         for row in range(len(lengths)):
             self.rows.release(row)
         self.rows.forget_changes()
         for layer in self.kv.values():
-            layer.keys[0].zero_()
-            layer.values[0].zero_()
+            layer.keys[block].zero_()
+            layer.values[block].zero_()
         return logits_SV, context
 
     def _blank_states(self, num_tokens: int) -> CrossMetadata | None:
@@ -337,3 +355,22 @@ class ModelRunner:
                 f"{self._info.architecture} gives {logits_SV.shape[-1]} logits where its configuration says "
                 f"{self._info.vocab_size}."
             )
+        if self._adapter.tail_from is not None:
+            self._try_tail()
+
+    def _try_tail(self) -> None:
+        """Compare a pass with a tail and one without; without tails from now on, if they differ or cannot be run."""
+        length = min(TRIED, self.config.block_size)
+        wanted_SV, _ = self.dry_run([length], 1)
+        try:
+            found_SV, _ = self.dry_run([length], 1, tail=True)
+            reason = "" if close(found_SV, wanted_SV) else "what it gives differs"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            # Whatever a model does in its last layer that was not thought of.
+            clear_frames(error)
+            reason = str(error).splitlines()[0]
+        if reason:
+            logger.debug("All tokens go through all layers of %s: %s.", self._info.architecture, reason)
+            self._adapter.tail_from = None

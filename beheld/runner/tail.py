@@ -1,7 +1,8 @@
-"""The tail of a step: the tokens that the last layers of some models are run for, and no others.
+"""The tail of a step: the tokens that the last layers are run for, and no others.
 
-Layers that read another layer's keys and values write none. What such layers make of a token whose logits nobody wants
-is of no use to anybody, so that a prompt's tokens but the last stop before them, in Gemma 4 before its last layers.
+What the last layer makes of a token whose logits nobody wants is of no use to anybody; only its keys and values are
+(`models/last_layer.py`). Layers that read another layer's keys and values write none: in Gemma 4 a prompt's tokens but
+the last stop before several layers.
 
 Shapes: T tokens, S wanted logits, N blocks of a table.
 """
@@ -11,11 +12,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata
 from beheld.attention.context import Tail
 from beheld.runner.batch import Batch
 from beheld.runner.staging import to_device
+
+# A tail of a layer that is run twice pays with so many tokens for each wanted one, and on a GPU with so many in all.
+FEWEST_EACH, FEWEST_ON_GPU = 8, 1024
+# Tokens of the pass by which tails are tried.
+TRIED = 4
+
+
+def close(found_SV: Tensor, wanted_SV: Tensor) -> bool:
+    """True if these logits differ by rounding alone."""
+    bound = 1e-4 if found_SV.dtype == torch.float32 else 0.05
+    return bool((found_SV - wanted_SV).norm() <= bound * wanted_SV.norm())
 
 
 def tail_of(batch: Batch, first_layer: int) -> Tail | None:
@@ -34,13 +48,14 @@ def tail_of(batch: Batch, first_layer: int) -> Tail | None:
             "sequences": np.array(sequences, dtype=np.int64),
             "lengths": np.array(stops, dtype=np.int32),
             "bounds": np.arange(len(stops) + 1, dtype=np.int32),
-            "none": np.zeros(0, dtype=np.int64),
+            # Of the null block, where nothing is stored.
+            "slots": np.zeros(len(stops), dtype=np.int64),
             "first": np.zeros(1, dtype=np.int64),
         },
         batch.ids_T.device,
     )
     groups = tuple(
-        replace(group, slots_T=made["none"], tables_BN=group.tables_BN.index_select(0, made["sequences"]), extra={})
+        replace(group, slots_T=made["slots"], tables_BN=group.tables_BN.index_select(0, made["sequences"]), extra={})
         for group in known.groups
     )
     metadata = AttnMetadata(
@@ -51,5 +66,6 @@ def tail_of(batch: Batch, first_layer: int) -> Tail | None:
         cu_q_B1=made["bounds"],
         groups=groups,
         block_size=known.block_size,
+        stored=True,
     )
     return Tail(first_layer, batch.wanted_S if batch.sampling else made["first"], metadata)

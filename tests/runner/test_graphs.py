@@ -53,7 +53,7 @@ class DeviceReader:
 
     name = "device reader"
     captures_prefill = False
-    takes_tails = False
+    stores_beside_decodes = False
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

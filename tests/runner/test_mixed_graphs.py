@@ -186,6 +186,8 @@ class _Backend:
 class _Head(_Adapter):
     """Logits that tell which inputs they are of."""
 
+    tail_from = None
+
     def forward(self, embeds_TH: torch.Tensor, positions_XT: torch.Tensor, wanted_S: torch.Tensor) -> torch.Tensor:
         return embeds_TH[wanted_S].repeat(1, 5)
 

@@ -1,0 +1,77 @@
+"""Only tokens whose logits are wanted go through the whole last layer, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from beheld import LLM, SamplingParams
+from beheld.models.prepare import text_model
+from tests import tiny
+
+FAMILY = "llama"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPTS = [{"prompt_token_ids": [5 + (7 * n + 3 * m) % 80 for n in range(m)]} for m in (90, 40, 3)]
+
+
+def runner_of(llm: LLM) -> Any:
+    assert llm._run is not None
+    return llm._run.core.executor.runner  # type: ignore[attr-defined]
+
+
+def answers(llm: LLM) -> list[tuple[int, ...]]:
+    return [tuple(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.fixture
+def llm() -> Any:
+    options = {"dtype": "float32", "seed": 0, "max_model_len": 256, "enable_prefix_caching": False}
+    with LLM(str(tiny.checkpoint(FAMILY)), **options) as made:
+        yield made
+
+
+def test_the_last_layer_sees_the_wanted_tokens_alone(llm: LLM) -> None:
+    runner = runner_of(llm)
+    rows: dict[int, list[int]] = {}
+    for index, layer in enumerate(text_model(runner._adapter.model).layers):
+        layer.mlp.register_forward_hook(lambda _, given, __, i=index: rows.setdefault(i, []).append(given[0].shape[1]))
+    told = answers(llm)
+    last = max(rows)
+    assert rows[0][0] == 133
+    assert rows[last][0] == 3
+    assert rows[0][1:] == rows[last][1:], "all that decodes goes through all layers"
+    runner._adapter.tail_from = None
+    assert answers(llm) == told
+    assert rows[last][len(rows[0]) // 2] == 133, "without a tail, all tokens"
+
+
+def test_no_tail_where_logits_of_a_prompt_are_wanted(llm: LLM) -> None:
+    asked = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1)
+    first = llm.generate(PROMPTS[:1], asked, use_tqdm=False)[0]
+    runner_of(llm)._adapter.tail_from = None
+    second = llm.generate(PROMPTS[:1], asked, use_tqdm=False)[0]
+    assert first.prompt_logprobs == second.prompt_logprobs
+    assert first.prompt_logprobs is not None
+    assert len(first.prompt_logprobs) == 90
+
+
+def test_a_layer_that_cannot_be_shortened_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.models import hf
+
+    shorten = hf.last_layer.shorten
+
+    def of_a_strange_layer(layer: nn.Module) -> None:
+        shorten(layer)
+        inner = layer.forward
+        layer.forward = lambda *a, **k: inner(*a, **k, logits_to_keep=torch.ones(1))  # type: ignore[method-assign]
+
+    with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as plain:
+        told = answers(plain)
+        assert runner_of(plain)._adapter.tail_from is not None
+    monkeypatch.setattr(hf.last_layer, "shorten", of_a_strange_layer)
+    with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as strange:
+        assert runner_of(strange)._adapter.tail_from is None
+        assert answers(strange) == told
