@@ -41,12 +41,27 @@ class CrossRun:
     """Tokens of a step that look at the same states.
 
     Attributes:
-        tokens: which: a slice of the step's tokens, or int64 indices.
-        states: keys and values of each item seen, (E, L, 2, K, C).
+        ranges: which: from start to stop of the step's tokens, once or more often.
+        states: keys and values of each item seen, (E, L, 2, K, C), of one layer the keys side by side, and the values.
     """
 
-    tokens: slice | Tensor
+    ranges: tuple[tuple[int, int], ...]
     states: tuple[Tensor, ...]
+    _index_P: Tensor | None = field(default=None, init=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens they are."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def place(self, device: torch.device) -> slice | Tensor:
+        """The tokens as an index: a slice if they stand side by side, else int64 numbers on `device`, made once."""
+        if len(self.ranges) == 1:
+            return slice(*self.ranges[0])
+        if self._index_P is None:
+            index_P = torch.cat([torch.arange(start, stop) for start, stop in self.ranges])
+            self._index_P = index_P.to(device, non_blocking=True)
+        return self._index_P
 
 
 @dataclass(eq=False)
@@ -146,7 +161,7 @@ class StackedCross:
         self, runs: Sequence[CrossRun], num_tokens: int
     ) -> tuple[_Stack | None, Tensor | None, Sequence[CrossRun]]:
         """The stack, its tokens (None if they are all of the step's, in order), and the runs that are not in it."""
-        single = [run for run in runs if isinstance(run.tokens, slice) and run.tokens.stop - run.tokens.start == 1]
+        single = [run for run in runs if run.num_tokens == 1]
         if len(single) < 2 or _stacked_bytes(single) > _STACK_BYTES:
             self._kept = None
             return None, None, runs
@@ -154,7 +169,7 @@ class StackedCross:
             # What was kept goes first: there are never two.
             self._kept = None
             self._kept = _stacked(single)
-        tokens = [run.tokens.start for run in single if isinstance(run.tokens, slice)]
+        tokens = [run.ranges[0][0] for run in single]
         rest = [run for run in runs if all(run is not other for other in single)]
         return self._kept, None if tokens == list(range(num_tokens)) else torch.tensor(tokens), rest
 
@@ -198,7 +213,8 @@ def _attend_runs(q_THC: Tensor, out_THC: Tensor, runs: Sequence[CrossRun], index
     """Fill the rows of these runs in `out_THC`, one run after the other."""
     for run in runs:
         k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
-        out_THC[run.tokens] = _attend(q_THC[run.tokens], k_EKC, v_EKC, scale)
+        place = run.place(q_THC.device)
+        out_THC[place] = _attend(q_THC[place], k_EKC, v_EKC, scale)
 
 
 def _joined(states: Sequence[Tensor], index: int, part: int) -> Tensor:

@@ -58,13 +58,13 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
 
 
 def select_cross(device: str) -> CrossBackend:
-    """How layers of a cross group attend on `device`: PyTorch's own attention everywhere, which needs no blocks."""
-    backend: CrossBackend = StackedCross() if device == "cpu" else SDPACross()
+    """How layers of a cross group attend on `device`."""
+    backend, reason = _cross_of(device)
     logger.log(
         logging.DEBUG if device == "cpu" else logging.INFO,
-        "Attention to what stands beside the text uses the backend %r: no other is built for %s.",
+        "Attention to what stands beside the text uses the backend %r: %s.",
         backend.name,
-        device,
+        reason,
     )
     return backend
 
@@ -73,6 +73,17 @@ def _flash() -> Flash | None:
     from beheld.attention.flash import installed
 
     return installed()
+
+
+def _cross_of(device: str) -> tuple[CrossBackend, str]:
+    """The backend for layers of a cross group, and why it is this one."""
+    if device == "cpu":
+        return StackedCross(), "the device is cpu"
+    if not HAS_TRITON:
+        return SDPACross(), "the package triton is not installed"
+    from beheld.attention.triton_cross import TritonCross
+
+    return TritonCross(), f"the device is {device}"
 
 
 def _make(name: str, flash: Flash | None) -> AttentionBackend:

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, capped, products, unit
+from beheld.attention.triton_math import accumulate, capped, join, products, unit
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
 # first item. Eight numbers make one memory sector.
@@ -226,56 +226,9 @@ def _decode(
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            joined_RC = _join(acc_ptr, sums_ptr, first_item, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS)
+            joined_RC = join(acc_ptr, sums_ptr, first_item, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS)
             tl.store(out_RC, joined_RC, mask=inside_RD)
             tl.store(counter_ptr, 0)
-
-
-@triton.jit
-def _join(
-    acc_ptr,
-    sums_ptr,
-    first_item,
-    parts,
-    head,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    V_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    V_WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
-    heads_R = tl.arange(0, ROWS)
-    d_C = tl.arange(0, V_WIDTH)
-    inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
-    few_P = tl.arange(0, 16)
-    m_R = tl.full([ROWS], float("-inf"), tl.float32)
-    for part in range(0, parts, 16):
-        line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
-        there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
-        m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
-        m_R = tl.maximum(m_R, tl.max(m_PR, 0))
-    # Rows that pad the group have no sums; 0 / 1 keeps them harmless.
-    m_R = tl.where(heads_R < GROUP, m_R, 0.0)
-    l_R = tl.where(heads_R < GROUP, 0.0, 1.0)
-    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
-    for part in range(0, parts, PARTS):
-        for step in tl.static_range(PARTS):
-            there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
-            line_R = ((first_item + part + step) * KV_HEADS + head) * GROUP + heads_R
-            m_part_R = tl.load(sums_ptr + line_R * 2, mask=there_R, other=float("-inf"), cache_modifier=".cg")
-            l_part_R = tl.load(sums_ptr + line_R * 2 + 1, mask=there_R, other=0.0, cache_modifier=".cg")
-            acc_part_RC = tl.load(
-                acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :],
-                mask=inside_RD & there_R[:, None],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            weight_R = tl.exp2(m_part_R - m_R)
-            l_R += l_part_R * weight_R
-            acc_RC += acc_part_RC * weight_R[:, None]
-    return acc_RC / l_R[:, None]
 
 
 def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads: int, num_programs: int) -> DecodePlan:

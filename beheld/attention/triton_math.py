@@ -64,3 +64,50 @@ def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: 
 def products(q_RC, k_NC):
     """Queries times keys, (R, N) in float32; exact products where the inputs are float32."""
     return tl.dot(q_RC, tl.trans(k_NC), input_precision="ieee")
+
+
+@triton.jit
+def join(
+    acc_ptr,
+    sums_ptr,
+    first_item,
+    parts,
+    head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
+    heads_R = tl.arange(0, ROWS)
+    d_C = tl.arange(0, V_WIDTH)
+    inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
+    few_P = tl.arange(0, 16)
+    m_R = tl.full([ROWS], float("-inf"), tl.float32)
+    for part in range(0, parts, 16):
+        line_PR = ((first_item + part + few_P)[:, None] * KV_HEADS + head) * GROUP + heads_R[None, :]
+        there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
+        m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
+        m_R = tl.maximum(m_R, tl.max(m_PR, 0))
+    # Rows that pad the group have no sums; 0 / 1 keeps them harmless.
+    m_R = tl.where(heads_R < GROUP, m_R, 0.0)
+    l_R = tl.where(heads_R < GROUP, 0.0, 1.0)
+    acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
+    for part in range(0, parts, PARTS):
+        for step in tl.static_range(PARTS):
+            there_R = heads_R < tl.where(part + step < parts, GROUP, 0)
+            line_R = ((first_item + part + step) * KV_HEADS + head) * GROUP + heads_R
+            m_part_R = tl.load(sums_ptr + line_R * 2, mask=there_R, other=float("-inf"), cache_modifier=".cg")
+            l_part_R = tl.load(sums_ptr + line_R * 2 + 1, mask=there_R, other=0.0, cache_modifier=".cg")
+            acc_part_RC = tl.load(
+                acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :],
+                mask=inside_RD & there_R[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight_R = tl.exp2(m_part_R - m_R)
+            l_R += l_part_R * weight_R
+            acc_RC += acc_part_RC * weight_R[:, None]
+    return acc_RC / l_R[:, None]

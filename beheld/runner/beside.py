@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from beheld.attention.cross import CrossMetadata, CrossRun
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.rows import Row, Rows
+from beheld.runner.staging import to_device
 
 # Items that a token looks at, as (index of the span, number of its first states).
 Seen = tuple[tuple[int, int], ...]
@@ -44,15 +44,11 @@ def look(
             ranges.setdefault(key, []).append(place)
     if not ranges:
         return None
-    device = rows.newest_P.device
     runs = tuple(
-        CrossRun(
-            _indices(places, device),
-            tuple(store.states(views[digest])[:count] for digest, count in key),
-        )
+        CrossRun(tuple(places), tuple(store.states(views[digest])[:count] for digest, count in key))
         for key, places in ranges.items()
     )
-    return CrossMetadata(runs, torch.from_numpy(sighted).to(device, non_blocking=True))
+    return CrossMetadata(runs, to_device({"sighted": sighted}, rows.newest_P.device)["sighted"])
 
 
 def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen, bool]]:
@@ -71,10 +67,3 @@ def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen
     for low, high in itertools.pairwise(cuts):
         seen = tuple((index, sight.count) for index, sight in enumerate(row.sights) if sight.covers(low))
         yield low, high, seen or everything, bool(seen)
-
-
-def _indices(places: list[tuple[int, int]], device: torch.device) -> slice | torch.Tensor:
-    if len(places) == 1:
-        return slice(*places[0])
-    joined = np.concatenate([np.arange(low, high) for low, high in places])
-    return torch.from_numpy(joined).to(device, non_blocking=True)

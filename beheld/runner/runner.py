@@ -331,9 +331,9 @@ class ModelRunner:
         group, adapter = self._info.cross, self._adapter
         if group is None:
             return None
-        shape = (group.num_states, len(group.layers), 2, group.num_kv_heads, group.head_dim)
-        states = torch.zeros(shape, dtype=adapter.dtype, device=adapter.device)
-        run = CrossRun(slice(0, num_tokens), (states,))
+        shape = (len(group.layers), 2, group.num_states, group.num_kv_heads, group.head_dim)
+        states = torch.zeros(shape, dtype=adapter.dtype, device=adapter.device).movedim(2, 0)
+        run = CrossRun(((0, num_tokens),), (states,))
         return CrossMetadata((run,), torch.ones(num_tokens, device=adapter.device))
 
     def self_test(self) -> None:

@@ -7,6 +7,7 @@ compiling it: the machine code does not matter here.
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from beheld.attention import triton_decode, triton_prefill
+from beheld.attention import triton_cross, triton_decode, triton_prefill
 
 # Compute capability -> the shared memory that one program may ask for (CUDA C++ Programming Guide, table of technical
 # specifications). 8.6 is 8.0's code on less memory.
@@ -93,6 +94,18 @@ def decode_bytes(dtype: str, size: int, capability: int) -> int:
     return shared_bytes(triton_decode._decode, types, constants, CODE[capability], **options)
 
 
+def cross_form(dtype: str, size: int, most: int) -> tuple[dict[str, str], dict[str, Any], dict[str, int]]:
+    """Types, constants and options of the kernel for states beside the text, whose runs have `most` tokens at most."""
+    shape = triton_cross.shape_of(most, GROUP, TYPES[dtype])
+    types = dict.fromkeys(("q_ptr", "out_ptr"), f"*{dtype}") | dict.fromkeys(("acc_ptr", "sums_ptr"), "*fp32")
+    types |= dict.fromkeys(("items_ptr", "pieces_ptr", "tokens_ptr"), "*i64") | {"arrived_ptr": "*i32", "scale": "fp32"}
+    types |= dict.fromkeys(("layer", "q_token", "q_head"), "i32")
+    constants = {"KV_HEADS": 2, "GROUP": GROUP, "SIZE": size, "WIDTH": triton.next_power_of_2(size)}
+    constants |= {"ALIGNMENT": triton_cross.alignment_of(size, TYPES[dtype]), "TOKENS": shape.tokens}
+    constants |= {"ROWS": shape.rows, "TILE": shape.states, "JOINED": shape.joined}
+    return types, constants, {"num_warps": shape.warps, "num_stages": shape.stages}
+
+
 # What comes nearest to the limits; the rest in the long form.
 NEAR = [("bf16", 256), ("bf16", 512), ("fp32", 512)]
 CASES = [(dtype, size) for dtype in TYPES for size in SIZES] if LONG else NEAR
@@ -113,3 +126,21 @@ def test_prefill_fits(dtype: str, size: int, capability: int) -> None:
 @pytest.mark.parametrize(("dtype", "size"), CASES if LONG else NEAR[1:])
 def test_decode_fits(dtype: str, size: int, capability: int) -> None:
     assert 0 < decode_bytes(dtype, size, capability) <= LIMITS[capability]
+
+
+@pytest.mark.parametrize("capability", [86, 90, 100] if LONG else [86])
+@pytest.mark.parametrize("most", [1, 500])
+@pytest.mark.parametrize("dtype", TYPES if LONG else ["bf16", "fp32"])
+def test_cross_fits(dtype: str, most: int, capability: int) -> None:
+    types, constants, options = cross_form(dtype, 128, most)
+    assert 0 < shared_bytes(triton_cross._cross, types, constants, CODE[capability], **options) <= LIMITS[capability]
+
+
+def test_states_are_fetched_by_16_bytes_though_their_addresses_come_from_a_table() -> None:
+    types, constants, options = cross_form("bf16", 128, 1)
+    kernel, names = triton_cross._cross, triton_cross._cross.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={**options, "enable_fp_fusion": True})
+    copies = re.findall(r"cp\.async\.\w+\.shared\.global .*, (\w+), ", made.asm["ptx"])
+    assert set(copies) == {"0x10"}

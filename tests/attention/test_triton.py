@@ -11,5 +11,6 @@ from tests import interpreted
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_in_the_interpreter() -> None:
-    interpreted.run(Path(__file__).with_name("triton_interpreted.py"))
+@pytest.mark.parametrize("cases", ["triton_interpreted.py", "cross_interpreted.py"])
+def test_kernels_in_the_interpreter(cases: str) -> None:
+    interpreted.run(Path(__file__).with_name(cases))
