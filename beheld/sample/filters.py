@@ -1,7 +1,7 @@
-"""What removes candidates: bans, allowances, bias, bad words, grammar masks, and the floors of top-k, top-p and min-p.
+"""What removes candidates: bans, allowances, bias, grammar masks, and the floors of top-k, top-p and min-p.
 
-Shapes: B rows of a batch, R of them drawn at random, P pairs (place in the batch, token id), V vocabulary, W words of a
-bit mask or bad words, K greatest logits.
+Shapes: B rows of a batch, R of them drawn at random, P pairs (place in the batch, token id), V vocabulary, W bytes of a
+bit mask, K greatest logits.
 
 The three probability filters keep what stands at or above a floor. A floor does not depend on the order in which equal
 logits were sorted, so a row's candidates are the same in every batch; equals of the last one kept are kept too.
@@ -22,8 +22,6 @@ from beheld.core.params import Sampling
 
 # A nucleus is looked for among this many greatest logits before everything is sorted.
 _HEAD = 1024
-# A step may be launched again, so a row remembers more of its tokens than its longest bad word asks for.
-_SPARE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,53 +80,6 @@ def _upload(numbers: Iterable[int], device: torch.device) -> Tensor:
 def _pairs(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
     places_P, ids_P = torch.tensor(pairs, dtype=torch.int64).T.contiguous().to(device, non_blocking=True)
     return places_P, ids_P
-
-
-class BadWords:
-    """One row's bad words of two tokens or more, and the last tokens that it generated, on the device.
-
-    Remembered token p of the sequence stands in column p % H, so writing it twice is harmless.
-    """
-
-    def __init__(
-        self,
-        words: Sequence[tuple[int, ...]],
-        vocab_size: int,
-        device: torch.device,
-        token_ids: Sequence[int],
-        num_prompt: int,
-    ) -> None:
-        words = [word for word in words if len(word) > 1 and max(word) < vocab_size]
-        longest = max((len(word) for word in words), default=1) - 1
-        self._num_prompt = num_prompt
-        self._size = longest + _SPARE
-        # Beginnings are aligned at their ends; whatever was generated before a shorter one's first token is no matter.
-        padded = [0] * longest
-        begins = [(padded + list(word[:-1]))[-longest:] for word in words]
-        begin_WP = torch.tensor(begins, dtype=torch.int64).reshape(len(words), longest)
-        self._begin_WP = begin_WP.to(device, non_blocking=True)
-        self._last_W = _upload((word[-1] for word in words), device)
-        self._needed_W = _upload((len(word) - 1 for word in words), device)
-        self._back_P = torch.arange(-longest, 0, device=device)
-        self._before_WP = self._back_P < -self._needed_W.unsqueeze(-1)
-        recent = [0] * self._size
-        for position in range(max(num_prompt, len(token_ids) - self._size), len(token_ids)):
-            recent[position % self._size] = token_ids[position]
-        self._recent_H = _upload(recent, device)
-
-    def apply_(self, logits_V: Tensor, length: int) -> None:
-        """Ban in place the last token of every word whose other tokens were just generated, up to position `length`."""
-        window_P = self._recent_H[(self._back_P + length) % self._size]
-        match_W = ((self._begin_WP == window_P) | self._before_WP).all(-1)
-        match_W &= self._needed_W <= length - self._num_prompt
-        # Added, not assigned: two words may end with the same token, and only one of them may match.
-        ban_W = torch.zeros_like(match_W, dtype=torch.float32).masked_fill_(match_W, -math.inf)
-        logits_V.index_add_(0, self._last_W, ban_W)
-
-    def append(self, length: int, id_1: Tensor) -> None:
-        """Remember the token sampled at position `length`."""
-        column = length % self._size
-        self._recent_H[column : column + 1] = id_1
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,11 @@ from torch import Tensor
 from beheld.core.errors import ParamsError
 from beheld.core.params import LogitsProcessor, Sampling
 from beheld.sample import filters
-from beheld.sample.filters import BadWords, Edits, Filters
+from beheld.sample.filters import Edits, Filters
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
-from beheld.sample.repeats import NGramBan
+from beheld.sample.repeats import Repeating, RepeatTable
+from beheld.sample.words import Worded, WordTable
 
 
 @dataclass(eq=False)
@@ -28,7 +29,8 @@ class RowState:
     Attributes:
         length: tokens before the one sampled last.
         slot: its place in the penalty table, if it has penalties.
-        words: what bans tokens by those that were generated: bad words of several tokens, repetitions.
+        word_slot, repeat_slot: the same in the tables of what bans tokens by those that were generated: bad words of
+            several tokens, repetitions.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -38,7 +40,8 @@ class RowState:
     mixed_seed: int
     length: int
     slot: int | None = None
-    words: tuple[BadWords | NGramBan, ...] = ()
+    word_slot: int | None = None
+    repeat_slot: int | None = None
     tokens: list[int] = field(default_factory=list)
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
 
@@ -68,7 +71,6 @@ class Composition:
 
     Attributes:
         minimums: place -> whether its answer is still below min_tokens, for rows that have a minimum.
-        worded: places whose bans depend on what was generated.
         forcing: places of which some token is given.
     """
 
@@ -77,7 +79,8 @@ class Composition:
     minimums: dict[int, bool]
     edits: Edits | None
     penalised: Penalised | None
-    worded: tuple[int, ...]
+    worded: Worded | None
+    repeating: Repeating | None
     forcing: tuple[int, ...]
     processed: tuple[int, ...]
     drawing: Drawing | None
@@ -87,7 +90,7 @@ class Composition:
     @property
     def edited(self) -> bool:
         """True if some row's logits are changed before the choice."""
-        return bool(self.edits or self.penalised or self.worded or self.processed or self.forcing)
+        return bool(self.edits or self.penalised or self.worded or self.repeating or self.processed or self.forcing)
 
 
 class RowTable:
@@ -99,6 +102,8 @@ class RowTable:
         self._device = device
         self._composition: Composition | None = None
         self.penalties = PenaltyTable(vocab_size, device)
+        self.words = WordTable(vocab_size, device)
+        self.repeats = RepeatTable(vocab_size, device)
 
     def __getitem__(self, row: int) -> RowState:
         state = self._states[row]
@@ -118,15 +123,12 @@ class RowTable:
         state = RowState(params, num_prompt, mix_seed(params.seed), len(token_ids), processors=processors)
         if processors:
             state.tokens = list(token_ids)
-        if any(len(word) > 1 for word in params.bad_words_ids):
-            state.words += (BadWords(params.bad_words_ids, self._vocab_size, self._device, token_ids, num_prompt),)
-        if params.no_repeat_ngram:
-            most = num_prompt + params.max_tokens
-            state.words += (NGramBan(params.no_repeat_ngram, self._vocab_size, self._device, token_ids, most),)
-        # Last: a slot that was taken is given back when the row is released.
+        # Before any slot is taken: those are given back when the row is released, which admitting it again begins with.
+        self._states[row] = state
+        state.word_slot = self.words.admit(params, token_ids, num_prompt)
+        state.repeat_slot = self.repeats.admit(params, token_ids, num_prompt)
         if params.has_penalties:
             state.slot = self.penalties.admit(params, token_ids, num_prompt)
-        self._states[row] = state
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
         for token in ids:
@@ -138,6 +140,10 @@ class RowTable:
         state = self._states[row]
         if state is None:
             return
+        if state.word_slot is not None:
+            self.words.release(state.word_slot)
+        if state.repeat_slot is not None:
+            self.repeats.release(state.repeat_slot)
         if state.slot is not None:
             self.penalties.release(state.slot)
         self._states[row] = None
@@ -158,6 +164,8 @@ class RowTable:
         states = tuple(self[row] for row in rows)
         params = [state.params for state in states]
         below = [state.below_minimum(length) for state, length in zip(states, lengths, strict=True)]
+        worded = [(b, s.word_slot) for b, s in enumerate(states) if s.word_slot is not None]
+        repeating = [(b, s.repeat_slot) for b, s in enumerate(states) if s.repeat_slot is not None]
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
         random = tuple(b for b, p in enumerate(params) if not p.greedy)
         reporting = tuple(b for b, p in enumerate(params) if p.logprobs is not None)
@@ -167,7 +175,8 @@ class RowTable:
             minimums={b: below[b] for b, p in enumerate(params) if p.min_tokens > 0},
             edits=filters.edits(params, below, self._vocab_size, self._device),
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
-            worded=tuple(b for b, s in enumerate(states) if s.words),
+            worded=self.words.gather(*zip(*worded, strict=True)) if worded else None,
+            repeating=self.repeats.gather(*zip(*repeating, strict=True)) if repeating else None,
             forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),
             processed=tuple(b for b, s in enumerate(states) if s.processors),
             drawing=self._drawing(states, random) if random else None,

@@ -112,7 +112,7 @@ class Sampler:
         assert logits_BV.shape == (len(rows), self._vocab_size)
         assert len(lengths) == len(rows)
         batch = self._rows.compose(rows, lengths)
-        for place in (*batch.worded, *batch.processed, *(batch.penalised.places if batch.penalised else ())):
+        for place in (*batch.processed, *(batch.penalised.places if batch.penalised else ())):
             self._rewind(batch.states[place], lengths[place])
         ids_B, nan_B = self._choose(logits_BV, batch, lengths, masks, best)
         if not batch.reporting:
@@ -130,9 +130,10 @@ class Sampler:
         if batch.penalised is not None:
             lengths = [batch.states[b].length for b in batch.penalised.places]
             self._rows.penalties.append(batch.penalised, lengths, ids_B[batch.penalised.places_P])
-        for b in batch.worded:
-            for words in batch.states[b].words:
-                words.append(batch.states[b].length, ids_B[b : b + 1])
+        if batch.worded is not None:
+            self._rows.words.append(batch.worded, [batch.states[b].length for b in batch.worded.places], ids_B)
+        if batch.repeating is not None:
+            self._rows.repeats.append(batch.repeating, [batch.states[b].length for b in batch.repeating.places], ids_B)
         if batch.processed:
             ids = ids_B.tolist()
             for b in batch.processed:
@@ -183,10 +184,11 @@ class Sampler:
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with everything applied that does not depend on temperature."""
-        logits_BV = logits_BV.to(torch.float32, copy=True)
-        for b in batch.worded:
-            for words in batch.states[b].words:
-                words.apply_(logits_BV[b], lengths[b])
+        logits_BV = logits_BV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        if batch.worded is not None:
+            self._rows.words.apply_(logits_BV, batch.worded, [lengths[b] for b in batch.worded.places])
+        if batch.repeating is not None:
+            self._rows.repeats.apply_(logits_BV, batch.repeating, [lengths[b] for b in batch.repeating.places])
         if masks is not None:
             masks.apply_(logits_BV)
         if batch.edits is not None:

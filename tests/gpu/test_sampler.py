@@ -30,6 +30,8 @@ KINDS = {
         Sampling(logit_bias=((5, 3.0),), bad_words_ids=((1,), (2, 3), (2, 4))),
         Sampling(allowed_token_ids=(1, 2, 3, 4, 9), min_tokens=3, stop_ids=frozenset({4})),
         Sampling(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, logprobs=3),
+        Sampling(bad_words_ids=((5, 2, 3), (2, 2)), no_repeat_ngram=3),
+        Sampling(no_repeat_ngram=2, max_tokens=40),
     ],
 }
 KINDS["mixed"] = [params for kind in list(KINDS.values()) for params in kind]
