@@ -176,7 +176,8 @@ class HFAdapter:
             method = getattr(self.model, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
-        made = packed.keywords(self.info.model_type, getattr(self._core, "visual", None), options, self._upload) or {}
+        visual = getattr(self._core, "visual", getattr(self._core, "vision_tower", None))
+        made = packed.keywords(self.info.model_type, visual, options, self._upload) or {}
         stays = self._read_by_host | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:

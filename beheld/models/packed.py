@@ -18,8 +18,14 @@ from torch import Tensor
 
 Upload = Callable[[Tensor], Tensor]
 
-# Model type -> whether its tower also attends within windows, and whether it looks up learned positions.
-_KINDS = {
+# Model type -> whether its tower takes positions of patches, attends within windows too, and is told where to look up
+# learned positions.
+_KINDS: dict[str, tuple[str, ...]] = {
+    "ernie4_5_vl_moe": ("positions",),
+    "glm46v": ("positions",),
+    "glm4v": ("positions",),
+    "glm4v_moe": ("positions",),
+    "hunyuan_vl": (),
     "qwen2_vl": ("positions",),
     "qwen2_5_vl": ("positions", "windows"),
     "qwen3_vl": ("positions", "learned"),
@@ -45,13 +51,16 @@ def keywords(model_type: str, visual: Any, options: dict[str, Any], upload: Uplo
     learned = None
     if "learned" in kinds:
         learned = (visual.num_grid_per_side, visual.interpolation_mode, visual.interpolation_align_corners)
-    made = _made(visual.spatial_merge_size, windows, learned, tuple(map(tuple, grid_I3.tolist())))
+    # Towers that are told of no positions need no size of merged patches.
+    merge = visual.spatial_merge_size if "positions" in kinds else 1
+    made = _made(kinds, merge, windows, learned, tuple(map(tuple, grid_I3.tolist())))
     moved = {name: upload(value) if isinstance(value, Tensor) else value for name, value in made.items()}
     return {**moved, grids[0]: grid_I3}
 
 
 @functools.lru_cache(maxsize=64)
 def _made(
+    kinds: tuple[str, ...],
     merge: int,
     windows: tuple[int, int] | None,
     learned: tuple[int, str, bool] | None,
@@ -62,11 +71,9 @@ def _made(
 
     grid_I3 = torch.tensor(grids)
     bounds_W1 = vision_utils.get_vision_cu_seqlens(grid_I3)
-    made = {
-        "position_ids": vision_utils.get_vision_position_ids(grid_I3, merge),
-        "cu_seqlens": bounds_W1,
-        "max_seqlen": int((bounds_W1[1:] - bounds_W1[:-1]).max()),
-    }
+    made = {"cu_seqlens": bounds_W1, "max_seqlen": int((bounds_W1[1:] - bounds_W1[:-1]).max())}
+    if "positions" in kinds:
+        made["position_ids"] = vision_utils.get_vision_position_ids(grid_I3, merge)
     if windows is not None:
         window_index, bounds_W1 = vision_utils.get_vision_window_index(
             grid_I3,

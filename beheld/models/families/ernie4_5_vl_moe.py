@@ -1,10 +1,14 @@
 """ERNIE 4.5 VL: experts for text and others for what is seen, so every layer is told the kind of each token.
 
-Shapes: T tokens of a step, H hidden size, E embeddings of a tower call, K experts that a token takes.
+Behind its tower, frames of videos are joined two by two, which takes their sizes; these stay on the host, and what
+joins is replaced by the same without numbers that are sent to the device.
+
+Shapes: T tokens of a step, H hidden size, E embeddings of a tower call, K experts that a token takes, P patches.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,6 +53,29 @@ class TypedExperts(_Block):
         experts_TK = experts_TK.masked_fill(others_T.unsqueeze(1), self.num_experts)
         out_TH: Tensor = part.experts(x_TH, experts_TK, weights_TK.masked_fill(others_T.unsqueeze(1), 0.0))
         return out_TH
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Every second frame beside the one that follows it, and a picture beside itself; called as the model's own method.
+
+    Attributes:
+        merge: patches of a frame are merged by so many in both directions.
+    """
+
+    merge: int
+
+    def __call__(self, hidden_PH: Tensor, grid_I3: Tensor) -> Tensor:
+        """(P, H) -> (fewer, 2 H); `grid_I3` on the host."""
+        grids = grid_I3.tolist()
+        counts = [frames * height * width // self.merge**2 for frames, height, width in grids]
+        firsts, seconds = [], []
+        for part_PH, (frames, _, _) in zip(hidden_PH.split(counts), grids, strict=True):
+            clip = part_PH.unflatten(0, (frames, -1))
+            # The last of an odd number stands beside nothing, and is left out.
+            firsts.append(clip[: frames - 1 : 2].flatten(0, 1) if frames > 1 else part_PH)
+            seconds.append(clip[1::2].flatten(0, 1) if frames > 1 else part_PH)
+        return torch.cat((torch.cat(firsts), torch.cat(seconds)), dim=-1)
 
 
 class Kinds:
@@ -96,7 +123,10 @@ class Kinds:
 
 
 def adapt(model: Any) -> None:
-    """Replace the blocks of experts; see families.adapt."""
+    """Replace the blocks of experts, and what joins frames; see families.adapt."""
+    resampler = model.model.resampler_model
+    if hasattr(resampler, "spatial_merge_size"):
+        resampler._temporal_slicing = _Pairs(resampler.spatial_merge_size)
     for layer in model.model.language_model.layers:
         if isinstance(layer.mlp, Ernie4_5_VLMoeMoeBlock):
             layer.mlp = TypedExperts(layer.mlp)
