@@ -187,11 +187,13 @@ class TritonCross:
 
     def _planned(self, q_THC: Tensor, runs: Sequence[CrossRun]) -> _Plan:
         num_tokens, heads, size = q_THC.shape
-        kv_heads = runs[0].states[0].shape[3]
-        assert all(_fits(item, q_THC) for run in runs for item in run.states), "states of another layout"
+        first = runs[0].states[0]
+        kv_heads = first.shape[3]
+        assert first.shape[4] == size, "states of another size"
+        assert (first.dtype, first.stride()[3:]) == (q_THC.dtype, (size, 1)), "states of another layout"
         most = max(run.num_tokens for run in runs)
         shape = shape_of(most, heads // kv_heads, q_THC.element_size())
-        table = _Table(num_tokens, shape.tokens)
+        table = _Table(num_tokens, shape.tokens, kv_heads * size * q_THC.element_size())
         table.fill(runs, max(1, self._side_by_side(q_THC.device) // kv_heads))
         items_W8, pieces_P4, tokens_T = table.upload(q_THC.device)
         places = table.num_places * kv_heads
@@ -215,19 +217,19 @@ class TritonCross:
         return known
 
 
-def _fits(states: Tensor, q_THC: Tensor) -> bool:
-    """True for (E, L, 2, K, C) of the queries' type, whose states of one layer lie one after the other."""
-    kv_heads, size = states.shape[3:]
-    dense = (states.stride(0), *states.stride()[3:]) == (kv_heads * size, size, 1)
-    return dense and size == q_THC.shape[2] and states.dtype == q_THC.dtype and states.device == q_THC.device
-
-
 class _Table:
-    """The numbers of a step, gathered on the host."""
+    """The numbers of a step, gathered on the host.
 
-    def __init__(self, num_tokens: int, tile: int) -> None:
+    Args:
+        num_tokens: T.
+        tile: tokens of a tile.
+        state_bytes: of the keys of one state in one layer; the next state's follow at once.
+    """
+
+    def __init__(self, num_tokens: int, tile: int, state_bytes: int) -> None:
         self._tile = tile
         self._num_tokens = num_tokens
+        self._state_bytes = state_bytes
         # Field after field, without a bound between one item and the next: lists of lists take long to copy.
         self._items: list[int] = []
         self._pieces: list[int] = []
@@ -264,6 +266,7 @@ class _Table:
         for item in states:
             begin, count, bytes_each = item.data_ptr(), len(item), item.element_size()
             state, layer, part = (step * bytes_each for step in item.stride()[:3])
+            assert state == self._state_bytes, "states of another layout"
             low = 0
             while low < count:
                 if not left:

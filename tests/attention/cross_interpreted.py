@@ -92,7 +92,7 @@ def test_long_states_are_split_and_short_ones_are_not() -> None:
 
 def test_no_more_parts_than_one_program_joins() -> None:
     item = states(64 * (triton_cross._MAX_PARTS + 3), 1, 16)
-    table = triton_cross._Table(1, 1)
+    table = triton_cross._Table(1, 1, 16 * 4)
     table.fill(decode((item,)).runs, target=1000)
     assert 1 < table._items[5] <= triton_cross._MAX_PARTS
     assert sum(table._pieces[3::4]) == len(item)
