@@ -47,7 +47,8 @@ def _convolve_layer(layer: int, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor 
     if found is None:
         found = group.extra["near"] = near_slots(context.metadata, group, length)
     out_TC = torch.einsum("tlc,cl->tc", kept_SC[found].to(weight_CL.dtype), weight_CL)
-    return (out_TC if bias_C is None else out_TC + bias_C).to(x_TC.dtype)
+    # As `_convolve_shape` says, however the inputs lie.
+    return (out_TC if bias_C is None else out_TC + bias_C).to(x_TC.dtype).contiguous()
 
 
 def near_slots(metadata: AttnMetadata, group: GroupMetadata, length: int) -> Tensor:
@@ -78,7 +79,7 @@ def _convolve(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tensor | N
 
 def _convolve_shape(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
     """What a compiler needs to know of the result."""
-    return torch.empty_like(x_TC)
+    return x_TC.new_empty(x_TC.shape)
 
 
 _library = torch.library.Library("beheld", "FRAGMENT")

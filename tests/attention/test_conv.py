@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from beheld.attention import conv
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.attention.conv import convolve
@@ -82,6 +83,15 @@ def test_a_step_that_is_launched_again_gives_the_same() -> None:
     paged.check([(0, 0, 4), (1, 0, 2)])
     for _ in range(2):
         paged.check([(0, 4, 6), (1, 2, 3)])
+
+
+def test_the_result_lies_as_compiled_code_was_told() -> None:
+    """Inputs as the model's transposed product leaves them: the compiler had been told of a result like these."""
+    paged = Paged(2, 9, 3)
+    paged.x = [x.t().contiguous().t() for x in paged.x]
+    out_TC = torch.cat(paged.run([(0, 0, 9)]))
+    told = conv._convolve_shape(paged.x[0], torch.tensor(7), paged.weight, None)
+    assert out_TC.stride() == told.stride() == (CHANNELS, 1)
 
 
 def test_a_cache_of_another_length_is_refused() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
 
 from beheld.attention import cross
 from beheld.attention.cross import CrossMetadata, SDPACross, Sight, StackedCross
 from beheld.attention.select import select_cross
+from beheld.utils.triton import HAS_TRITON
 from tests.attention.beside import decode, expected, metadata, states
 
 
@@ -32,9 +31,9 @@ def test_every_run_sees_its_own_states_and_the_rest_nothing(backend: cross.Cross
 
 def test_the_backend_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(select_cross("cpu"), StackedCross)
-    if importlib.util.find_spec("triton") is not None:
+    if HAS_TRITON:
         assert select_cross("cuda").name == "triton"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("beheld.attention.select.HAS_TRITON", False)
     assert isinstance(select_cross("cuda"), SDPACross)
 
 

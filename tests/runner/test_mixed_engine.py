@@ -30,15 +30,31 @@ class DeviceReader:
 
     name = "device reader"
     captures_prefill = True
-    takes_tails = False
+    stores_beside_decodes = True
 
     def __init__(self) -> None:
         self._backend = TorchBackend()
-        self._known: AttnMetadata | None = None
+        self._known: dict[int, AttnMetadata] = {}
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Nothing is read before the layers run."""
-        self._known = None
+        if not metadata.stored:
+            self._known.clear()
+
+    def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
+        """As the reference, of tokens that belong to a sequence."""
+        known = self._read(metadata)
+        count = int(known.cu_q_B1[-1])
+        self._backend.store(k_TKC[:count], v_TKC[:count], kv, known)
+        kv.keys[0].zero_()
+        kv.values[0].zero_()
+
+    def _read(self, metadata: AttnMetadata) -> AttnMetadata:
+        known = self._known.get(id(metadata))
+        if known is None:
+            known = self._known[id(metadata)] = _read(metadata)
+            self._backend.begin(known)
+        return known
 
     def attend(
         self,
@@ -51,17 +67,13 @@ class DeviceReader:
         softcap: float | None,
     ) -> Tensor:
         """As the reference; of tokens that belong to no sequence, NaN, which nobody may see."""
-        if self._known is None:
-            self._known = _read(metadata)
-            self._backend.begin(self._known)
-        count = int(self._known.cu_q_B1[-1])
+        known = self._read(metadata)
+        count = int(known.cu_q_B1[-1])
         out_THC = torch.full((*q_THC.shape[:2], v_TKC.shape[2]), float("nan"))
         if not count:
             # The first pass of all, when nothing lies in place yet.
             return out_THC
-        out_THC[:count] = self._backend.attend(
-            q_THC[:count], k_TKC[:count], v_TKC[:count], kv, self._known, scale, softcap
-        )
+        out_THC[:count] = self._backend.attend(q_THC[:count], k_TKC[:count], v_TKC[:count], kv, known, scale, softcap)
         # Kernels leave the null block as it is.
         kv.keys[0].zero_()
         kv.values[0].zero_()
@@ -116,6 +128,8 @@ def engines(request: pytest.FixtureRequest) -> Iterator[tuple[str, LLM, LLM, Cou
         patch.setattr(mixed_graphs, "capture", test_mixed_graphs.capture)
         # Graphs of all kinds in a small engine: with sequences that decode apart, and without prefixes.
         patch.setattr(mixed_graphs, "_FEW", 4)
+        # Small steps have no tail, large ones do.
+        patch.setattr(mixed_graphs, "FEWEST_ON_GPU", 100)
         patch.setattr(mixed_graphs, "_PLAIN", (64, 200))
         with LLM(path, **options) as plain, LLM(path, async_scheduling=True, **options) as quick:
             taken: Counter[Size] = Counter()
