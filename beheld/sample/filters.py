@@ -40,7 +40,8 @@ class Edits:
             logits_BV.index_fill_(0, rows, -math.inf)
             logits_BV[places_P, ids_P] = kept_P
         if self.banned is not None:
-            logits_BV[self.banned] = -math.inf
+            # `logits_BV[...] = -math.inf` would bring the number from the host, and wait for the device.
+            logits_BV.index_put_(self.banned, logits_BV.new_full((), -math.inf))
         if self.biased is not None:
             places_P, ids_P, bias_P = self.biased
             logits_BV.index_put_((places_P, ids_P), bias_P, accumulate=True)
