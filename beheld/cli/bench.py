@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from beheld.cli import load, plot
+from beheld.cli import load, plot, remote
 from beheld.core.errors import ConfigError
+
+# In pixels: pictures are made before they are sent.
+MAX_SIDE = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,17 +41,20 @@ def run(arguments: argparse.Namespace) -> int:
         ladder = []
     if not ladder or min(ladder) < 1:
         raise ConfigError("--clients must be numbers above 0, as 1,4,16.", param="clients")
-    if min(arguments.requests, arguments.tokens) < 1 or arguments.side < 0:
-        raise ConfigError("--requests and --tokens must be above 0, --side not below.", param="requests")
+    if min(arguments.requests, arguments.tokens) < 1:
+        raise ConfigError("--requests and --tokens must be above 0.", param="requests")
+    if not 0 <= arguments.side <= MAX_SIDE:
+        raise ConfigError(f"--side must be from 0 to {MAX_SIDE}.", param="side")
     if arguments.plot and Path(arguments.plot).suffix != ".svg":
         raise ConfigError("The plot is an SVG.", "Give a name that ends with .svg.", param="plot")
-    url = arguments.url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"{url[:128]!r} is no address of a server.", "Begin it with http:// or https://.", param="url"
-        )
-    lines = climb(url if url.endswith("/v1") else url + "/v1", load.key_of(arguments.api_key), ladder, arguments)
-    told = {"url": url, "model": arguments.model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
+    if arguments.plot and not os.access(Path(arguments.plot).parent, os.W_OK | os.X_OK):
+        raise ConfigError("The plot cannot be written there.", "Name another folder.", param="plot")
+    at, key = remote.address(arguments.url), remote.key_of(arguments.api_key)
+    with remote.connected(at, key) as client:
+        first = remote.first_model(client)
+    model = arguments.model or first
+    lines = climb(at, key, model, ladder, arguments)
+    told = {"url": at, "model": model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
     print(json.dumps(told))
     if arguments.plot:
         what = f"{arguments.tokens} tokens" + (f", pictures of {arguments.side} pixels" if arguments.side else "")
@@ -55,20 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(line["requests"] for line in lines) else 1
 
 
-def climb(url: str, key: str, ladder: list[int], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def climb(url: str, key: str, model: str, ladder: list[int], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One report for each number of clients, after a run that warms the server up and is not told of.
 
     Raises:
-        ConfigError: nothing answers.
+        ConfigError: no answer comes.
     """
 
     def requests(count: int, step: int) -> list[bytes]:
         seed = 1000 * arguments.seed + step
-        return list(load.bodies(count, arguments.tokens, arguments.side or None, arguments.model, seed))
+        return list(load.bodies(count, arguments.tokens, arguments.side or None, model, seed))
 
     warm, _ = asyncio.run(load.closed_loop(url, key, requests(min(ladder[-1], 8), 999), min(ladder[-1], 8)))
     if not warm.total_s:
-        raise ConfigError(f"{url} gives no answers: {warm.errors or 'it is busy'}.", "Start `beheld serve`.")
+        wrong = ", ".join(warm.errors) or "it is busy"
+        raise ConfigError(f"{url}/chat/completions gives no answers: {wrong}.", warm.said or "")
     lines = []
     for step, clients in enumerate(ladder):
         run = asyncio.run(load.closed_loop(url, key, requests(max(arguments.requests, clients), step), clients))

@@ -12,6 +12,7 @@ from typing import Any
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import references
 from beheld.cli.talk import Here, Remote, Talker, Told
+from beheld.cli.terminal import shown
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
 
@@ -155,6 +156,8 @@ class Conversation:
         except KeyboardInterrupt:
             end = "stopped"
         except BeheldError as error:
+            if said:
+                print()
             _note(f"error: {error}")
             return
         finally:
@@ -167,11 +170,6 @@ class Conversation:
         for receipt in self._told.receipts:
             for loss in receipt["lost"]:
                 _note(f"note: {receipt['item']}: {loss}")
-
-
-def shown(text: str) -> str:
-    """Text that does nothing to a terminal: control characters could move its cursor, or worse."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def _figures(told: Told, end: str | None) -> str:
@@ -190,4 +188,4 @@ def _figures(told: Told, end: str | None) -> str:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(shown(text), file=sys.stderr)

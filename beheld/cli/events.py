@@ -1,8 +1,15 @@
-"""Server-sent events as they come from a socket, cut anywhere."""
+"""Server-sent events as they come from a socket, cut anywhere, and the chunks of OpenAI's API in them."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from beheld.cli.terminal import shown
+
 END = "[DONE]"
+# What one line may hold, in bytes: prompts' log-probabilities are the longest that a chunk has.
+MAX_LINE = 64 << 20
 
 
 class EventReader:
@@ -14,16 +21,24 @@ class EventReader:
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
+        self._size = 0
         self._data: list[bytes] = []
 
     def push(self, piece: bytes) -> list[str]:
-        """The data of the events that have become complete, those of several lines joined by line feeds."""
+        """The data of the events that have become complete, those of several lines joined by line feeds.
+
+        Raises:
+            ValueError: a line has no end.
+        """
         *lines, rest = piece.split(b"\n")
         if not lines:
             self._held.append(piece)
+            self._size += len(piece)
+            if self._size > MAX_LINE:
+                raise ValueError("a line has no end")
             return []
         lines[0] = b"".join([*self._held, lines[0]])
-        self._held = [rest]
+        self._held, self._size = [rest], len(rest)
         found: list[str] = []
         for line in lines:
             name, _, value = line.removesuffix(b"\r").partition(b":")
@@ -33,3 +48,33 @@ class EventReader:
                 found.append(b"\n".join(self._data).decode("utf-8", "replace"))
                 self._data = []
         return found
+
+
+def chunk_of(data: str) -> dict[str, Any]:
+    """The data of an event as a chunk of OpenAI's: an `error` that is an object, or `choices`, each with its `delta`;
+    what these readers take from either has the type that it should have.
+
+    Raises:
+        ValueError: it is no such chunk.
+    """
+    try:
+        chunk = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(chunk, dict):
+        raise ValueError("no object")
+    if chunk.get("error"):
+        told = chunk["error"] if isinstance(chunk["error"], dict) else {"message": chunk["error"]}
+        return {"error": {name: shown(str(value)) for name, value in told.items() if value is not None}}
+    for choice in chunk["choices"] if isinstance(chunk.get("choices"), list) else [None]:
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if not isinstance(delta, dict) or not isinstance(delta.get("content") or "", str):
+            raise ValueError("no choices")
+    usage = chunk.get("usage")
+    if usage is not None and not (
+        isinstance(usage, dict)
+        and all(isinstance(usage.get(f"{which}_tokens"), int) for which in ("prompt", "completion"))
+        and isinstance(usage.get("prompt_tokens_details") or {}, dict)
+    ):
+        raise ValueError("no usage")
+    return chunk

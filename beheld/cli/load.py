@@ -6,7 +6,6 @@ import asyncio
 import base64
 import io
 import json
-import os
 import random
 import ssl
 import statistics
@@ -14,9 +13,13 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from beheld.cli.events import END, EventReader
+from beheld.cli.events import END, EventReader, chunk_of
+from beheld.cli.remote import words_of
+
+# Longer than any answer takes of a server that is alive.
+TIMEOUT_S = 600.0
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Seen:
         refused_s: to the end of answers with status 429 or 503.
         tokens: of all answers, as the server counts them.
         errors: what went wrong otherwise, and how often.
+        said: what the server said of the first of them, if it said anything.
         texts: answer by number of the request, where wanted.
     """
 
@@ -37,11 +41,13 @@ class Seen:
     refused_s: list[float] = field(default_factory=list)
     tokens: int = 0
     errors: dict[str, int] = field(default_factory=dict)
+    said: str | None = None
     texts: dict[int, str] = field(default_factory=dict)
 
-    def failed(self, what: str) -> None:
-        """Count an error."""
+    def failed(self, what: str, said: str | None = None) -> None:
+        """Count an error, of which the server may have said something."""
         self.errors[what] = self.errors.get(what, 0) + 1
+        self.said = self.said or said
 
 
 def picture_url(side: int, rng: random.Random) -> str:
@@ -81,55 +87,74 @@ def body(messages: Sequence[dict[str, Any]], tokens: int, model: str | None = No
 async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = None) -> None:
     """One request over a connection of its own, without a client library that would take the time itself.
 
-    The text is kept in `seen.texts` if the request has a number.
-
-    Raises:
-        OSError: the connection failed, or the server's certificate is not trusted.
+    Whatever goes wrong is counted in `seen`. The text is kept in `seen.texts` if the request has a number.
     """
-    parts = urlsplit(url)
-    begin = last = time.perf_counter()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await _ask(urlsplit(url), key, data, seen, number)
+    except TimeoutError:
+        seen.failed("no end")
+    except OSError as error:
+        seen.failed(type(error).__name__)
+    except ValueError:
+        seen.failed("not OpenAI's API")
+
+
+async def _ask(at: SplitResult, key: str, data: bytes, seen: Seen, number: int | None) -> None:
+    """As `ask`; what comes from a server that speaks another language ends in a ValueError."""
+    begin = time.perf_counter()
     # Asked in HTTP/1.0, most servers answer without chunks: the answer ends with the connection.
     head = (
-        f"POST {parts.path}/chat/completions HTTP/1.0\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST {at.path}/chat/completions HTTP/1.0\r\nHost: {at.netloc}\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     )
-    trust = ssl.create_default_context() if parts.scheme == "https" else None
-    port = parts.port or (443 if trust else 80)
-    reader, writer = await asyncio.open_connection(parts.hostname, port, limit=1 << 22, ssl=trust)
-    text: list[str] = []
-    times: list[float] = []
-    done = False
+    trust = ssl.create_default_context() if at.scheme == "https" else None
+    port = at.port or (443 if trust else 80)
+    reader, writer = await asyncio.open_connection(at.hostname, port, limit=1 << 22, ssl=trust)
     try:
         writer.write(head.encode() + data)
         await writer.drain()
-        status = (await reader.readline()).split(b" ")[1:2]
-        if status != [b"200"]:
-            refused = status in ([b"429"], [b"503"])
-            if refused:
-                seen.refused_s.append(time.perf_counter() - begin)
-            else:
-                seen.failed(f"status {b''.join(status).decode() or 'none'}")
-            return
-        async for chunk in _chunks(reader):
-            if chunk is None:
-                done = True
-                break
-            if "error" in chunk:
-                seen.failed(str(chunk["error"].get("code")))
-                return
-            if chunk.get("usage"):
-                seen.tokens += chunk["usage"]["completion_tokens"]
-            words = [word for choice in chunk["choices"] if (word := choice["delta"].get("content"))]
-            if words:
-                now = time.perf_counter()
-                times.append(now - last)
-                last = now
-                text += words
+        status = b"".join((await reader.readline()).split(b" ")[1:2])
+        if status == b"200":
+            await _answer(reader, begin, seen, number)
+        elif status in (b"429", b"503"):
+            seen.refused_s.append(time.perf_counter() - begin)
+        elif status.isdigit():
+            said = b"".join([piece async for piece in _body(reader)])
+            seen.failed(f"status {status.decode()}", words_of(said))
+        else:
+            raise ValueError("no status of HTTP")
     finally:
         writer.close()
-    if not done:
+
+
+async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number: int | None) -> None:
+    """Read a stream whose headers come next; `begin` is when it was asked for."""
+    last = begin
+    text: list[str] = []
+    times: list[float] = []
+    tokens = 0
+    async for chunk in _chunks(reader):
+        if chunk is None:
+            break
+        if chunk.get("error"):
+            seen.failed(chunk["error"].get("code", "error")[:64], chunk["error"].get("message"))
+            return
+        if chunk.get("usage"):
+            tokens += chunk["usage"]["completion_tokens"]
+        words = [word for choice in chunk["choices"] if (word := choice["delta"].get("content"))]
+        if words:
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+            text += words
+    else:
         seen.failed("cut")
         return
+    if not tokens and not text:
+        seen.failed("empty")
+        return
+    seen.tokens += tokens
     seen.total_s.append(time.perf_counter() - begin)
     seen.first_s += times[:1]
     seen.between_s += times[1:]
@@ -142,7 +167,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any] 
     events = EventReader()
     async for piece in _body(reader):
         for data in events.push(piece):
-            yield None if data == END else json.loads(data)
+            yield None if data == END else chunk_of(data)
 
 
 async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -169,10 +194,7 @@ async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: in
 
     async def client() -> None:
         for number, data in waiting:
-            try:
-                await ask(url, key, data, seen, number)
-            except OSError as error:
-                seen.failed(type(error).__name__)
+            await ask(url, key, data, seen, number)
 
     begin = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
@@ -185,16 +207,10 @@ async def open_loop(url: str, key: str, requests: Sequence[bytes], rate: float, 
     seen = Seen()
     tasks: set[asyncio.Task[None]] = set()
 
-    async def one(data: bytes) -> None:
-        try:
-            await ask(url, key, data, seen)
-        except OSError as error:
-            seen.failed(type(error).__name__)
-
     begin = time.perf_counter()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
-        task = asyncio.create_task(one(requests[number % len(requests)]))
+        task = asyncio.create_task(ask(url, key, requests[number % len(requests)], seen))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
@@ -221,8 +237,3 @@ def report(seen: Seen, seconds: float, clients: int) -> dict[str, Any]:
         "between_tokens_ms": percentiles(seen.between_s),
         "total_ms": percentiles(seen.total_s),
     }
-
-
-def key_of(given: str | None) -> str:
-    """The API key to show."""
-    return given or os.environ.get("OPENAI_API_KEY") or "EMPTY"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import mimetypes
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from beheld.cli.events import END, EventReader
-from beheld.core.errors import BeheldError, ConfigError, FetchError
+from beheld.cli import remote
+from beheld.cli.events import END, EventReader, chunk_of
+from beheld.core.errors import ConfigError, FetchError
 from beheld.core.media import MediaRef
 
 if TYPE_CHECKING:
@@ -111,26 +110,11 @@ class Remote:
     """
 
     def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
-        import httpx
-
-        at = url.rstrip("/")
-        at = at if at.endswith("/v1") else at + "/v1"
-        said = key or os.environ.get("OPENAI_API_KEY") or "EMPTY"
-        # Answers may take their time; only connecting may not.
-        self._client = httpx.Client(
-            base_url=at,
-            headers={"Authorization": f"Bearer {said}"},
-            timeout=httpx.Timeout(None, connect=10.0),
-            trust_env=False,
-        )
+        self._client = remote.connected(remote.address(url), remote.key_of(key))
         self._options = dict(options)
-        try:
-            shown = self._client.get("/models")
-        except httpx.HTTPError as error:
-            raise ConfigError(f"Nothing answers at {at}.", "Start `beheld serve`, or name another --url.") from error
-        if shown.status_code != 200:
-            raise _refusal(shown.status_code, shown.content)
-        self.name = model or str(shown.json()["data"][0]["id"])
+        # Asked also where the name is known: what does not answer is told of before the first question.
+        first = remote.first_model(self._client)
+        self.name = model or first
 
     def part(self, ref: MediaRef) -> dict[str, Any]:
         """Files travel within the request; addresses are the server's to fetch."""
@@ -157,19 +141,10 @@ class Remote:
         try:
             with self._client.stream("POST", "/chat/completions", json=body) as response:
                 if response.status_code != 200:
-                    raise _refusal(response.status_code, response.read())
-                reader = EventReader()
-                for data in itertools.chain.from_iterable(map(reader.push, response.iter_bytes())):
-                    if data == END:
-                        break
-                    try:
-                        chunk = json.loads(data)
-                    except ValueError as error:
-                        raise FetchError(
-                            "The server's stream holds no JSON.", "Ask a server of OpenAI's API."
-                        ) from error
-                    if "error" in chunk:
-                        raise _refusal(500, data.encode())
+                    raise remote.refusal(response.status_code, response.read(), str(response.url))
+                for chunk in _chunks(response.iter_bytes()):
+                    if chunk.get("error"):
+                        raise ConfigError(chunk["error"].get("message", "The server ended its answer with an error."))
                     yield from _pieces(chunk, told, begin)
         except httpx.HTTPError as error:
             raise FetchError(f"The server went away ({type(error).__name__}).", "Ask again.") from error
@@ -181,8 +156,27 @@ class Remote:
         self._client.close()
 
 
+def _chunks(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream, up to its end.
+
+    Raises:
+        FetchError: it holds something else, or has no end.
+    """
+    reader = EventReader()
+    try:
+        for data in itertools.chain.from_iterable(map(reader.push, pieces)):
+            if data == END:
+                return
+            yield chunk_of(data)
+    except ValueError as error:
+        raise FetchError("The server's stream is none of OpenAI's API.", "Ask another server.") from error
+    raise FetchError("The server's answer was cut off.", "Ask again.")
+
+
 def _pieces(chunk: Mapping[str, Any], told: Told, begin: float) -> Iterator[str]:
-    told.receipts = chunk.get("media") or told.receipts
+    receipts = chunk.get("media") or ()
+    if all(isinstance(one, dict) and one.keys() >= {"item", "tokens", "given", "used", "lost"} for one in receipts):
+        told.receipts = receipts or told.receipts
     usage = chunk.get("usage")
     if usage:
         told.prompt_tokens, told.answer_tokens = usage["prompt_tokens"], usage["completion_tokens"]
@@ -194,12 +188,3 @@ def _pieces(chunk: Mapping[str, Any], told: Told, begin: float) -> Iterator[str]
             if told.first_s is None:
                 told.first_s = time.monotonic() - begin
             yield text
-
-
-def _refusal(status: int, body: bytes) -> BeheldError:
-    """The server's own words, where it has any."""
-    try:
-        message = str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = f"The server answered with status {status}."
-    return ConfigError(message)

@@ -14,16 +14,33 @@ from typing import Any
 import httpx
 import pytest
 
-from beheld.cli import load, plot
-from beheld.cli.chat import shown
-from beheld.cli.events import END, EventReader
+from beheld.cli import load, plot, remote
+from beheld.cli.events import END, MAX_LINE, EventReader
 from beheld.cli.main import main
 from beheld.cli.talk import Remote, Told
-from beheld.core.errors import FetchError
+from beheld.cli.terminal import shown
 from tests import tiny
 from tests.server.running import Running, data_url, talk
 
 Capture = pytest.CaptureFixture[str]
+NO_URLS = (
+    *(
+        "",
+        "http://",
+        "ftp://127.0.0.1",
+        "127.0.0.1:8000",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:a",
+        "http://[::1",
+    ),
+    *(
+        "http://127.0.0.1/a b",
+        "http://127.0.0.1/?a",
+        "http://key@127.0.0.1",
+        "http://127.0.0.1\r\nHost: x",
+        "http://:80",
+    ),
+)
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, capsys: Capture, lines: list[str], *words: Any) -> tuple[int, str, str]:
@@ -76,6 +93,8 @@ def test_a_question_that_fails_leaves_the_conversation_as_it_was(
     [
         (["--url", "http://127.0.0.1:9"], "beheld serve"),
         (["--url", "http://127.0.0.1:9", "--max-model-len", "64"], "max_model_len"),
+        (["--url", "http://127.0.0.1:9", "--api-key", "\u00e9"], "API key"),
+        *((["--url", url], "https://") for url in NO_URLS),
         (["--api-key", "x"], "--url"),
         (["/nonexistent.png", "--url", "http://127.0.0.1:9"], "Nothing answers"),
     ],
@@ -130,9 +149,11 @@ def test_a_ladder_of_clients(running: Running, capsys: Capture, tmp_path: Path) 
         (["--clients", "a"], "--clients"),
         (["--tokens", "0"], "--tokens"),
         (["--plot", "x.png"], ".svg"),
+        (["--plot", "/nonexistent/x.svg"], "another folder"),
+        (["--side", "100000"], "--side"),
+        (["--api-key", "a\nb"], "API key"),
         (["--url", "http://127.0.0.1:9"], "beheld serve"),
-        (["--url", "ftp://127.0.0.1"], "https://"),
-        (["--url", "127.0.0.1:8000"], "https://"),
+        *((["--url", url], "https://") for url in NO_URLS),
     ],
 )
 def test_a_ladder_that_cannot_be_climbed(capsys: Capture, words: list[str], told: str) -> None:
@@ -145,39 +166,129 @@ def test_a_plot_of_one_step_and_of_nothing_measured() -> None:
     assert ET.fromstring(plot.svg([line], "<a & b>"))
 
 
-class Deaf:
-    """A listener that answers every connection with the same bytes, and keeps what it was sent first."""
+MODELS = b'{"object": "list", "data": [{"id": "m", "object": "model"}]}'
 
-    def __init__(self, answer: bytes, headers: bytes = b"") -> None:
+
+class Deaf:
+    """A listener that answers every question with the same bytes, and keeps what it was sent first.
+
+    Args:
+        answer: behind the headers; None never comes.
+        headers: beside the usual ones.
+        models: the answer to GET, if that is another.
+        start: of every answer.
+    """
+
+    def __init__(
+        self,
+        answer: bytes | None,
+        headers: bytes = b"",
+        models: bytes | None = None,
+        start: bytes = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n",
+    ) -> None:
         self.heard: list[bytes] = []
-        self._answer = headers + b"\r\n" + answer
+        self._answer = answer if answer is None else start + headers + b"\r\n" + answer
+        self._models = self._answer if models is None else start + b"\r\n" + models
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.at = f"127.0.0.1:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
+        silent: list[socket.socket] = []
         while True:
             try:
                 link, _ = self._socket.accept()
             except OSError:
                 return
+            heard = link.recv(1 << 16)
+            self.heard.append(heard)
+            answer = self._models if heard.startswith(b"GET") else self._answer
+            if answer is None:
+                silent.append(link)
+                continue
             with link:
-                self.heard.append(link.recv(1 << 16))
-                link.sendall(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n" + self._answer
-                )
+                link.sendall(answer)
 
     def close(self) -> None:
         """End."""
         self._socket.close()
 
 
+CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": "some words"}}]}\n\n'
+NO_API = "does not speak OpenAI's API"
+NO_CHUNK = ("not OpenAI's API", "is none of OpenAI's API")
+# What answers -> what `bench serve` says of it, what `chat` says, and how it is made.
+NONSENSE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "another server": (NO_API, NO_API, {"answer": b"<html>", "models": None}),
+    "models of another form": (NO_API, NO_API, {"models": b'{"data": [3]}'}),
+    "models nested deeply": (NO_API, NO_API, {"models": b"[" * 100_000}),
+    "no HTTP": ("not speak HTTP", "not speak HTTP", {"models": None, "start": b"\0\xff nonsense"}),
+    "not found": ("status 404", "status 404", {"models": None, "start": b"HTTP/1.1 404 No\r\n"}),
+    "silence": ("silent", "silent", {"answer": None, "models": None}),
+    "a page": ("cut", "cut off", {"answer": b"<html>"}),
+    "no JSON": (*NO_CHUNK, {"answer": b"data: <html>\n\n"}),
+    "no object": (*NO_CHUNK, {"answer": b"data: [1]\n\n"}),
+    "no choices": (*NO_CHUNK, {"answer": b'data: {"choices": 3}\n\n'}),
+    "no delta": (*NO_CHUNK, {"answer": b'data: {"choices": [{"delta": {"content": 3}}]}\n\n'}),
+    "no usage": (*NO_CHUNK, {"answer": b'data: {"choices": [], "usage": {"prompt_tokens": 1}}\n\n'}),
+    "nested deeply": (*NO_CHUNK, {"answer": b"data: " + b"[" * 100_000 + b"\n\n"}),
+    "no chunks": (NO_CHUNK[0], "went away", {"answer": b"zz\r\n", "headers": b"Transfer-Encoding: chunked\r\n"}),
+    "nothing": ("empty", "", {"answer": b"data: [DONE]\n\n"}),
+    "cut off": ("cut", "cut off", {"answer": CHUNK}),
+    "an error": ("broken", "it is so", {"answer": b'data: {"error": {"code": "broken", "message": "it is so"}}\n\n'}),
+    "a short error": ("error", "it is so", {"answer": b'data: {"error": "it is so"}\n\n'}),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_what_is_no_server_of_openais_api_is_told(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(remote, "_PROBE_S", 0.3)
+    of_bench, of_chat, made = NONSENSE[name]
+    deaf = Deaf(**{"answer": b"", "models": MODELS, **made})
+    words = ["--clients", "2", "--requests", "2", "--tokens", "1", "--side", "0"]
+    assert main(["bench", "serve", "--url", f"http://{deaf.at}", *words]) == 1
+    found = capsys.readouterr()
+    assert of_bench in found.err
+    assert found.out == ""
+    status, out, err = chat(monkeypatch, capsys, ["Hello."], "--url", f"http://{deaf.at}")
+    assert of_chat in err
+    assert status == (1 if deaf.heard[-1].startswith(b"GET") or not deaf.heard[-1] else 0)
+    assert out in ("", "\n", "some words\n")
+    deaf.close()
+
+
+def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(load, "TIMEOUT_S", 0.3)
+    deaf = Deaf(None, models=MODELS)
+    assert main(["bench", "serve", "--url", f"http://{deaf.at}", "--clients", "2", "--side", "0"]) == 1
+    assert "no end" in capsys.readouterr().err
+    deaf.close()
+
+
+def test_what_a_server_says_does_nothing_to_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    deaf = Deaf(b'{"error": {"message": "\\u001b[2J"}}', start=b"HTTP/1.1 400 No\r\n")
+    assert main(["bench", "serve", "--url", f"http://{deaf.at}"]) == 1
+    assert chat(monkeypatch, capsys, ["x"], "--url", f"http://{deaf.at}")[2].endswith("beheld: \ufffd[2J\n")
+    deaf.close()
+
+
+def test_a_line_without_an_end_is_not_kept() -> None:
+    reader = EventReader()
+    for _ in range(MAX_LINE >> 20):
+        reader.push(b"a" * (1 << 20))
+    with pytest.raises(ValueError, match="no end"):
+        reader.push(b"a")
+
+
 def test_a_key_for_https_is_never_sent_in_clear_text(capsys: Capture) -> None:
     deaf = Deaf(b"")
     words = ["--clients", "1", "--requests", "1", "--tokens", "1", "--side", "0", "--api-key", "secret-key"]
     assert main(["bench", "serve", "--url", f"https://{deaf.at}", *words]) == 1
-    assert "gives no answers" in capsys.readouterr().err
-    assert deaf.heard[0][:1] == b"\x16", "no TLS handshake"
+    assert "Nothing answers" in capsys.readouterr().err
+    seen = load.Seen()
+    asyncio.run(load.ask(f"https://{deaf.at}/v1", "secret-key", b"{}", seen))
+    assert list(seen.errors) == ["SSLError"]
+    assert all(heard[:1] == b"\x16" for heard in deaf.heard), "no TLS handshake"
     assert all(b"secret-key" not in heard for heard in deaf.heard)
     deaf.close()
 
@@ -210,17 +321,6 @@ def test_an_answer_in_chunks_is_read_however_its_events_are_cut(size: int, end: 
     seen = load.Seen()
     asyncio.run(load.ask(f"http://{deaf.at}/v1", "k", b"{}", seen, 0))
     assert (seen.texts, seen.errors) == (({0: "some words" * 2}, {}) if last else ({}, {"cut": 1}))
-    deaf.close()
-
-
-def test_a_stream_that_is_none_is_told() -> None:
-    deaf = Deaf(b"data: <html>\n\n")
-    remote = object.__new__(Remote)
-    remote.name, remote._options = "m", {}
-    remote._client = httpx.Client(base_url=f"http://{deaf.at}/v1", trust_env=False)
-    with pytest.raises(FetchError, match="no JSON"):
-        list(remote.answer([], Told()))
-    remote.close()
     deaf.close()
 
 
