@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.cli import foreign
+from beheld.cli.json_flags import json_value
 from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
@@ -159,7 +160,7 @@ def _from_file(action: argparse.Action, name: str, value: Any) -> Any:
             raise _not_taken(name, value, "Write at least one, or leave the option out.")
         words = [_word(name, entry) for entry in entries]
         return [part for word in words for part in word.split(",") if part] if isinstance(action, _Several) else words
-    word = json.dumps(value) if action.type is _json and isinstance(value, dict | list) else _word(name, value)
+    word = json.dumps(value) if action.type is json_value and isinstance(value, dict | list) else _word(name, value)
     try:
         made = action.type(word) if callable(action.type) else word
     except (ValueError, argparse.ArgumentTypeError) as error:
@@ -182,7 +183,7 @@ def _not_taken(name: str, value: Any, remedy: str) -> ConfigError:
 
 def _reader(kind: str) -> Any:
     if "dict" in kind:
-        return _json
+        return json_value
     if kind.startswith("int"):
         return int
     if kind.startswith("float"):
@@ -195,10 +196,3 @@ def _key(text: str) -> bool | str:
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
     return True if text == "true" else text
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be JSON, for example '{{\"image\": 2}}', got {text!r}") from error

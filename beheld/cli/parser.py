@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
+from beheld.cli.json_flags import Entries, json_value
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 
@@ -33,7 +34,9 @@ class Parser(argparse.ArgumentParser):
         """As argparse's own, once every flag is known to be one."""
         if self._inner:
             return super().parse_known_args(args, namespace)
-        words = list(self._known(sys.argv[1:] if args is None else list(args)))
+        entries = Entries()
+        words = list(self._known(sys.argv[1:] if args is None else list(args), entries))
+        words[:0] = entries.words()
         if not self.any_order:
             return super().parse_known_args(words, namespace)
         # The other method comes back here, once for the flags and once for the rest.
@@ -48,8 +51,9 @@ class Parser(argparse.ArgumentParser):
         end = "" if message.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {message}{end} All flags: {self.prog} --help\n")
 
-    def _known(self, words: Sequence[str]) -> Iterator[str]:
-        """The words without the flags that others know, and with values where argparse would take a neighbour's.
+    def _known(self, words: Sequence[str], entries: Entries) -> Iterator[str]:
+        """The words without entries of flags and without the flags that others know, and with values where argparse
+        would take a neighbour's.
 
         Of a command with commands or with a script of its own, what stands behind these is theirs.
         """
@@ -67,7 +71,11 @@ class Parser(argparse.ArgumentParser):
                 continue
             name, equals, value = word.partition("=")
             action = self._option_string_actions.get(name)
-            if action is None and name.replace("_", "-") in self._option_string_actions:
+            if _takes_entries(action):
+                self._kept(entries.given, action.option_strings[0])
+            if action is None and _takes_entries(self._behind_dots(name)):
+                place += self._entry(word, behind, entries)
+            elif action is None and name.replace("_", "-") in self._option_string_actions:
                 # Dashes here and underscores there.
                 yield name.replace("_", "-") + equals + value
             elif action is None:
@@ -77,13 +85,35 @@ class Parser(argparse.ArgumentParser):
             else:
                 yield word
 
+    def _behind_dots(self, name: str) -> argparse.Action | None:
+        """The flag that `--flag.key` is an entry of."""
+        flag, dot, _ = name.partition(".")
+        return self._option_string_actions.get(flag.replace("_", "-")) if dot else None
+
+    def _entry(self, word: str, behind: str | None, entries: Entries) -> int:
+        """Keep the value of `--flag.key`; how many words behind it are its own."""
+        name, equals, value = word.partition("=")
+        action = self._behind_dots(name)
+        assert action is not None
+        if not equals and (behind is None or behind.startswith("--")):
+            self.error(f"argument {name}: expected one argument")
+        text = value if equals else str(behind)
+        self._kept(entries.add, action.option_strings[0], name.split(".")[1:], text)
+        return 0 if equals else 1
+
+    def _kept(self, keep: Callable[..., None], *words: Any) -> None:
+        try:
+            keep(*words)
+        except ConfigError as error:
+            self.error(str(error))
+
     def _hands_on(self) -> bool:
         return self._subparsers is not None or any(action.nargs == argparse.REMAINDER for action in self._actions)
 
     def _answered(self, word: str, behind: str | None) -> int:
         """How many words behind an unknown flag are its own; ends the program where nobody knows it."""
         name, equals, value = word.partition("=")
-        key = name.removeprefix("--").replace("_", "-")
+        key = name.removeprefix("--").partition(".")[0].replace("_", "-")
         if self.foreign is not None:
             free = behind if behind is not None and not behind.startswith("--") else None
             try:
@@ -95,6 +125,10 @@ class Parser(argparse.ArgumentParser):
         known = [flag for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
         near = nearest(f"--{key}", known)
         self.error(f"unknown flag {name}. {near}".strip())
+
+
+def _takes_entries(action: argparse.Action | None) -> TypeGuard[argparse.Action]:
+    return action is not None and action.type is json_value
 
 
 def _like_a_key(word: str | None) -> bool:

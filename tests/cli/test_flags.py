@@ -7,16 +7,20 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from beheld.cli import foreign, main
+from beheld.cli.flags import add_engine_flags
 from beheld.cli.parser import Parser
 from beheld.cli.serve import add_arguments
 from beheld.core.errors import ConfigError
 from beheld.utils.log import get_logger
 
 Capture = pytest.CaptureFixture[str]
+LIMITS = {"image": 2, "video": 0}
+TWICE = ("--limit-mm-per-prompt.image", "2", "--limit-mm-per-prompt.video", "0")
 
 
 def serve() -> Parser:
@@ -138,3 +142,60 @@ def test_words_behind_a_script_are_the_scripts(capsys: Capture) -> None:
 def test_the_package_can_be_run() -> None:
     done = subprocess.run([sys.executable, "-m", "beheld", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("beheld ")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--limit-mm-per-prompt.image", "2"], "limit_mm_per_prompt", {"image": 2}),
+        (["--limit_mm_per_prompt.image=2", "--limit-mm-per-prompt.video", "0"], "limit_mm_per_prompt", LIMITS),
+        (["--limit-mm-per-prompt.image", "7", *TWICE], "limit_mm_per_prompt", LIMITS),
+        (["--mm-processor-kwargs.num_crops=4"], "mm_processor_kwargs", {"num_crops": 4}),
+        (["--mm-processor-kwargs.size.longest_edge", "9"], "mm_processor_kwargs", {"size": {"longest_edge": 9}}),
+        (["--mm-processor-kwargs.size", '{"a": [1, null]}'], "mm_processor_kwargs", {"size": {"a": [1, None]}}),
+        (["--mm-processor-kwargs.do_pan_and_scan", "true"], "mm_processor_kwargs", {"do_pan_and_scan": True}),
+        (["--mm-processor-kwargs.mode", "a=b c"], "mm_processor_kwargs", {"mode": "a=b c"}),
+        (["--mm-processor-kwargs.low", "-1"], "mm_processor_kwargs", {"low": -1}),
+        (["--hf-overrides.architectures+", "A,B"], "hf_overrides", {"architectures": ["A", "B"]}),
+        (["--media-io-kwargs.video.num_frames", "16"], "media_io_kwargs", {"video": {"num_frames": 16}}),
+        (["--limit-mm-per-prompt", '{"image": 2}'], "limit_mm_per_prompt", {"image": 2}),
+    ],
+)
+def test_json_may_be_given_entry_by_entry(words: list[str], name: str, value: Any) -> None:
+    for line in ([*words, "m", "--port", "1"], ["m", "--port", "1", *words], ["m", *words, "--port", "1"]):
+        arguments = read(*line)
+        assert (getattr(arguments, name), arguments.model_tag, arguments.port) == (value, "m", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--limit-mm-per-prompt.image"], "--limit-mm-per-prompt.image: expected one argument"),
+        (["--limit-mm-per-prompt.image", "--port", "1"], "--limit-mm-per-prompt.image: expected one argument"),
+        (["--limit-mm-per-prompt.", "1"], "empty name"),
+        (["--mm-processor-kwargs.a..b=1"], "empty name"),
+        (["--mm-processor-kwargs.+=1"], "empty name"),
+        (["--mm-processor-kwargs.a", "1", "--mm-processor-kwargs.a.b", "1"], "a value and entries under 'a'"),
+        (["--limit-mm-per-prompt.image", "2", "--limit_mm_per_prompt", "{}"], "whole and by entries"),
+        (["--limit-mm-per-prompt={}", "--limit_mm_per_prompt.image", "2"], "whole and by entries"),
+        (["--max-model-len.x", "2"], "unknown flag --max-model-len.x. Did you mean '--max-model-len'?"),
+        (["--limit-mm-per-promt.image", "2"], "unknown flag --limit-mm-per-promt.image. Did you mean '--limit-mm-per"),
+        (["--speculative-config.method", "x"], foreign.FLAGS["speculative-config"].remedy),
+    ],
+)
+def test_entries_that_say_nothing_or_two_things(words: list[str], said: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        read("m", *words)
+    assert said in capsys.readouterr().err
+
+
+def test_other_commands_take_entries_too() -> None:
+    parser = Parser(prog="beheld ask")
+    parser.any_order = True
+    parser.add_argument("words", nargs="+")
+    add_engine_flags(parser)
+    arguments = parser.parse_args(
+        ["a.png", "--limit-mm-per-prompt.image", "2", "What?", "--", "--limit-mm-per-prompt.x"]
+    )
+    assert arguments.limit_mm_per_prompt == {"image": 2}
+    assert arguments.words == ["a.png", "What?", "--limit-mm-per-prompt.x"]

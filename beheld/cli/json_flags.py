@@ -1,0 +1,74 @@
+"""Flags whose value is JSON: given whole, or entry by entry as `--flag.key VALUE`, which is vLLM's other form."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from beheld.core.errors import ConfigError
+
+
+def json_value(text: str) -> Any:
+    """What argparse makes of a flag's word."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON, for example '{{\"image\": 2}}', got {text!r}") from error
+
+
+class Entries:
+    """Entries of such flags, gathered until all words were read."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[str, Any]] = {}
+        self._whole: set[str] = set()
+
+    def add(self, flag: str, path: list[str], text: str) -> None:
+        """One entry: `--flag.a.b 2` is `{"a": {"b": 2}}`, and `--flag.a+ x,y` is `{"a": ["x", "y"]}`.
+
+        Args:
+            flag: its spelling with dashes.
+            path: the names behind its dots.
+            text: the value: JSON, else a text as it is. The last one of a name counts, as with flags.
+
+        Raises:
+            ConfigError: a name is empty or was a value before, or the flag was given whole.
+        """
+        *outer, last = path
+        several = last.endswith("+")
+        if not all((*outer, last.removesuffix("+"))):
+            raise ConfigError(f"{flag}.{'.'.join(path)} has an empty name.", f"Write {flag}.KEY VALUE.")
+        place = self._objects.setdefault(flag, {})
+        self._once(flag)
+        for name in outer:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{flag} has a value and entries under {name!r}.", "Give either.")
+        place[last.removesuffix("+")] = text.split(",") if several else _value(text)
+
+    def given(self, flag: str) -> None:
+        """The flag was given with its whole value.
+
+        Raises:
+            ConfigError: entries of it were given, too.
+        """
+        self._whole.add(flag)
+        self._once(flag)
+
+    def words(self) -> Iterator[str]:
+        """The flags with the values that the entries make, in one word each."""
+        for flag, made in self._objects.items():
+            yield f"{flag}={json.dumps(made)}"
+
+    def _once(self, flag: str) -> None:
+        if flag in self._whole and flag in self._objects:
+            raise ConfigError(f"{flag} is given whole and by entries.", "Use one form.")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
