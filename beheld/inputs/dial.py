@@ -24,6 +24,7 @@ import httpcore
 
 from beheld.core.errors import FetchError, LimitError, first_line
 from beheld.utils import env
+from beheld.utils.pace import Pace
 
 # Ranges that carry or lead to other addresses, or that Python counts as global though they are not for us: IANA's
 # registries of special-purpose addresses, whatever this Python knows of them.
@@ -137,7 +138,7 @@ def is_public(address: str) -> bool:
 
 
 async def get(
-    place: Place, max_bytes: int, stop_at: Collection[int], reserve: Callable[[int], Awaitable[None]]
+    place: Place, max_bytes: int, stop_at: Collection[int], reserve: Callable[[int], Awaitable[None]], pace: Pace
 ) -> tuple[int, str | None, bytes]:
     """One GET. How long it may take is the caller's to bound.
 
@@ -146,6 +147,7 @@ async def get(
         max_bytes: of the body.
         stop_at: statuses whose body is not read.
         reserve: waits until there is room for so many bytes; called as a body grows whose length is not told.
+        pace: is told of what comes, and of waiting that is not for the server.
 
     Returns:
         Status, the Location header, the body.
@@ -172,7 +174,7 @@ async def get(
             fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
             if response.status in stop_at:
                 return response.status, fields.get("location"), b""
-            return response.status, None, await _body(response, fields, max_bytes, reserve)
+            return response.status, None, await _body(response, fields, max_bytes, reserve, pace)
     except (httpcore.TimeoutException, TimeoutError) as error:
         raise TimeoutError from error
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
@@ -185,7 +187,7 @@ def _certificates() -> ssl.SSLContext:
 
 
 async def _body(
-    response: Any, fields: dict[str, str], max_bytes: int, reserve: Callable[[int], Awaitable[None]]
+    response: Any, fields: dict[str, str], max_bytes: int, reserve: Callable[[int], Awaitable[None]], pace: Pace
 ) -> bytes:
     if fields.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise FetchError("The server sent compressed content that was not asked for.")
@@ -194,7 +196,8 @@ async def _body(
     if known is not None and known > max_bytes:
         raise LimitError(f"The server would send {known} bytes; the limit is {max_bytes}.")
     room = min(_STEP, max_bytes) if known is None else known
-    await reserve(room)
+    with pace.waiting():
+        await reserve(room)
     parts: list[bytes] = []
     total = 0
     async for chunk in response.aiter_stream():
@@ -203,8 +206,10 @@ async def _body(
             raise LimitError(f"The server sends more than {max_bytes} bytes.")
         while total > room:
             more = min(_STEP, max_bytes - room)
-            await reserve(more)
+            with pace.waiting():
+                await reserve(more)
             room += more
+        pace.came(len(chunk))
         parts.append(chunk)
     return b"".join(parts)
 

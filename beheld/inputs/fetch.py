@@ -17,6 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
 from beheld.utils import env
+from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
@@ -105,8 +106,8 @@ async def fetch_remote(
     """
     begin = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(timeout_s(modality)):
-            data = await _read_http(url, rules, reserve)
+        async with paced(*times_s(modality)) as pace:
+            data = await _read_http(url, rules, reserve, pace)
     except TimeoutError as error:
         raise FetchError(
             "The server took too long.",
@@ -230,7 +231,7 @@ def _unopened(error: OSError | ValueError) -> FetchError:
 # ---------------------------------------------------------------------- http
 
 
-async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]]) -> bytes:
+async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace) -> bytes:
     from beheld.inputs import copies, dial
 
     for _ in range(MAX_REDIRECTS + 1):
@@ -245,7 +246,7 @@ async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Await
         if copy is not None:
             own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)
             return await asyncio.to_thread(_read_allowed, copy, own)
-        status, location, body = await dial.get(place, rules.limits.max_item_bytes, _REDIRECTS, reserve)
+        status, location, body = await dial.get(place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace)
         if status not in _REDIRECTS:
             if status != 200:
                 raise FetchError(f"The server answered with status {status}.", "Check the URL.")
@@ -260,7 +261,10 @@ async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Await
     raise FetchError(f"The server redirects more than {MAX_REDIRECTS} times.")
 
 
-def timeout_s(modality: str) -> float:
-    """Seconds a fetch may take in all, redirects included."""
-    known = {"image": env.IMAGE_FETCH_TIMEOUT, "video": env.VIDEO_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT}
-    return known[modality]()
+def times_s(modality: str) -> tuple[float, float]:
+    """Seconds a fetch may take in all, redirects included: if hardly anything comes, and as long as it comes."""
+    if modality == "video":
+        said = env.VIDEO_FETCH_TIMEOUT()
+        return (10.0, 30.0) if said is None else (said, said)
+    seconds = {"image": env.IMAGE_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT}[modality]()
+    return seconds, seconds

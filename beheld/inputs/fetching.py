@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from beheld.core.errors import FetchError, MediaError
 from beheld.core.media import MediaRef, item_name
-from beheld.inputs.fetch import FetchRules, fetch_remote, is_remote, timeout_s
+from beheld.inputs.fetch import FetchRules, fetch_remote, is_remote, times_s
 
 _MAX_AT_ONCE = 256
 # So that a host that hangs holds only its part of them.
@@ -50,7 +50,7 @@ class Fetcher:
         async def one(ref: MediaRef) -> MediaRef:
             if not is_remote(ref.source):
                 return ref
-            timeout = timeout_s(ref.modality)
+            _, timeout = times_s(ref.modality)
             async with self._turn(ref.source, timeout):
                 return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, reserve))
 

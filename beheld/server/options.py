@@ -37,7 +37,8 @@ class ServerOptions:
         aliases: further names that requests may use, and that are not shown.
         max_answers: n of one request, and prompts of one request.
         max_tools: tools in one request.
-        header_s, body_s: how long a client may take to send its headers, and its body.
+        header_s: how long a client may take to send its headers.
+        body_s, body_most_s: how long it may take to send its body: if hardly any of it comes, and at most (`paced`).
         send_s: how long a client may leave an answer unread.
         keep_alive_s: how long an idle connection is kept.
         health_s: how long the engine may take to answer /health.
@@ -111,7 +112,8 @@ class ServerOptions:
     max_answers: int = bounds.MAX_ANSWERS
     max_tools: int = bounds.MAX_TOOLS
     header_s: float = 10.0
-    body_s: float = 60.0
+    body_s: float = 10.0
+    body_most_s: float = 60.0
     send_s: float = 30.0
     keep_alive_s: float = 30.0
     health_s: float = 8.0

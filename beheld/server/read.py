@@ -15,6 +15,7 @@ from beheld.server import bounds
 from beheld.server.desk import Desk, Hold
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
+from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -48,14 +49,16 @@ class Reader:
         """
         self._desk.check()
         _check_headers(request)
-        seconds = self._options.body_s
+        first_s, most_s = self._options.body_s, self._options.body_most_s
         with self._desk.hold() as held:
             try:
-                async with asyncio.timeout(seconds):
-                    body = await self._body(request, held)
+                async with paced(first_s, most_s) as pace:
+                    body = await self._body(request, held, pace)
             except TimeoutError as error:
                 raise HttpError(
-                    408, f"The body did not arrive within {seconds:g} seconds.", "Send it faster, or send less."
+                    408,
+                    f"The body did not arrive within {first_s:g} seconds, or {most_s:g} as long as it came.",
+                    "Send it faster, or send less.",
                 ) from error
             if len(body) <= bounds.INLINE_BYTES:
                 return self._made(body, kind)
@@ -64,7 +67,7 @@ class Reader:
     def _made(self, body: bytearray, kind: type[B]) -> B:
         return checked(parse(body, self._max_values), kind)
 
-    async def _body(self, request: Request, held: Hold) -> bytearray:
+    async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray:
         most = self._options.max_body_bytes
         too_large = HttpError(413, f"The body has more than {most} bytes.", "Send smaller media, or URLs.")
         declared = request.headers.get("content-length", "")
@@ -76,6 +79,7 @@ class Reader:
             if len(body) + len(chunk) > most:
                 raise too_large
             held.grow(len(chunk))
+            pace.came(len(chunk))
             body += chunk
         return body
 

@@ -73,8 +73,11 @@ LOG_LEVEL = _variable(("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO"
 IMAGE_FETCH_TIMEOUT = _variable(
     ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), _seconds, 5.0, "seconds for fetching a picture"
 )
-VIDEO_FETCH_TIMEOUT = _variable(
-    ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"), _seconds, 30.0, "seconds for fetching a video"
+VIDEO_FETCH_TIMEOUT: Callable[[], float | None] = _variable(
+    ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
+    _seconds,
+    None,
+    "seconds for fetching a video; where it is not set, 10, and up to 30 as long as it comes",
 )
 AUDIO_FETCH_TIMEOUT = _variable(
     ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), _seconds, 10.0, "seconds for fetching a sound"

@@ -18,6 +18,7 @@ from beheld.server import serve as run
 from beheld.server.options import ServerOptions
 from beheld.structured import compile
 from beheld.utils import env
+from beheld.utils.pace import MIN_RATE
 from tests.server.cases import ROOT
 
 PAGE = ROOT / "docs" / "serving.md"
@@ -72,7 +73,11 @@ def limits() -> str:
     own = ServerOptions
     rows = [
         ("headers of a request", f"{wire.MAX_HEADERS}, with the address {wire.MAX_HEADER_BYTES >> 10} KiB"),
-        ("time for the headers, for the body", f"{own.header_s:g} s, {own.body_s:g} s"),
+        ("time for the headers", f"{own.header_s:g} s"),
+        (
+            "time for the body",
+            f"{own.body_s:g} s and one more for every {MIN_RATE >> 10} KiB that came, {own.body_most_s:g} s at most",
+        ),
         ("an answer left unread, an idle connection", f"{own.send_s:g} s, {own.keep_alive_s:g} s"),
         ("connections", "four for each of `--max-concurrent-requests` and 256 more"),
         ("JSON: depth, keys, lists and objects", f"{bounds.MAX_DEPTH}, {bounds.MAX_KEYS:,}, {bounds.MAX_CONTAINERS:,}"),

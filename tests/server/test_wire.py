@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from beheld.utils.pace import MIN_RATE
 from tests import long
 from tests.server.running import Running, data_url, received, request_bytes, talk
 from tests.server.slowness import best, p99
@@ -155,6 +156,22 @@ def test_63_slow_clients_are_cut_while_others_are_served(running: Running, part:
 
     text_s()
     assert best(share_of_bounds, 1.0) <= 1.0
+
+
+@pytest.mark.parametrize(("pause_s", "status"), [(0.1, b"200"), (0.7, b"408")], ids=["steady", "too slow"])
+def test_63_a_body_may_take_its_time_as_long_as_it_comes(running: Running, pause_s: float, status: bytes) -> None:
+    """Longer than the time for one that does not come: as on a poor line, which carries more than MIN_RATE."""
+    steps = int(2 * running.options.body_s / pause_s)
+    piece = 2 * int(pause_s * MIN_RATE) if status == b"200" else 1
+    body = json.dumps({"prompt": "a", "model": None}).encode() + b" " * (piece * steps)
+    head, blank, _ = request_bytes("/tokenize", body).partition(b"\r\n\r\n")
+    with running.connect(20.0) as link:
+        link.sendall(head + blank + body[: -piece * steps])
+        for _ in range(steps):
+            time.sleep(pause_s)
+            with contextlib.suppress(OSError):
+                link.sendall(b" " * piece)
+        assert received(link).startswith(b"HTTP/1.1 " + status)
 
 
 def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
