@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from beheld.server import bounds
 from beheld.server.desk import Desk, Hold
 from beheld.server.errors import HttpError
+from beheld.server.misfit import misfit
 from beheld.server.options import ServerOptions
 from beheld.utils.pace import Pace, paced
 
@@ -57,7 +58,7 @@ class Reader:
             except TimeoutError as error:
                 raise HttpError(
                     408,
-                    f"The body did not arrive within {first_s:g} seconds, or {most_s:g} as long as it came.",
+                    f"The body did not arrive: too little came in {first_s:g} seconds, or not all in {most_s:g}.",
                     "Send it faster, or send less.",
                 ) from error
             if len(body) <= bounds.INLINE_BYTES:
@@ -205,58 +206,7 @@ def checked(value: Any, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(error, value) from None
-
-
-# What is wrong, in pydantic's words -> what to do.
-_REMEDIES = {
-    "missing": "It must be given.",
-    "string_type": "Send a text.",
-    "int_type": "Send a whole number, not as a text.",
-    "float_type": "Send a number, not as a text.",
-    "bool_type": "Send true or false.",
-    "list_type": "Send a list.",
-    "dict_type": "Send an object.",
-    "model_type": "Send an object.",
-    "too_long": "Send fewer.",
-    "too_short": "Send at least one.",
-    "string_too_long": "Send a shorter text.",
-    "string_too_short": "Send a text that is not empty.",
-    "union_tag_invalid": "Send one of the types that are named.",
-    "union_tag_not_found": "Say its type.",
-}
-
-
-def _refusal(error: ValidationError, value: Any) -> HttpError:
-    """The error that lies deepest: where forms are alternatives, the one that came furthest was meant."""
-    found = [(_path(entry, value), entry) for entry in error.errors(include_url=False, include_input=False)]
-    path, chosen = max(found, key=lambda pair: (len(pair[0]), len(pair[1]["loc"])))
-    context = chosen.get("ctx", {})
-    param = ".".join(map(str, path))[: bounds.MAX_NAME] or None
-    if chosen["type"] == "unknown_field":
-        return HttpError(400, chosen["msg"], context["remedy"], param=param, code="unknown_field")
-    message = chosen["msg"].removeprefix("Value error, ").rstrip(".")
-    remedy = context.get("remedy") or _REMEDIES.get(chosen["type"]) or "Send another value, or leave it out."
-    return HttpError(400, f"{param or 'The body'}: {message}.", remedy, param=param, code="invalid_value")
-
-
-def _path(entry: Any, value: Any) -> list[str | int]:
-    """Where an error lies in what the client sent: without the forms and classes that pydantic went through."""
-    path: list[str | int] = []
-    loc = entry["loc"]
-    for place, part in enumerate(loc):
-        if place > 1 and str(loc[place - 2]).startswith("list[tagged-union"):
-            # The kind of a part, which may well be one of its keys too.
-            continue
-        inside = isinstance(value, dict) and isinstance(part, str) and part in value
-        if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
-            path.append(part)
-            value = value[part]
-    if entry["type"] == "missing" and isinstance(entry["loc"][-1], str):
-        path.append(entry["loc"][-1])
-    if entry["type"] == "unknown_field":
-        path.append(entry["ctx"]["name"])
-    return path
+        raise misfit(error, value) from None
 
 
 __all__ = ["ClientDisconnect", "Reader", "checked", "parse"]

@@ -1,4 +1,4 @@
-"""How long somebody may take to send something: a while in which nothing need come, and more as it comes."""
+"""How long somebody may take to send something: no longer than a while if it does not come, and more as it comes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
-# Bytes that lengthen the time by a second: an eighth of what a poor mobile connection carries.
+# Bytes that give a second: an eighth of what a poor mobile connection carries.
 MIN_RATE = 16 << 10
 
 
@@ -15,43 +15,38 @@ class Pace:
 
     Args:
         deadline: what ends it.
-        begin: of the event loop's clock.
         first_s, most_s: see `paced`.
     """
 
-    def __init__(self, deadline: asyncio.Timeout, begin: float, first_s: float, most_s: float) -> None:
+    def __init__(self, deadline: asyncio.Timeout, first_s: float, most_s: float) -> None:
+        self._now = asyncio.get_running_loop().time
         self._deadline = deadline
-        self._begin = begin
         self._first_s = first_s
-        self._most_s = most_s
-        self._came = 0
+        self._until = self._now() + first_s
+        self._last = self._now() + most_s
 
     def came(self, num_bytes: int) -> None:
         """So many bytes more have come."""
-        self._came += num_bytes
-        self._set(self._first_s + self._came / MIN_RATE)
+        self._until = min(self._until + num_bytes / MIN_RATE, self._now() + self._first_s)
+        self._deadline.reschedule(min(self._until, self._last))
 
     @contextmanager
     def waiting(self) -> Generator[None, None, None]:
         """What passes inside the block is not the sender's doing: it counts as part of `most_s` alone."""
-        now = asyncio.get_running_loop().time
-        begin = now()
-        self._set(self._most_s)
+        begin = self._now()
+        self._deadline.reschedule(self._last)
         yield
-        self._first_s += now() - begin
+        self._until += self._now() - begin
         self.came(0)
-
-    def _set(self, seconds: float) -> None:
-        self._deadline.reschedule(self._begin + min(seconds, self._most_s))
 
 
 @asynccontextmanager
 async def paced(first_s: float, most_s: float) -> AsyncGenerator[Pace, None]:
-    """A time limit for receiving: `first_s` seconds and one more for every MIN_RATE bytes, at most `most_s` in all.
+    """A time limit for receiving: `first_s` seconds, to which every MIN_RATE bytes that come add one. Never are more
+    than `first_s` left, so nobody earns a long silence; and it ends after `most_s`.
 
     Raises:
         TimeoutError: it is over.
     """
-    begin = asyncio.get_running_loop().time()
-    async with asyncio.timeout_at(begin + min(first_s, most_s)) as deadline:
-        yield Pace(deadline, begin, first_s, most_s)
+    async with asyncio.timeout(min(first_s, most_s)) as deadline:
+        yield Pace(deadline, first_s, most_s)

@@ -76,7 +76,7 @@ def limits() -> str:
         ("time for the headers", f"{own.header_s:g} s"),
         (
             "time for the body",
-            f"{own.body_s:g} s and one more for every {MIN_RATE >> 10} KiB that came, {own.body_most_s:g} s at most",
+            f"{own.body_s:g} s for each {own.body_s * MIN_RATE / 1024:g} KiB, {own.body_most_s:g} s at most",
         ),
         ("an answer left unread, an idle connection", f"{own.send_s:g} s, {own.keep_alive_s:g} s"),
         ("connections", "four for each of `--max-concurrent-requests` and 256 more"),

@@ -45,7 +45,7 @@ HI = {"messages": [{"role": "user", "content": "hi"}]}
         ({"messages": [{"content": "x"}]}, "messages.0.role", "must be given"),
         (user({"type": "text", "text": 5}), "messages.0.content.0.text", "Send a text"),
         (user({"type": "text"}), "messages.0.content.0.text", "must be given"),
-        (user({"type": "words", "text": "x"}), "messages.0.content.0", "types that are named"),
+        (user({"type": "words", "text": "x"}), "messages.0.content.0", "'text', 'refusal'"),
         (
             user({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}),
             "messages.0.content.0.image_url.detail",

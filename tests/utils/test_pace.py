@@ -30,6 +30,18 @@ def test_time_grows_with_what_comes(piece: int, low: float, high: float) -> None
     assert low * 0.9 <= time.monotonic() - begin < high
 
 
+def test_nobody_earns_a_long_silence() -> None:
+    async def receive() -> None:
+        async with paced(0.2, 5.0) as pace:
+            pace.came(100 * MIN_RATE)
+            await asyncio.sleep(10)
+
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        asyncio.run(receive())
+    assert time.monotonic() - begin < 0.5
+
+
 def test_waiting_for_others_is_not_the_senders_doing() -> None:
     async def receive() -> None:
         async with paced(0.2, 5.0) as pace:
