@@ -359,3 +359,5 @@ def main(descriptor: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
+    # There is nothing to save, and taking the libraries down takes longer than whoever closes this waits.
+    os._exit(0)

@@ -23,6 +23,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import bounds, chat, completions, page
 from beheld.server.chat import Head
 from beheld.server.desk import Desk
+from beheld.server.ending import CutOff
 from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import KeyGuard
 from beheld.server.ledger import GONE, Ledger, Told
@@ -86,6 +87,7 @@ class Service:
             middleware=[
                 Middleware(Farewell),
                 Middleware(Told, ledger=self.ledger),
+                Middleware(CutOff, desk=self.desk),
                 Middleware(FrameGuard, crowded=self.desk.crowded),
                 Middleware(KeyGuard, keys=self.options.api_keys),
             ],

@@ -17,6 +17,7 @@ class Desk:
     Attributes:
         num_connections: tells how many there are; whoever listens puts it here.
         draining: the server is about to end.
+        cut: it ends now, with what is in work.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -29,6 +30,25 @@ class Desk:
         self._max_connections = options.max_connections
         self.num_connections: Callable[[], int] = lambda: 0
         self.draining = False
+        self.cut = False
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    @contextmanager
+    def known(self) -> Iterator[asyncio.Task[object]]:
+        """This task answers a request, which `cut_off` cancels."""
+        task = asyncio.current_task()
+        assert task is not None, "requests are answered in tasks"
+        self._tasks.add(task)
+        try:
+            yield task
+        finally:
+            self._tasks.discard(task)
+
+    def cut_off(self) -> None:
+        """End all that is in work; see `CutOff`, which tells the clients."""
+        self.cut = True
+        for task in self._tasks:
+            task.cancel()
 
     @property
     def busy(self) -> int:

@@ -68,14 +68,13 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: end at once."""
-        if self._desk.draining:
+        """First signal: drain. Second: end at once. Third: without a word to anybody."""
+        if self._loop is None or self._desk.cut:
             self.should_exit = self.force_exit = True
-            return
-        self._desk.draining = True
-        if self._loop is None:
-            self.should_exit = True
+        elif self._desk.draining:
+            self._loop.call_soon_threadsafe(self._cut_off)
         else:
+            self._desk.draining = True
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
@@ -89,7 +88,12 @@ class Server(uvicorn.Server):
             async with asyncio.timeout(self._drain_s):
                 await self._desk.idle()
         except TimeoutError:
-            logger.warning("%d answers are cut off.", self._desk.busy)
+            self._cut_off()
+        self.should_exit = True
+
+    def _cut_off(self) -> None:
+        logger.warning("%d answers are cut off.", self._desk.busy)
+        self._desk.cut_off()
         self.should_exit = True
 
 

@@ -17,6 +17,7 @@ from beheld.server.named import NOBODY, Names
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
+LAST_EVENT = b"data: [DONE]\n\n"
 # Made once: json.dumps with options makes an encoder at every call.
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -132,7 +133,7 @@ class EventStream(Response):
         except Exception as error:
             failure = http_error(error, self._names)
             await send({"type": "http.response.body", "body": event_of(failure.body()), "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        await send({"type": "http.response.body", "body": LAST_EVENT, "more_body": False})
         self._finished(failure)
 
 

@@ -155,6 +155,44 @@ def test_69_a_second_signal_ends_at_once() -> None:
             thread.join()
 
 
+@pytest.mark.parametrize("signals", [1, 2], ids=["time is up", "second signal"])
+def test_69_answers_that_are_cut_off_say_so(signals: int, tmp_path: Path) -> None:
+    """One in a stream, others that have not begun; nobody is told of a mistake, and the engine ends by itself."""
+    log, flags = tmp_path / "log", ("--max-model-len", "2048", "--num-gpu-blocks-override", "2200")
+    drain_s = "0.5" if signals == 1 else "60"
+    with (
+        log.open("wb") as to,
+        served(*flags, "--engine", "process", "--drain-timeout", drain_s, log=to) as (process, port),
+    ):
+        links = []
+        for stream in (True, False, False):
+            links.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+            body = LONG_ANSWER | {"max_tokens": 2000, "n": 16, "stream": stream}
+            links[-1].sendall(request_bytes("/v1/completions", body))
+        links.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+        links[-1].sendall(request_bytes("/v1/completions", LONG_ANSWER)[:-5])
+        head = links[0].recv(100)
+        for number in range(signals):
+            time.sleep(0.5 * number)
+            process.send_signal(signal.SIGTERM)
+        streamed, *others = [received(link) for link in links]
+        for link in links:
+            link.close()
+        assert process.wait(10) == 0
+    last = (head + streamed).split(b"data: ")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b'"code":"draining"' in last[-2]
+    assert last[-1].startswith(b"[DONE]")
+    for answer in others:
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable"), answer[:200]
+        assert b'"code":"draining"' in answer
+        assert b"retry-after: 30" in answer.lower()
+    told = log.read_text()
+    assert "Traceback" not in told
+    assert "did not end by itself" not in told
+    assert len([line for line in told.splitlines() if " complete 503 " in line]) == 4, told
+
+
 def _ask(port: int, body: dict[str, Any]) -> None:
     try:
         httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60, trust_env=False)
