@@ -133,6 +133,40 @@ def test_stop_and_errors_are_shown(running: Running, browser: Browser) -> None:
     browser.until("document.querySelector('.error')?.textContent.includes('temperature')")
 
 
+WORDS = 'data: {"choices":[{"index":0,"delta":{"content":"some words"}}]}\\n\\n'
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("answer", "told", "said"),
+    [
+        (f"new Response('{WORDS}')", "The answer was cut off", "some words"),
+        ("new Response('data: <html>\\n\\n')", "cannot be read", ""),
+        ("Promise.reject(new TypeError('Failed to fetch'))", "The server cannot be reached", ""),
+        ("new Response('<html>', { status: 502 })", "The server answered 502", ""),
+        (f"torn('{WORDS}')", "has ended the connection", "some words"),
+    ],
+)
+def test_an_answer_that_does_not_end_well_is_told(
+    running: Running, browser: Browser, answer: str, told: str, said: str
+) -> None:
+    browser.open(running.url + "/", 360, 720, "light")
+    browser.until("document.getElementById('about').textContent.includes('tiny')")
+    browser.run("""window.torn = (text) => new Response(new ReadableStream({ start(stream) {
+      stream.enqueue(new TextEncoder().encode(text));
+      setTimeout(() => stream.error(new TypeError('network error')), 100); } }))""")
+    browser.run(f"window.fetch = async () => {answer}")
+    browser.write("What is it?")
+    browser.key("Enter")
+    browser.until("Boolean(document.querySelector('.error'))")
+    assert told in browser.run("document.querySelector('.error').textContent")
+    assert browser.run("document.querySelector('.answer .said').textContent") == said
+    assert browser.run("document.getElementById('question').value") == "What is it?"
+    assert browser.run("messages.length") == 0
+    browser.run("document.getElementById('fresh').click()")
+    assert "Drop pictures" in browser.run("document.getElementById('hint').textContent")
+
+
 @needs_browser
 def test_text_of_the_model_is_never_markup(running: Running, browser: Browser) -> None:
     evil = "<img src=x onerror='window.hit=1'><script>window.hit=1</script><b>bold</b>"
@@ -194,7 +228,8 @@ def test_a_new_conversation_knows_nothing_of_an_answer_that_was_under_way(runnin
 def test_a_file_that_is_still_being_read_is_waited_for(running: Running, browser: Browser) -> None:
     watched(running, browser)
     parts = browser.run("""(async () => {
-      window.answer = () => new Response('data: {"choices":[{"index":0,"delta":{"content":"ok"}}]}\\n\\n');
+      const words = 'data: {"choices":[{"index":0,"delta":{"content":"ok"}}]}\\n\\n';
+      window.answer = () => new Response(words + 'data: [DONE]\\n\\n');
       add([new File([new Uint8Array(8 << 20)], 'film.mp4', { type: 'video/mp4' })]);
       document.getElementById('question').value = 'What happens?';
       await ask();
