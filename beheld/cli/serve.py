@@ -161,7 +161,8 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     said = server_values(arguments)
     keys = tuple(said.pop("api_keys", None) or _keys_of_environment())
     loras = adapters(said.pop("loras", ()), (*names, *alias), engine)
-    return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, **said)
+    hosts = tuple(said.pop("allowed_hosts", ()))
+    return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, allowed_hosts=hosts, **said)
 
 
 def _keys_of_environment() -> tuple[str, ...]:

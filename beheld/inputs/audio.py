@@ -64,8 +64,9 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
             given = {"format": container.format.name, "rate": own, "channels": channels}
     except av.FFmpegError as error:
         raise DecodeError(
-            f"The bytes are not a sound that can be read ({type(error).__name__}).",
+            "The bytes are not a sound that can be read.",
             "Send it again, complete, or in another format, for instance as WAV.",
+            detail=type(error).__name__,
         ) from error
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     lost = ("channels were mixed into one",) if channels > 1 else ()

@@ -77,6 +77,8 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)
     if scheme:
         raise FetchError(f"URLs of the scheme {scheme[1]!r} cannot be fetched.", "Use http, https, data or file.")
+    if not source.strip():
+        raise FetchError("The URL is empty.", "Give one of http, https or data.")
     return Fetched(_read_allowed(source, rules), "path")
 
 
@@ -162,9 +164,11 @@ def _read_allowed(path: str, rules: FetchRules) -> bytes:
     without following links, so that nothing swapped in meanwhile leads out of it.
     """
     if rules.root is None:
+        # What begins as no path does was hardly meant as one.
+        meant = path[:1] in ("/", ".", "~")
         raise FetchError(
-            "Local files may not be read.",
-            "Give the file itself: as a data URL, or opened.",
+            "Local files may not be read." if meant else "This is no URL, and local files may not be read.",
+            "Give the file itself: as a data URL, or opened." if meant else "Use http, https or data.",
             or_engine="set allowed_local_media_path to the folder whose files may be read",
         )
     if "\0" in path:

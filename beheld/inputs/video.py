@@ -139,8 +139,9 @@ def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
             given = {"format": str(container.format.name), "width": stream.width, "height": stream.height}
     except av.FFmpegError as error:
         raise DecodeError(
-            f"The bytes are not a video that can be read ({type(error).__name__}).",
+            "The bytes are not a video that can be read.",
             "Send it again, complete, or in another format, for instance as MP4.",
+            detail=type(error).__name__,
         ) from error
     return _clip(taken, index.total, fps, given)
 

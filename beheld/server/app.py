@@ -25,6 +25,7 @@ from beheld.server.chat import Head
 from beheld.server.desk import Desk
 from beheld.server.ending import CutOff
 from beheld.server.errors import HttpError, http_error
+from beheld.server.hosts import HostGuard
 from beheld.server.keys import KeyGuard
 from beheld.server.ledger import GONE, Ledger, Told
 from beheld.server.metrics import Metrics
@@ -89,6 +90,7 @@ class Service:
                 Middleware(Told, ledger=self.ledger),
                 Middleware(CutOff, desk=self.desk),
                 Middleware(FrameGuard, crowded=self.desk.crowded),
+                Middleware(HostGuard, options=self.options),
                 Middleware(KeyGuard, keys=self.options.api_keys),
             ],
             exception_handlers={HTTPException: _refused, Exception: _broken},

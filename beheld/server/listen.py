@@ -34,7 +34,7 @@ def listen(options: ServerOptions) -> socket.socket:
             param="port",
         ) from error
     made.set_inheritable(False)
-    if not options.api_keys and not _is_own(made.getsockname()[0]):
+    if not options.api_keys and not is_own(made.getsockname()[0]):
         logger.warning(
             "Anyone who reaches %s can use this server: it is not this machine's own address, and no --api-key is set.",
             options.host,
@@ -42,8 +42,11 @@ def listen(options: ServerOptions) -> socket.socket:
     return made
 
 
-def _is_own(address: str) -> bool:
-    """True for an address at which only this machine can be asked."""
-    found = ipaddress.ip_address(address.partition("%")[0])
+def is_own(address: str) -> bool:
+    """True for an address at which only this machine can be asked, or for the name that every machine has for it."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address.lower() == "localhost"
     mapped = getattr(found, "ipv4_mapped", None)
     return (mapped or found).is_loopback

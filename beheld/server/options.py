@@ -58,6 +58,15 @@ class ServerOptions:
         metavar="KEY",
         shown="none",
     )
+    allowed_hosts: tuple[str, ...] = _said(
+        (),
+        "allowed-hosts",
+        "further names under which a server may be asked that has no key and listens on this machine alone; addresses "
+        "and names without a dot always may",
+        many=True,
+        metavar="NAME",
+        shown="none",
+    )
     loras: tuple[LoRARequest, ...] = _said(
         (),
         "lora-modules",

@@ -409,6 +409,24 @@ def test_data_urls() -> None:
         fetch("data:image/png;base64," + "a" * 8000, "image", SMALL)
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("", "The URL is empty"),
+        (" \n", "The URL is empty"),
+        ("javascript:alert(1)", "This is no URL"),
+        (" data:image/png;base64,AAAA", "This is no URL"),
+        ("http:\\\\example.org", "This is no URL"),
+        ("/etc/passwd", "Local files may not be read"),
+        ("../passwd", "Local files may not be read"),
+        ("file:///etc/passwd", "Local files may not be read"),
+    ],
+)
+def test_what_is_no_url_is_not_called_a_file(source: str, told: str) -> None:
+    with pytest.raises(FetchError, match=f"^{told}"):
+        fetch(source, "image", SMALL)
+
+
 @pytest.mark.case(10)
 def test_paths_follow_the_rules(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from beheld.server.listen import _is_own, listen
+from beheld.server.listen import is_own, listen
 from tests.server.running import SMALL
 
 pytestmark = pytest.mark.case(19)
@@ -47,6 +47,6 @@ def test_an_open_door_is_warned_of(
 
 def test_addresses_of_this_machine_alone() -> None:
     for own in ("127.0.0.1", "127.8.0.1", "::1", "::ffff:127.0.0.1"):
-        assert _is_own(own), own
+        assert is_own(own), own
     for other in ("0.0.0.0", "::", "192.168.1.4", "fe80::1%eth0", "::ffff:10.0.0.1", "93.184.216.34"):
-        assert not _is_own(other), other
+        assert not is_own(other), other
