@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import references
 from beheld.cli.talk import Here, Remote, Talker, Told
-from beheld.cli.terminal import shown
+from beheld.cli.terminal import shown, whole
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
 
@@ -78,7 +79,7 @@ class Conversation:
 
     def __init__(self, talker: Talker, system: str | None) -> None:
         self._talker = talker
-        self._begin = [] if system is None else [{"role": "system", "content": system}]
+        self._begin = [] if system is None else [{"role": "system", "content": whole(system)}]
         self._messages: list[dict[str, Any]] = list(self._begin)
         self._media: list[MediaRef] = []
         self._told = Told()
@@ -87,6 +88,8 @@ class Conversation:
     def run(self, media: list[MediaRef]) -> None:
         """Read questions from standard input until it ends; answers go to standard output, all else to the other."""
         self._media = media
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")
         if self._at_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  (gives input() a history)
@@ -97,7 +100,7 @@ class Conversation:
                     return
                 self._command(line)
             elif line.strip():
-                self._ask(line)
+                self._ask(whole(line))
 
     def _questions(self) -> Iterator[str]:
         while True:

@@ -122,6 +122,20 @@ def test_a_conversation_in_process(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     assert "image 1: " in err
 
 
+def test_bytes_that_are_no_text_are_marked_as_lost(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    words = ["chat", "--temperature", "0", "--max-tokens", "4", "--url", running.url, "--system", "Be \udcff."]
+    outs = []
+    for question in (b"hi \xff\xfe\n", "hi \ufffd\ufffd\n".encode()):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(question), "utf-8"))
+        assert main(words) == 0
+        found = capsys.readouterr()
+        assert "error" not in found.err
+        outs.append(found.out)
+    assert outs[0] == outs[1] != ""
+
+
 def test_control_characters_do_nothing_to_the_terminal() -> None:
     assert shown("a\x1b[2J\x07\r\u202eb\n\tc\u00e9") == "a\ufffd[2J\ufffd\ufffd\ufffdb\n\tc\u00e9"
 
