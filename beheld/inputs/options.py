@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from beheld.core.errors import ParamsError
+from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import nearest
 
 GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
 # Ours to decide: the form and the place of the tensors.
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
 _RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
-_RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of"))
+_RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of", "video_metadata", "return_metadata"))
 # A file of this machine, which is the checkpoint's to name.
 _RESERVED |= frozenset(("font",))
 # Of the weights: the sizes of what a tower takes in, and of what it joins.
@@ -92,8 +92,12 @@ def _check_fixed(part: Any, options: Mapping[str, Any]) -> None:
             )
 
 
+# Names that some processors know and that are told in another way here -> how.
+_ELSEWHERE = {"video_metadata": 'Give it beside the frames, as (frames, {"fps": 2.0}).'}
+
+
 def _refuse(name: str, known: frozenset[str]) -> None:
-    remedy = nearest(name, known) or f"Known: {', '.join(sorted(known))}."
+    remedy = _ELSEWHERE.get(name) or nearest(name, known) or f"Known: {', '.join(sorted(known))}."
     raise ParamsError(f"The processor of this model has no option {name!r}.", remedy, param="mm_processor_kwargs")
 
 
@@ -114,3 +118,46 @@ def _pixels_to_size(part: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 def _as_dict(size: Any) -> dict[str, Any]:
     return {name: value for name, value in dict(size or {}).items() if value is not None}
+
+
+def arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the processor itself would hand to the sub-processor: its own defaults, then the options.
+
+    Raises:
+        ParamsError: an option has a value of a kind that the processor does not take.
+    """
+    group = GROUPS[modality]
+
+    def merged(own: Mapping[str, Any]) -> dict[str, Any]:
+        merge: dict[str, dict[str, Any]] = processor._merge_kwargs(
+            processor.valid_processor_kwargs,
+            tokenizer_init_kwargs=processor.tokenizer.init_kwargs if hasattr(processor, "tokenizer") else {},
+            **{group: {**own, "return_tensors": "pt"}},
+        )
+        return merge[group]
+
+    try:
+        return merged(options)
+    except Exception as error:
+        for name, value in options.items():
+            _check_alone(merged, name, value)
+        raise ParamsError(
+            "The processor of this model does not take these options.",
+            param="mm_processor_kwargs",
+            detail=first_line(error),
+        ) from error
+
+
+def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: Any) -> None:
+    try:
+        merged({name: value})
+    except Exception as error:
+        # The first line only says which option it is.
+        said = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
+        reason = said.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
+        raise ParamsError(
+            f"The processor of this model does not take {value!r} as {name}.",
+            "See the processor's settings in preprocessor_config.json for a value of the right kind.",
+            param="mm_processor_kwargs",
+            detail=reason,
+        ) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
+from beheld.inputs import frames, sight
 from beheld.inputs import options as options_of
-from beheld.inputs import sight
 from beheld.inputs.cache import Processed
 from beheld.inputs.digest import Digest
 from beheld.inputs.families import Family
+from beheld.inputs.frames import Shown
 from beheld.inputs.receipt import used_audio, used_image, used_video
 from beheld.inputs.tokens import PromptTokenizer
 from beheld.inputs.video import Clip
@@ -155,9 +157,9 @@ class ItemProcessor:
             MemoryError: there is not enough.
         """
         processor = self.loaded()
-        job, assumed = self._told_rate(job)
         try:
-            outputs, text = self._call(processor, job)
+            shown = self._shown(processor, job)
+            outputs, text = self._call(processor, job, shown)
             lead, ids, tail = self._replacement(processor, text)
         except BeheldError:
             raise
@@ -172,48 +174,34 @@ class ItemProcessor:
                 detail=first_line(error),
             ) from error
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
-        used, lost = self._described(job, item, outputs)
-        _check_frames(job, used)
-        return Processed(item, {**used, **assumed, **_without_effect(job, processor)}, lost)
+        return Processed(item, *self._described(job, shown, item, outputs))
 
-    def _told_rate(self, job: Job) -> tuple[Job, Mapping[str, Any]]:
-        """Frames whose times nobody told, with the rate that their family takes for theirs, and what to say of it.
-
-        Raises:
-            ProcessError: their family cannot do without.
-        """
-        clip, rule = job.content, self._family.frame_rate
-        if not isinstance(clip, Clip) or clip.fps is not None or not rule:
-            return job, {}
-        part = options_of.part_of(self.loaded(), "video")
-        if not _samples(part, job.options):
-            return job, {}
-        if isinstance(rule, str) or job.options.get("fps") is not None:
-            why = rule if isinstance(rule, str) else "frames cannot be sampled by a rate without their times"
-            raise ProcessError(
-                f"The times of the video's frames are not known, and {why}.",
-                'Give (frames, {"fps": their number per second}) in place of the frames.',
-            )
-        rate = rule(part)
-        chosen = tuple(range(len(clip.frames))) if clip.indices is None else clip.indices
-        return replace(job, content=replace(clip, fps=rate, indices=chosen)), {"assumed_fps": rate}
+    def _shown(self, processor: Any, job: Job) -> Shown | None:
+        """Of a video, what the processor is given of it."""
+        if not isinstance(job.content, Clip):
+            return None
+        part = options_of.part_of(processor, "video")
+        merge = partial(self._arguments, processor, "video")
+        return frames.shown(job.content, job.options, part, merge, self._family.frame_rate)
 
     def _described(
-        self, job: Job, item: MediaItem, outputs: Mapping[str, Any]
+        self, job: Job, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """What the model sees or hears of the item, and what was lost of it."""
         processor = self.loaded()
         part = options_of.part_of(processor, job.modality)
         if job.modality == "audio":
             return used_audio(job.content, item, part)
-        arguments = self._arguments(processor, job.modality, job.options)
         look = self._family.looks.get(job.modality)
-        if job.modality == "image":
+        if shown is None:
+            arguments = self._arguments(processor, job.modality, job.options)
             given = sight.Sight(job.content.size, outputs, arguments, part, processor)
             return used_image(given, (look or sight.picture)(given))
-        _, height, width, _ = job.content.frames.shape
-        given = sight.Sight((width, height), outputs, arguments, part, processor)
-        return used_video(job.content, given, (look or sight.video)(given))
+        count, height, width, _ = job.content.frames.shape
+        given = sight.Sight((width, height), outputs, shown.arguments, part, processor)
+        used, lost = used_video(count, shown, given, (look or sight.video)(given))
+        _check_frames(job, shown, used)
+        return used, lost
 
     def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
         """The ids that replace a marker, and the ordinary text around them."""
@@ -242,15 +230,12 @@ class ItemProcessor:
             self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
         return self._own_tokenizer
 
-    def _call(self, processor: Any, job: Job) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
-        content: Any = job.content
-        call_options: dict[str, Any] = dict(job.options)
-        if isinstance(content, Clip):
-            content, call_options = _told(content, call_options, processor)
-            content = content.frames
-        elif job.modality == "audio":
-            content = content.samples
-        arguments = self._arguments(processor, job.modality, call_options)
+    def _call(self, processor: Any, job: Job, shown: Shown | None) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
+        if shown is not None:
+            content, arguments = shown.clip.frames, shown.arguments
+        else:
+            content = job.content.samples if job.modality == "audio" else job.content
+            arguments = self._arguments(processor, job.modality, job.options)
         if self._family.call is not None:
             return self._family.call(processor, job.modality, content, arguments, job.setting)
         method = getattr(processor, _METHODS[job.modality], None)
@@ -265,13 +250,11 @@ class ItemProcessor:
         return outputs, texts[0]
 
     def _arguments(self, processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """As `_sub_arguments`, found once for the same options: checking them takes transformers a millisecond."""
-        if "video_metadata" in options:
-            return _sub_arguments(processor, modality, options)
+        """As options.arguments, found once for the same options: checking them takes transformers a millisecond."""
         key = (modality, repr(sorted(options.items())))
         known = self._known_arguments.get(key)
         if known is None:
-            known = _sub_arguments(processor, modality, options)
+            known = options_of.arguments(processor, modality, options)
             if len(self._known_arguments) < _MOST_KNOWN:
                 self._known_arguments[key] = known
         return copy.deepcopy(known)
@@ -318,118 +301,30 @@ class ItemProcessor:
 _METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_process_audio"}
 
 
-def _sub_arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the processor itself would hand to the sub-processor: its own defaults, then the options.
-
-    Raises:
-        ParamsError: an option has a value of a kind that the processor does not take.
-    """
-    group = options_of.GROUPS[modality]
-
-    def merged(own: Mapping[str, Any]) -> dict[str, Any]:
-        merge: dict[str, dict[str, Any]] = processor._merge_kwargs(
-            processor.valid_processor_kwargs,
-            tokenizer_init_kwargs=processor.tokenizer.init_kwargs if hasattr(processor, "tokenizer") else {},
-            **{group: {**own, "return_tensors": "pt"}},
-        )
-        return merge[group]
-
-    try:
-        return merged(options)
-    except Exception as error:
-        for name, value in options.items():
-            _check_alone(merged, name, value)
-        raise ParamsError(
-            "The processor of this model does not take these options.",
-            param="mm_processor_kwargs",
-            detail=first_line(error),
-        ) from error
-
-
-def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: Any) -> None:
-    try:
-        merged({name: value})
-    except Exception as error:
-        # The first line only says which option it is.
-        said = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
-        reason = said.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
-        raise ParamsError(
-            f"The processor of this model does not take {value!r} as {name}.",
-            "See the processor's settings in preprocessor_config.json for a value of the right kind.",
-            param="mm_processor_kwargs",
-            detail=reason,
-        ) from error
-
-
-def _timed(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, dict[str, Any]]:
-    """`fps` for frames of unknown rate is their rate, unless the processor samples: it can mean nothing else."""
-    if _samples(options_of.part_of(processor, "video"), options) or clip.fps is not None or options.get("fps") is None:
-        return clip, options
-    return replace(clip, fps=float(options["fps"])), {name: v for name, v in options.items() if name != "fps"}
-
-
-def _told(clip: Clip, options: dict[str, Any], processor: Any) -> tuple[Clip, dict[str, Any]]:
-    """The clip, and all that the video processor is told of it."""
-    clip, options = _timed(clip, options, processor)
-    return clip, options | _video_metadata(clip, options)
-
-
-def _check_frames(job: Job, used: Mapping[str, Any]) -> None:
+def _check_frames(job: Job, shown: Shown, used: Mapping[str, Any]) -> None:
     """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
     most = job.options.get("max_frames")
-    if isinstance(job.content, Clip) and most is not None and used.get("frames", 0) > most:
+    if most is None or used.get("frames", 0) <= most:
+        return
+    if shown.chosen:
+        # The rules of some take the checkpoint's bound alone.
         raise ProcessError(
-            f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
-            'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
+            f"max_frames is {most}, and the processor chose {used['frames']} of the video's frames.",
+            "Give num_frames or fps in its place, or fewer frames.",
         )
-
-
-# By these a processor chooses among frames.
-_CHOOSING = ("num_frames", "min_frames", "fps")
-
-
-def _without_effect(job: Job, processor: Any) -> dict[str, Any]:
-    """Which options do nothing because the frames are taken as they are, for the receipt.
-
-    They are no mistake: an engine may be told of them for all videos, of which only some are still to be sampled.
-    """
-    if not isinstance(job.content, Clip):
-        return {}
-    _, options = _told(job.content, dict(job.options), processor)
-    if _samples(options_of.part_of(processor, "video"), options):
-        return {}
-    names = [name for name in _CHOOSING if options.get(name) is not None]
-    return {"options_without_effect": names} if names else {}
-
-
-def _samples(part: Any, options: Mapping[str, Any]) -> bool:
-    return bool(options.get("do_sample_frames", getattr(part, "do_sample_frames", False)))
+    raise ProcessError(
+        f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
+        'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
+    )
 
 
 def _remedy(job: Job) -> str:
-    if isinstance(job.content, Clip) and len(job.content.frames) == 1:
+    clip = job.content
+    if isinstance(clip, Clip) and clip.indices is None and clip.total > len(clip.frames):
+        return f"Say with frames_indices which of the video's {clip.total} frames these {len(clip.frames)} are."
+    if isinstance(clip, Clip) and len(clip.frames) == 1:
         return "Give more than one frame, or the frame as a picture."
     return "Change its size or shape, or the processor's options."
-
-
-def _video_metadata(clip: Clip, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the video processor is told of frames that were sampled here, so that it does not sample them again."""
-    if clip.indices is None and clip.fps is None:
-        return {}
-    from transformers.video_utils import VideoMetadata
-
-    metadata = VideoMetadata(
-        total_num_frames=clip.total,
-        fps=clip.fps,
-        width=clip.frames.shape[2],
-        height=clip.frames.shape[1],
-        duration=clip.total / clip.fps if clip.fps else None,
-        frames_indices=None if clip.indices is None else list(clip.indices),
-    )
-    told: dict[str, Any] = {"video_metadata": [metadata]}
-    if clip.indices is not None and "do_sample_frames" not in options:
-        told["do_sample_frames"] = False
-    return told
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:

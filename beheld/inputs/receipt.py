@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.media import MediaItem
+from beheld.inputs.frames import Shown
 from beheld.inputs.sight import Seen, Sight, Size
 
 _MAX_SHRINK = 4.0
@@ -31,20 +32,30 @@ def used_image(sight: Sight, seen: Seen | None) -> _Described:
     return used, _lost(sight, seen)
 
 
-def used_video(clip: Any, sight: Sight, seen: Seen | None) -> _Described:
-    """What is seen of a clip; nothing is said of one of which nothing is known."""
+def used_video(given: int, shown: Shown, sight: Sight, seen: Seen | None) -> _Described:
+    """What is seen of a clip of `given` frames, and what the model was told of it beside that.
+
+    Of what is seen nothing is said where nothing is known.
+    """
+    told: dict[str, Any] = {}
+    clip = shown.timed(sight.outputs, sight.part)
+    if shown.assumed and clip.fps is not None:
+        told["assumed_fps"] = clip.fps
+    if shown.idle:
+        told["options_without_effect"] = list(shown.idle)
     if seen is None:
-        return {}, ()
-    given = len(clip.frames)
+        return told, ()
     # The last frame may stand twice, where they are joined in pairs.
     used: dict[str, Any] = {"frames": min(given, seen.frames), "width": seen.width, "height": seen.height}
     lost = _lost(sight, seen)
     if used["frames"] < given:
         lost += (f"the processor left out {given - used['frames']} of {given} frames",)
-    times = clip.timestamps_s()
-    if times is not None and used["frames"] == given:
-        used["timestamps_s"] = times
-    return used, lost
+    times = clip.timestamps_s() or ()
+    for told_times in (times, tuple(dict.fromkeys(times))):
+        if len(told_times) == used["frames"]:
+            used["timestamps_s"] = told_times
+            break
+    return used | told, lost
 
 
 def _lost(sight: Sight, seen: Seen) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ class Clip:
         indices: which of the source's frames these are; None if they are all there was.
         given: what came in.
         lost: what was not used.
+        from_file: the frames were chosen as a file was decoded.
     """
 
     frames: Any
@@ -97,6 +98,7 @@ class Clip:
     indices: tuple[int, ...] | None
     given: Mapping[str, Any]
     lost: tuple[str, ...] = ()
+    from_file: bool = False
 
     def timestamps_s(self) -> tuple[float, ...] | None:
         """Seconds of each frame, if the rate is known."""
@@ -156,7 +158,7 @@ def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[s
     known = {**given, "frames": total} | ({"fps": round(fps, 4), "seconds": round(total / fps, 3)} if fps > 0 else {})
     lost = (f"{total - len(taken)} of {total} frames were not used",) if len(taken) < total else ()
     frames = np.stack([frame for _, frame in taken])
-    return Clip(frames, total, fps or None, tuple(rank for rank, _ in taken), known, lost)
+    return Clip(frames, total, fps or None, tuple(rank for rank, _ in taken), known, lost, from_file=True)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoProcessor
 
 from beheld.core.errors import BeheldError, ConfigError, MediaError, ParamsError
-from beheld.inputs import processor
+from beheld.inputs import options as options_of
 from beheld.inputs.options import GROUPS, merged
 from tests import tiny
 from tests.inputs import pipes
@@ -131,8 +131,8 @@ def test_options_are_checked_by_transformers_once(monkeypatch: pytest.MonkeyPatc
     """The same ones again are known; others are not taken for them."""
     family = "qwen2_vl"
     pipe = pipes.make(family)
-    merge, merges = processor._sub_arguments, []
-    monkeypatch.setattr(processor, "_sub_arguments", lambda *given: merges.append(given[2]) or merge(*given))
+    merge, merges = options_of.arguments, []
+    monkeypatch.setattr(options_of, "arguments", lambda *given: merges.append(given[2]) or merge(*given))
     sizes = [{"max_pixels": 28 * 28 * n} for n in (4, 9, 4, 9)]
     counts = [
         pipes.ask(pipe, family, [tiny.picture(224, 145, seed)], mm_processor_kwargs=size).spans[0].item.num_embeds

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from beheld.inputs.families import LAID_OUT, Family
 from beheld.inputs.sight import Seen, Sight, in_pools, numbers
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one picture or video; see families.Call."""
+    if modality == "image":
+        outputs, texts = processor._process_images([item], **options)
+        return outputs, texts[0]
+    for known in options["video_metadata"]:
+        # What the processor takes for granted anyway, but does not write down.
+        known.fps = known.fps or float(processor.video_processor.max_fps)
+    outputs, texts = processor._process_videos([item], **options)
+    return outputs, texts[0]
 
 
 def look(sight: Sight) -> Seen | None:
@@ -31,6 +48,7 @@ def look_at_frames(sight: Sight) -> Seen | None:
 FAMILY = Family(
     places={"image": "<|image|>", "video": "<|video|>"},
     begins="with bos or eos",
+    call=call,
     host_only=frozenset(("video_metadata", "image_num_crops")),
     most={"video": 1},
     embedded={"image": LAID_OUT, "video": LAID_OUT},
