@@ -352,7 +352,7 @@ def markdown() -> str:
         "prefixes shared with another prompt, the media, and the tokens that a GPU gives with graphs and compiled",
         "layers. Where pictures beside a video are *joined*, transformers' `generate` refuses both in one prompt:",
         "there it is given the embeddings that its own towers make of each, in their places. `beheld verify MODEL`",
-        "compares a checkpoint of yours stage by stage, of all these families, but no such prompt.",
+        "compares a checkpoint of yours stage by stage, of all these families, such prompts too.",
         "",
         "| family | architecture | for example | takes | also checked | remarks |",
         "|---|---|---|---|---|---|",

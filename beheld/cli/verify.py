@@ -9,7 +9,7 @@ from typing import Any
 
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import references
-from beheld.core.errors import UserError
+from beheld.core.errors import BeheldError, UserError
 
 # What both sides follow, or what must not change an answer; the rest would mean nothing here.
 _OPTIONS = frozenset(
@@ -61,7 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(
         args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
-    stages, culprit = verify(args, question)
+    try:
+        stages, culprit = verify(args, question)
+    except BeheldError as error:
+        if arguments.json:
+            # Whoever reads reports by a program is told there that nothing was compared.
+            print(json.dumps({"first_difference": None, "stages": [], "error": str(error)}))
+        raise
     if arguments.json:
         told = None if culprit is None else culprit.name
         print(json.dumps({"first_difference": told, "stages": [dataclasses.asdict(stage) for stage in stages]}))

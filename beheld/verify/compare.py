@@ -141,18 +141,18 @@ def _computed(theirs: Trace, ours: Trace) -> list[Stage]:
 def _features(theirs: dict[str, list[Tensor]], ours: dict[str, list[Tensor]]) -> list[Stage]:
     if not theirs and not ours:
         return [Stage("pixel values", NOT_COMPARED, "there are no media")]
-    return [_feature(name, want, ours.get(_NAMES.get(name, name))) for name, (want,) in theirs.items()]
+    return [_feature(name, wants, ours.get(_NAMES.get(name, name))) for name, wants in theirs.items()]
 
 
-def _feature(name: str, want: Tensor, got: list[Tensor] | None) -> Stage:
+def _feature(name: str, wants: list[Tensor], got: list[Tensor] | None) -> Stage:
     stage = _PIXELS.get(name, f"processor's {name}")
+    there = _shapes(wants)
     if got is None:
-        return Stage(stage, NOT_COMPARED, f"{tuple(want.shape)} there, none here: it is no part of an item")
-    parts = pairs(name, want, got)
+        return Stage(stage, NOT_COMPARED, f"{there} there, none here: it is no part of an item")
+    parts = _parts(name, wants, got)
     if parts is None:
-        shapes = ", ".join(f"{tuple(item.shape)}" for item in got)
-        return Stage(stage, DIFFERENT, f"{tuple(want.shape)} there, {shapes} here")
-    worst = Stage(stage, SAME, f"{tuple(want.shape)}, equal")
+        return Stage(stage, DIFFERENT, f"{there} there, {_shapes(got)} here")
+    worst = Stage(stage, SAME, f"{there}, equal")
     for number, (part, item) in enumerate(parts, 1):
         if torch.equal(item.to(part.dtype), part):
             continue
@@ -160,6 +160,20 @@ def _feature(name: str, want: Tensor, got: list[Tensor] | None) -> Stage:
         if worst.verdict == DIFFERENT:
             return Stage(stage, DIFFERENT, f"of item {number}: {worst.detail}")
     return worst
+
+
+def _parts(name: str, wants: list[Tensor], got: list[Tensor]) -> list[tuple[Tensor, Tensor]] | None:
+    """Each item's tensor there and here; there, it may be a part of one of the whole prompt."""
+    if len(wants) == 1:
+        return pairs(name, wants[0], got)
+    if len(wants) != len(got):
+        return None
+    found = [pairs(name, want, [item]) for want, item in zip(wants, got, strict=True)]
+    return None if None in found else [pair for parts in found for pair in parts or []]
+
+
+def _shapes(tensors: list[Tensor]) -> str:
+    return ", ".join(f"{tuple(tensor.shape)}" for tensor in tensors)
 
 
 def _encoded(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[Stage]:

@@ -5,6 +5,8 @@ Pictures come from their files; frames of videos and samples of sounds are read 
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,27 @@ class Processor:
 
     def inputs(self, question: Question, made: Trace) -> dict[str, Any]:
         """The model's inputs, by the processor in one call; what it renders goes into `made`."""
+        text, ends = self._text(question, made)
+        if self._info.model_type == "voxtral":
+            return self._joined(text, question)
+        told = self._told(question)
+        return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **told, **ends))
+
+    def items(self, question: Question) -> list[tuple[str, dict[str, Any]]]:
+        """The kind of each picture and video, in the order of the prompt, and the inputs of a prompt of it alone."""
+        text, _ = self._text(question, Trace())
+        marks = {getattr(self._parts, f"{kind}_token"): kind for kind in ("image", "video")}
+        left = {kind: iter(items) for kind, items in question.media.items()}
+        found = []
+        for mark in re.findall("|".join(map(re.escape, marks)), text):
+            kind = marks[mark]
+            alone: dict[str, Any] = {"images": (), "videos": (), "sounds": (), f"{kind}s": (next(left[kind]),)}
+            one = replace(question, text=mark, templated="plain", **alone)
+            found.append((kind, self.inputs(one, Trace())))
+        return found
+
+    def _text(self, question: Question, made: Trace) -> tuple[str, dict[str, Any]]:
+        """The prompt as the processor is given it, and whether it puts the tokenizer's ends around it."""
         text, ends = question.text, {}
         if question.templated == "chat":
             text = self._rendered(question, made)
@@ -49,11 +72,7 @@ class Processor:
             bos = getattr(self._tokenizer, "bos_token", None)
             if not self._info.modalities or (bos and text.startswith(bos)):
                 ends = {"add_special_tokens": False}
-        text = self._with_markers(text, question)
-        if self._info.model_type == "voxtral":
-            return self._joined(text, question)
-        told = self._told(question)
-        return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **told, **ends))
+        return self._with_markers(text, question), ends
 
     def _told(self, question: Question) -> dict[str, Any]:
         """The user's options, each bound of a size with the other one beside it.

@@ -9,7 +9,7 @@ Shapes: T tokens, X position axes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +21,7 @@ from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.load import converted_weights, model_class_of
-from beheld.verify import decoding
+from beheld.verify import decoding, joined
 from beheld.verify.given import Processor
 from beheld.verify.trace import Question, Trace
 
@@ -75,16 +75,12 @@ class Reference:
         model, info, made = self._model, self._info, self._begun()
         question = decoding.by_transformers(question, self._args, made)
         self._adapt(question)
-        inputs = {
-            name: value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-            for name, value in self._processor.inputs(question, made).items()
-        }
+        kinds = list(question.media)
+        inputs = self._of_model(self._processor.inputs(question, made))
         made.prompt_ids = tuple(inputs["input_ids"][0].tolist())
-        made.features = {
-            name: [value]
-            for name, value in inputs.items()
-            if isinstance(value, Tensor) and value.numel() and not name.startswith(_OF_THE_PROMPT)
-        }
+        if joined.needed(info.model_type, kinds):
+            return self._trace_joined(question, inputs, made)
+        made.features = _features([inputs])
         if info.is_encoder_decoder:
             # The encoder reads the prompt; the decoder begins with the token that starts every answer.
             made.features["input_ids"] = [inputs["input_ids"]]
@@ -92,15 +88,48 @@ class Reference:
             made.prompt_ids = (info.decoder_start_id,)
         with torch.inference_mode():
             if not info.is_encoder_decoder:
-                made.encoded = _encoded(model, info, inputs, list(question.media))
+                made.encoded = self._encoded(question, inputs)
             # BLIP-2's own generate wants a picture; without one, its language model answers alone.
             speaker = model.language_model if info.model_type == "blip-2" and not question.media else model
             _answer(speaker, info, inputs, question.max_tokens, made)
-        for kind in question.media:
-            rows = _placed(made, info, kind, list(question.media))
+        for kind in kinds:
+            rows = _placed(made, info, kind, kinds)
             if kind not in made.encoded and rows is not None:
                 made.encoded[kind] = rows
         return made
+
+    def _trace_joined(self, question: Question, whole: dict[str, Any], made: Trace) -> Trace:
+        """As `_trace`, of a prompt that the model's own generate() refuses as a whole: see joined.py."""
+        model, info = self._model, self._info
+        items = self._items(question)
+        made.features = _features([inputs for _, inputs in items])
+        with torch.inference_mode():
+            parts, place = joined.embeddings(model, items), info.placeholder_ids["image"]
+            _answer(model, info, joined.inputs(model, whole, parts, place), question.max_tokens, made)
+        assert made.embeds_TH is not None
+        placed = made.embeds_TH[torch.tensor(made.prompt_ids) == place].split([len(part) for part in parts])
+        for kind in question.media:
+            made.encoded |= _by_kind(items, placed if (info.model_type, kind) in _COMPLETED_LATER else parts, (kind,))
+        return made
+
+    def _items(self, question: Question) -> list[joined.Item]:
+        return [(kind, self._of_model(inputs)) for kind, inputs in self._processor.items(question)]
+
+    def _encoded(self, question: Question, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """What the model's own methods make of the media, by kind."""
+        kinds = list(question.media)
+        if {"image", "video"} <= set(kinds) and "pixel_values_videos" not in inputs:
+            # The processor gives frames as pictures, among which nothing tells them from the others.
+            items = self._items(question)
+            return _by_kind(items, joined.embeddings(self._model, items), ("image", "video"))
+        return _encoded(self._model, self._info, inputs, kinds)
+
+    def _of_model(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The processor's outputs, in the model's type where they are no whole numbers."""
+        return {
+            name: value.to(self._model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
 
     def _begun(self) -> Trace:
         """A trace of nothing yet but what the model is like."""
@@ -162,6 +191,22 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
     return model.eval(), words
 
 
+def _features(made: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
+    """Tensors by name that say something of items: one from each of `made` that has it."""
+    found: dict[str, list[Tensor]] = {}
+    for inputs in made:
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and value.numel() and not name.startswith(_OF_THE_PROMPT):
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def _by_kind(items: list[joined.Item], rows: Sequence[Tensor], kinds: Sequence[str]) -> dict[str, Tensor]:
+    """The rows (E, H) of all items of each kind, one after the other."""
+    own = {kind: [row for (of, _), row in zip(items, rows, strict=True) if of == kind] for kind in kinds}
+    return {kind: torch.cat(found) for kind, found in own.items()}
+
+
 def _make_room(model: Any, most: int) -> None:
     """Give the table of embeddings rows of zeros up to the id `most`, where a placeholder lies behind it.
 
@@ -182,7 +227,7 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
     for kind in kinds:
         # Some processors give the frames of a video as pictures.
         as_pictures = kind == "video" and "pixel_values_videos" not in inputs
-        if (info.model_type, kind) in _COMPLETED_LATER or (as_pictures and "image" in kinds):
+        if (info.model_type, kind) in _COMPLETED_LATER:
             continue
         name = f"get_{'image' if as_pictures else kind}_features"
         for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):

@@ -100,6 +100,15 @@ def test_a_video(verified: Verified) -> None:
     check(verified, verified.ask(videos=(clip(),)), "video")
 
 
+def test_pictures_beside_a_video(verified: Verified) -> None:
+    """Also in families whose own generate() refuses both in one prompt."""
+    if verified.family not in tiny.VIDEO_FAMILIES or verified.family not in tiny.IMAGE_FAMILIES:
+        pytest.skip("takes no pictures beside videos")
+    answer = verified.ask(*tiny.pictures(2), videos=(clip(),))
+    check(verified, answer, "image")
+    assert "encoder output of video" not in answer[0] or answer[0]["encoder output of video"].verdict == SAME
+
+
 def test_sounds(verified: Verified) -> None:
     if verified.family not in tiny.SOUND_FAMILIES:
         pytest.skip("hears nothing")
@@ -185,3 +194,15 @@ def test_positions_that_are_shifted_throughout(family: str, monkeypatch: pytest.
     else:
         assert culprit is not None
         assert culprit.name == "positions"
+
+
+def test_a_wrong_video_beside_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = Verified("glm4v")
+    right = EncoderStore._source
+    try:
+        monkeypatch.setattr(EncoderStore, "_source", lambda self, span: right(self, span).flip(0))
+        _, culprit = joined.ask(tiny.picture(84, 56, 3), videos=(clip(),))
+    finally:
+        joined.sides.close()
+    assert culprit is not None
+    assert culprit.name == "merged embeddings"

@@ -20,6 +20,7 @@ from beheld.models.hf import HFAdapter
 from beheld.verify.asking import made_up
 from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, Stage, compare, first_difference
 from beheld.verify.layout import pairs
+from beheld.verify.reference import Reference
 from beheld.verify.run import verify
 from beheld.verify.trace import Question, Trace
 from tests import tiny, tiny_adapted, tiny_cross, tiny_quantized
@@ -310,3 +311,18 @@ def test_an_option_without_meaning_here_is_refused(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["verify", "mote", "--tensor-parallel-size", "2"])
     assert "--tensor-parallel-size" in capsys.readouterr().err
+
+
+def test_a_report_for_programs_says_why_nothing_was_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*given: Any, **options: Any) -> Any:
+        raise ValueError("features and tokens do not match")
+
+    monkeypatch.setattr(Reference, "_trace", refuses)
+    assert main(["verify", str(tiny.checkpoint("llava")), "examples/scene.png", "--json"]) == 1
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert report["stages"] == []
+    assert "features and tokens do not match" in report["error"]
+    assert report["error"] in said.err
