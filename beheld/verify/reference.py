@@ -31,6 +31,8 @@ _COMPLETED_LATER = frozenset({("llama4", "image"), ("molmo2", "image"), ("molmo2
 _MERGED_INSIDE = frozenset({"chameleon", "phi4_multimodal"})
 # Families that transformers computes right with this attention alone; None leaves the choice to it, part by part.
 _ATTENTION: dict[str, str | None] = {"gemma4": None, "phi4_multimodal": "eager"}
+# What a processor says of pictures, by the names that methods have for it.
+_OF_PICTURES = frozenset({"pixel_values", "image_sizes"})
 # What a processor says of a prompt as a whole, not of an item.
 _OF_THE_PROMPT = (
     "input_ids",
@@ -230,9 +232,11 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
         if (info.model_type, kind) in _COMPLETED_LATER:
             continue
         name = f"get_{'image' if as_pictures else kind}_features"
+        # Older versions of transformers call a video's pixels by the name of pictures'.
+        own = inputs if name != "get_video_features" else {k: v for k, v in inputs.items() if k not in _OF_PICTURES}
         for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):
             known = () if method is None else inspect.signature(method).parameters
-            given = {k: v for k, v in inputs.items() if k in known or (k == "image_sizes" and "kwargs" in known)}
+            given = {k: v for k, v in own.items() if k in known or (k == "image_sizes" and "kwargs" in known)}
             if method is None or not given:
                 continue
             output = method(**given, return_dict=True)
