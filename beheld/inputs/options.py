@@ -31,6 +31,11 @@ def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
     return out
 
 
+def groups(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The options, and those of each group among them."""
+    return [options, *(value for value in options.values() if isinstance(value, Mapping))]
+
+
 def known_names(processor: Any, modality: str) -> frozenset[str]:
     """Names that the processor takes for a modality."""
     part = part_of(processor, modality)

@@ -128,8 +128,12 @@ class ItemProcessor:
                 not built.
         """
         for name, remedy in self._family.unbuilt.items():
-            if given.get(name) or any(isinstance(group, Mapping) and group.get(name) for group in given.values()):
+            if any(values.get(name) for values in options_of.groups(given)):
                 raise ParamsError(f"The option {name!r} cannot be done yet.", remedy, param="mm_processor_kwargs")
+        for name, remedy in self._family.named_here.items():
+            if any(name in values for values in options_of.groups(given)):
+                reason = f"The option {name!r} has another name here than in the repository's own code."
+                raise ParamsError(reason, remedy, param="mm_processor_kwargs")
         given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
         own = options_of.of_modality(self.loaded(), modality, given)
         self._arguments(self.loaded(), modality, own)

@@ -151,3 +151,33 @@ def test_what_the_weights_decided_cannot_be_chosen(name: str, value: int, group:
         pipes.ask(pipes.shared("qwen2_vl"), "qwen2_vl", LARGE, mm_processor_kwargs=options)
     own = getattr(pipes.shared("qwen2_vl")._processor.loaded().image_processor, name)
     assert pipes.ask(pipes.shared("qwen2_vl"), "qwen2_vl", LARGE, mm_processor_kwargs={name: own}).spans
+
+
+@pytest.mark.parametrize(
+    ("there", "value", "here"),
+    [
+        ("video_fps", 1, {"fps": 1}),
+        ("video_min_frames", 2, {"min_frames": 2}),
+        ("video_max_frames", 8, {"max_frames": 8}),
+        ("video_target_frames", 4, {"num_frames": 4}),
+        ("image_max_pixels", 3136, {"images_kwargs": {"max_pixels": 3136}}),
+        ("video_max_pixels", 3136, {"videos_kwargs": {"max_pixels": 3136}}),
+    ],
+)
+def test_names_that_ernies_repository_has_for_options_are_told_by_those_here(
+    there: str, value: int, here: dict[str, Any]
+) -> None:
+    pipe, clip = pipes.shared("ernie4_5_vl_moe"), (tiny.frames(8), {"fps": 2.0})
+    for given in ({there: value}, {"videos_kwargs": {there: value}}):
+        with pytest.raises(ParamsError, match=f"'{there}' has another name here") as caught:
+            pipes.ask(pipe, "ernie4_5_vl_moe", videos=clip, mm_processor_kwargs=given)
+        assert next(iter(here)) in caught.value.remedy
+    # What the remedy says helps.
+    assert pipes.ask(pipe, "ernie4_5_vl_moe", videos=clip, mm_processor_kwargs=here).receipts
+
+
+def test_an_order_of_frames_of_ernies_repository_is_refused_with_what_to_do() -> None:
+    pipe, options = pipes.shared("ernie4_5_vl_moe"), {"video_frames_sample": "middle"}
+    with pytest.raises(ParamsError, match="another name here") as caught:
+        pipes.ask(pipe, "ernie4_5_vl_moe", videos=tiny.frames(8), mm_processor_kwargs=options)
+    assert "frames_indices" in caught.value.remedy

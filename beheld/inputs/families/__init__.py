@@ -66,6 +66,7 @@ class Family:
         begins: what the processor lets every text begin with: "as written", or "with bos or eos" (the tokenizer's token
             for a text's beginning, or for its end if there is none).
         unbuilt: processor options that mean something which is not built -> what to do instead.
+        named_here: options by the names that the repository's own code has for them -> how to say it here.
         load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
         read_tokenizer: makes the tokenizer of a folder, where transformers does not know it by its name; gives None
             where it does.
@@ -99,6 +100,7 @@ class Family:
     rewritten_ends: str = "added"
     begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
+    named_here: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Path], Any] | None = None
     read_tokenizer: Callable[[Path], Any | None] | None = None
     pieces: tuple[str, ...] = ()

@@ -100,6 +100,16 @@ _SAME = (
 )
 # Settings of videos: there -> here.
 _VIDEO = {"video_fps": "fps", "video_max_frames": "max_frames", "video_min_frames": "min_frames"}
+# The names of options there -> how to say it here.
+_NAMED_HERE = {there: f"Write {here}." for there, here in _VIDEO.items()} | {
+    "video_target_frames": "Write num_frames.",
+    "video_frames_sample": "Leave it out; or choose the frames yourself, and give their places as frames_indices.",
+    **{
+        f"{kind}_{bound}": f'Write "{kind}s_kwargs": {{"{bound}": ...}}.'
+        for kind in ("image", "video")
+        for bound in ("min_pixels", "max_pixels")
+    },
+}
 # What transformers' classes cannot do otherwise.
 _BUILT = {
     "spatial_conv_size": 2,
@@ -213,4 +223,5 @@ FAMILY = Family(
     read_tokenizer=read_tokenizer,
     embedded={"video": LAID_OUT},
     frame_rate=frame_rate,
+    named_here=_NAMED_HERE,
 )
