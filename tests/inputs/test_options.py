@@ -14,6 +14,7 @@ from beheld.inputs.options import GROUPS, merged
 from tests import tiny
 from tests.inputs import pipes
 
+SMALL = {"shortest_edge": 784, "longest_edge": 3136}
 LARGE = tiny.picture(224, 145, 1)
 
 
@@ -160,8 +161,8 @@ def test_what_the_weights_decided_cannot_be_chosen(name: str, value: int, group:
         ("video_min_frames", 2, {"min_frames": 2}),
         ("video_max_frames", 8, {"max_frames": 8}),
         ("video_target_frames", 4, {"num_frames": 4}),
-        ("image_max_pixels", 3136, {"images_kwargs": {"max_pixels": 3136}}),
-        ("video_max_pixels", 3136, {"videos_kwargs": {"max_pixels": 3136}}),
+        ("image_max_pixels", 3136, {"images_kwargs": {"size": SMALL}}),
+        ("video_max_pixels", 3136, {"videos_kwargs": {"size": SMALL}}),
     ],
 )
 def test_names_that_ernies_repository_has_for_options_are_told_by_those_here(
