@@ -100,9 +100,7 @@ _SAME = (
 )
 # Settings of videos: there -> here.
 _VIDEO = {"video_fps": "fps", "video_max_frames": "max_frames", "video_min_frames": "min_frames"}
-_PIXELS = (
-    'Write "{kind}s_kwargs": {{"size": {{"shortest_edge": ..., "longest_edge": ...}}}}, in pixels.'
-)
+_PIXELS = 'Write "{kind}s_kwargs": {{"size": {{"shortest_edge": ..., "longest_edge": ...}}}}, in pixels.'
 # The names of options there -> how to say it here.
 _NAMED_HERE = {there: f"Write {here}." for there, here in _VIDEO.items()} | {
     "video_target_frames": "Write num_frames.",
