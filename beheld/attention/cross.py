@@ -107,12 +107,13 @@ class _Stack:
 
     Attributes:
         states: those of each run, which are thereby kept: another tensor cannot come to lie where they do.
-        kv_L2BKEC: their keys and values.
+        keys_LBKCE, values_LBKEC: of all L layers.
         mask_B11E: what to add to scores: 0, or minus infinity where a run has no such state; None if all are as long.
     """
 
     states: tuple[tuple[Tensor, ...], ...]
-    kv_L2BKEC: Tensor
+    keys_LBKCE: Tensor
+    values_LBKEC: Tensor
     mask_B11E: Tensor | None
 
     def holds(self, runs: Sequence[CrossRun]) -> bool:
@@ -184,28 +185,37 @@ def _stacked(runs: Sequence[CrossRun]) -> _Stack:
     lengths = [sum(len(item) for item in run.states) for run in runs]
     longest, first = max(lengths), runs[0].states[0]
     L, _, K, C = first.shape[1:]
-    kv_L2BKEC = first.new_zeros((L, 2, len(runs), K, longest, C))
+    keys_LBKCE = first.new_zeros((L, len(runs), K, C, longest))
+    values_LBKEC = first.new_zeros((L, len(runs), K, longest, C))
     for b, run in enumerate(runs):
         begin = 0
         for item in run.states:
-            kv_L2BKEC[:, :, b, :, begin : begin + len(item)] = item.permute(1, 2, 3, 0, 4)
-            begin += len(item)
+            end = begin + len(item)
+            keys_LBKCE[:, b, ..., begin:end] = item[:, :, 0].permute(1, 2, 3, 0)
+            values_LBKEC[:, b, :, begin:end] = item[:, :, 1].permute(1, 2, 0, 3)
+            begin = end
     mask_B11E = None
     if min(lengths) < longest:
         hidden_BE = torch.arange(longest) >= torch.tensor(lengths).unsqueeze(1)
         mask_B11E = torch.zeros(hidden_BE.shape, dtype=first.dtype).masked_fill_(hidden_BE, float("-inf"))[
             :, None, None
         ]
-    return _Stack(tuple(run.states for run in runs), kv_L2BKEC, mask_B11E)
+    return _Stack(tuple(run.states for run in runs), keys_LBKCE, values_LBKEC, mask_B11E)
 
 
 def _attend_stack(q_BHC: Tensor, stack: _Stack, index: int, scale: float) -> Tensor:
     """One token of each run; returns (B, H, C)."""
-    k_BKEC, v_BKEC = stack.kv_L2BKEC[index]
-    q_BKGC = q_BHC.unflatten(1, (k_BKEC.shape[1], -1))
-    mask = stack.mask_B11E
-    if mask is not None:
-        mask = mask.expand(-1, -1, q_BKGC.shape[2], -1)
+    k_BKCE, v_BKEC, mask_B11E = stack.keys_LBKCE[index], stack.values_LBKEC[index], stack.mask_B11E
+    q_BKGC = q_BHC.unflatten(1, (k_BKCE.shape[1], -1))
+    if q_BHC.dtype == torch.float32:
+        # PyTorch's own attention takes up to twice as long for one query.
+        scores_BKGE = torch.matmul(q_BKGC * scale, k_BKCE)
+        if mask_B11E is not None:
+            scores_BKGE += mask_B11E
+        return torch.matmul(torch.softmax(scores_BKGE, dim=-1), v_BKEC).flatten(1, 2)
+    # Products of 16-bit numbers would round the scores.
+    mask = None if mask_B11E is None else mask_B11E.expand(-1, -1, q_BKGC.shape[2], -1)
+    k_BKEC = k_BKCE.transpose(2, 3)
     return F.scaled_dot_product_attention(q_BKGC, k_BKEC, v_BKEC, attn_mask=mask, scale=scale).flatten(1, 2)
 
 
