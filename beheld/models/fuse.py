@@ -19,6 +19,8 @@ logger = get_logger(__name__)
 
 # Up to this many rows a library's matrix product, which tiles over rows, leaves most of the CPU idle.
 _SMALL_ROWS = 64
+# From so many rows on a product takes long.
+_MANY_ROWS = 512
 
 
 class SmallBatchLinear(StandIn):
@@ -67,7 +69,15 @@ class PackedLinear(nn.Module):
         padded = padded_rows(rows)
         if padded == rows:
             return self._product(x)
-        return self._product(_padded(x, rows, padded))[:rows].view(*x.shape[:-1], self.out_features)
+        if rows >= _MANY_ROWS and self.out_features < self.in_features:
+            y_MO = self._in_two(x.reshape(rows, self.in_features), rows - rows % _step(rows))
+        else:
+            y_MO = self._product(_padded(x, rows, padded))[:rows]
+        return y_MO.view(*x.shape[:-1], self.out_features)
+
+    def _in_two(self, x_MI: Tensor, whole: int) -> Tensor:
+        """The first `whole` rows as they lie, then the others: what comes out is less to copy than what goes in."""
+        return torch.cat([self._product(x_MI[:whole]), self(x_MI[whole:])])
 
     def _product(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
@@ -92,15 +102,19 @@ class PaddedLinear(StandIn):
 
 def padded_rows(rows: int) -> int:
     """With how many rows oneDNN computes the product of `rows`: the same up to 16, then one of 8 sizes per doubling,
-    and of 16 from 512 on, where a product takes long.
+    and of 16 from `_MANY_ROWS` on, where a product takes long.
 
     It compiles a product for every number of rows that it meets, and PyTorch and it keep a thousand of them: with torch
     2.15 0.6 MiB each, which would be half a gigabyte after prompts of two hundred lengths.
     """
     if rows <= 16:
         return rows
-    step = 1 << (rows.bit_length() - (4 if rows < 512 else 5))
-    return rows + -rows % step
+    return rows + -rows % _step(rows)
+
+
+def _step(rows: int) -> int:
+    """Sizes of products follow each other by so many rows there."""
+    return 1 << (rows.bit_length() - (4 if rows < _MANY_ROWS else 5))
 
 
 def _padded(x: Tensor, rows: int, padded: int) -> Tensor:
