@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beheld.core.errors import ProcessError, first_line
-from beheld.inputs.video import Clip
+from beheld.inputs.video import Clip, Sampling
 
 # By these a processor chooses among frames.
 _CHOOSING = ("num_frames", "min_frames", "fps")
@@ -23,6 +23,8 @@ _PROBES: Mapping[str, Callable[[int], float]] = {
     "min_frames": lambda count: count,
     "fps": lambda count: 0.001,
 }
+# As for files, this number of frames means all of them.
+_ALL = -1
 # What rules raise where they cannot choose: some reckon with settings that are missing.
 _REFUSALS = (ValueError, TypeError, ArithmeticError)
 # Outputs that say how many seconds a step of frames takes.
@@ -64,6 +66,15 @@ class Shown:
         return replace(self.clip, fps=None if rate is None else float(rate))
 
 
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse numbers of frames, and rates, that mean nothing; transformers looks at their kind alone.
+
+    Raises:
+        ParamsError: one is out of range.
+    """
+    Sampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
+
+
 def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule: Callable[[Any], float] | str) -> Shown:
     """Choose among the frames of a clip as `part` would, and say of them what is known.
 
@@ -84,7 +95,7 @@ def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule:
     clip = _rated(clip, options, part, rule)
     # A file's frames were chosen as it was decoded; whoever names the places of frames has chosen them.
     settled = clip.from_file or (clip.indices is not None and "do_sample_frames" not in options)
-    chosen = not settled and _samples(part, options)
+    chosen = not settled and _samples(part, options) and options.get("num_frames") != _ALL
     if chosen:
         choice = _Choice(clip, part, merge, options)
         clip = choice.made()

@@ -124,8 +124,8 @@ class ItemProcessor:
         """The options of one call, checked and in the processor's terms.
 
         Raises:
-            ParamsError: one of them is unknown, has a value that transformers does not take, or means something that is
-                not built.
+            ParamsError: one of them is unknown, has a value that transformers does not take or that means nothing, or
+                means something that is not built.
         """
         for name, remedy in self._family.unbuilt.items():
             if any(values.get(name) for values in options_of.groups(given)):
@@ -137,6 +137,8 @@ class ItemProcessor:
         given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
         own = options_of.of_modality(self.loaded(), modality, given)
         self._arguments(self.loaded(), modality, own)
+        if modality == "video":
+            frames.check(own)
         return own
 
     def max_frames(self) -> int | None:

@@ -320,16 +320,21 @@ def _with_metadata(clip: Clip, metadata: Mapping[str, Any]) -> Clip:
     if fps is not None and (
         isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0
     ):
-        raise DecodeError(f"The video's fps must be a number above 0, got {fps!r}.")
+        raise DecodeError(
+            f"The video's fps must be a number above 0, got {fps!r}.", "Leave it out if nobody knows the frames' rate."
+        )
     if metadata.get("do_sample_frames"):
         # The caller leaves the choice of frames to the processor.
         indices = None
     if indices is not None:
         indices = _places(indices, clip.total)
     if total is None:
-        total = clip.total if indices is None else max(indices) + 1
+        total = clip.total if indices is None else max(clip.total, indices[-1] + 1)
     if isinstance(total, bool) or not isinstance(total, int) or total < clip.total:
-        raise DecodeError(f"total_num_frames must be a whole number of at least {clip.total}, got {total!r}.")
+        raise DecodeError(
+            f"total_num_frames must be a whole number of at least {clip.total}, got {total!r}.",
+            "Give the number of all frames of the whole video, or leave it out.",
+        )
     if indices is not None and indices[-1] >= total:
         raise DecodeError(
             f"frames_indices names frame {indices[-1]}, but total_num_frames is {total}.",
@@ -348,7 +353,9 @@ def _places(indices: Any, count: int) -> tuple[int, ...]:
             f"frames_indices must be a list of whole numbers, got {indices!r}.", "Give one for each frame."
         ) from error
     if len(places) != count:
-        raise DecodeError(f"frames_indices names {len(places)} frames, but {count} were given.")
+        raise DecodeError(
+            f"frames_indices names {len(places)} frames, but {count} were given.", "Give one place for each frame."
+        )
     if places[0] < 0 or any(later < earlier for earlier, later in pairwise(places)):
         raise DecodeError(
             "frames_indices must be 0 or above and must not fall from one frame to the next.",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from beheld.core.errors import MediaError, ParamsError
+from beheld.core.errors import ConfigError, MediaError, ParamsError
 from tests import tiny
 from tests.inputs import pipes
 
@@ -231,3 +231,32 @@ def test_some_of_more_frames_are_refused_where_their_places_must_be_known() -> N
     assert caught.value.remedy == "Say with frames_indices which of the video's 8 frames these 4 are."
     given[1]["frames_indices"] = [0, 2, 4, 6]
     assert used(asked("smolvlm", given))["timestamps_s"] == (0.0, 1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+@pytest.mark.parametrize(
+    "options", [{"num_frames": 0}, {"num_frames": -2}, {"fps": 0}, {"fps": -1.0}, {"fps": float("nan")}], ids=str
+)
+def test_numbers_that_mean_nothing_are_refused(family: str, options: dict[str, Any]) -> None:
+    """Some processors divided by them, others took one frame."""
+    for given in (tiny.frames(4), (tiny.frames(4), {"fps": 2.0})):
+        for sampled in (True, False):
+            with pytest.raises(ParamsError, match="must be a"):
+                asked(family, given, do_sample_frames=sampled, **options)
+    with pytest.raises(ConfigError, match="must be a"):
+        pipes.make(family, mm_processor_kwargs=options)
+
+
+@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+def test_all_frames_are_said_as_for_files(family: str) -> None:
+    told = asked(family, (tiny.frames(5), {"fps": 2.0}), num_frames=-1, do_sample_frames=True)
+    assert used(told)["frames"] == 5
+
+
+def test_metadata_that_cannot_be_are_refused_with_what_helps() -> None:
+    for wrong in ({"fps": 0}, {"fps": float("nan")}, {"total_num_frames": 2}, {"frames_indices": [0]}):
+        with pytest.raises(MediaError) as caught:
+            asked("qwen2_vl", (tiny.frames(4), {"fps": 2.0} | wrong))
+        assert caught.value.remedy
+    # One frame four times, as samplers fill up.
+    assert used(asked("qwen2_vl", (tiny.frames(4), {"fps": 2.0, "frames_indices": [0, 0, 0, 0]})))["frames"] == 4
