@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beheld.core.errors import ProcessError, first_line
+from beheld.core.errors import ParamsError, ProcessError, first_line
 from beheld.inputs.video import Clip, Sampling
 
 # By these a processor chooses among frames.
@@ -72,7 +72,10 @@ def check(options: Mapping[str, Any]) -> None:
     Raises:
         ParamsError: one is out of range.
     """
-    Sampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
+    try:
+        Sampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
+    except ParamsError as error:
+        raise ParamsError(error.reason, error.remedy, param="mm_processor_kwargs") from error
 
 
 def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule: Callable[[Any], float] | str) -> Shown:
@@ -194,12 +197,17 @@ class _Choice:
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """What the rule is called with: the options, and the processor's own for those that are not given."""
-        settings = self._merge(_without(options, ("do_sample_frames",)))
+        count, settings = len(self._clip.frames), self._merge(_without(options, ("do_sample_frames",)))
         for name in getattr(self._part.valid_kwargs, "__annotations__", {}):
             settings.setdefault(name, getattr(self._part, name, None))
         for name, other in zip(_EXCLUSIVE, reversed(_EXCLUSIVE), strict=True):
             if options.get(name) is not None and options.get(other) is None:
                 settings[other] = None
+        # Some rules write a list as long as they are told, before they look at what there is.
+        most = {"num_frames": max(count, getattr(self._part, "num_frames", None) or 0), "fps": self._at_hand().fps}
+        for name, bound in most.items():
+            if options.get(name) is not None and bound is not None:
+                settings[name] = min(options[name], bound)
         for name in ("metadata", "video_metadata", "do_sample_frames"):
             settings.pop(name, None)
         return settings

@@ -260,3 +260,11 @@ def test_metadata_that_cannot_be_are_refused_with_what_helps() -> None:
         assert caught.value.remedy
     # One frame four times, as samplers fill up.
     assert used(asked("qwen2_vl", (tiny.frames(4), {"fps": 2.0, "frames_indices": [0, 0, 0, 0]})))["frames"] == 4
+
+
+@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+@pytest.mark.parametrize("options", [{"num_frames": 10**9}, {"fps": 1e9}], ids=str)
+def test_a_large_number_takes_no_memory(family: str, options: dict[str, Any]) -> None:
+    """GLM's rule writes a list of as many numbers as a rate gives, Qwen3-VL's an array of so many frames."""
+    told = asked(family, (tiny.frames(5), {"fps": 2.0}), do_sample_frames=True, **options)
+    assert used(told)["frames"] <= 5
