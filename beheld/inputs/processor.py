@@ -29,6 +29,8 @@ _SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "proc
 
 # What comes of content that a processor was not made for; anything else is a mistake of its own, or of ours.
 _REFUSALS = (ValueError, ArithmeticError, IndexError, RuntimeError, MemoryError)
+# What also comes of options that are of the right kind, and that it was not made for.
+_CONFUSIONS = (TypeError, AttributeError, LookupError)
 # Sets of options whose arguments are kept; a caller who gives others each time gains nothing.
 _MOST_KNOWN = 64
 
@@ -177,6 +179,14 @@ class ItemProcessor:
             raise ProcessError(
                 f"The model's processor refused the {job.modality}.",
                 _remedy(job),
+                detail=first_line(error),
+            ) from error
+        except _CONFUSIONS as error:
+            if not job.options:
+                raise
+            raise ProcessError(
+                f"The model's processor cannot process the {job.modality} with these options.",
+                f"Change or leave out {' and '.join(job.options)}.",
                 detail=first_line(error),
             ) from error
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)

@@ -182,3 +182,15 @@ def test_an_order_of_frames_of_ernies_repository_is_refused_with_what_to_do() ->
     with pytest.raises(ParamsError, match="another name here") as caught:
         pipes.ask(pipe, "ernie4_5_vl_moe", videos=tiny.frames(8), mm_processor_kwargs=options)
     assert "frames_indices" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("phi4_mm", {"size": None}), ("fuyu", {"size": {"bogus": 3}}), ("llama4", {"do_rescale": False})],
+    ids=str,
+)
+def test_options_that_confuse_a_processor_are_named(family: str, options: dict[str, Any]) -> None:
+    """They ended in an AttributeError, a KeyError and a TypeError of the processor's."""
+    with pytest.raises(MediaError, match="with these options") as caught:
+        pipes.ask(pipes.shared(family), family, tiny.picture(60, 40, 1), mm_processor_kwargs=options)
+    assert next(iter(options)) in caught.value.remedy
