@@ -143,7 +143,8 @@ class EncoderStore:
         """The embeddings of a span; asked for only where one is taken, since none are encoded for other places."""
         source = self._embeds.get(span.digest)
         if source is None:
-            raise StepError(self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing"))
+            reason = self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing")
+            raise StepError(reason, "Send another one, or leave out options that change its size.")
         return source
 
     def known(self, digest: bytes) -> Tensor | None:
