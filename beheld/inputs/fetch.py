@@ -143,7 +143,7 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
             "The data URL is not valid base64.", "Encode the file with standard base64.", stage="data"
         ) from error
     if not data:
-        raise FetchError("The data URL is empty.", stage="data")
+        raise FetchError("The data URL is empty.", "Send the file's bytes in it.", stage="data")
     return data
 
 

@@ -25,7 +25,7 @@ from beheld.inputs.fetching import Fetcher
 from beheld.inputs.media import ItemMaker, Prepared, Task, merge_size
 from beheld.inputs.options import merged
 from beheld.inputs.processor import ItemProcessor
-from beheld.inputs.prompt import ParsedPrompt, PromptType, parse
+from beheld.inputs.prompt import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.seal import Sealer, recommended
 from beheld.inputs.template import ChatTemplates
 from beheld.inputs.tokens import PromptTokenizer, load_tokenizer
@@ -253,7 +253,7 @@ class InputPipeline:
             continue_final_message=continue_final_message,
         )
         salt = b"" if cache_salt is None else cache_salt.encode()
-        parsed = ParsedPrompt(text, None, media, dict(mm_processor_kwargs or {}), salt)
+        parsed = ParsedPrompt(text, None, media, processor_options(mm_processor_kwargs), salt)
         self._check_text(text, params)
         ids = self._truncated(encode({}), params, media)
         self._check_rendered(ids, media)

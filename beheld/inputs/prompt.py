@@ -72,6 +72,21 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
     )
 
 
+def processor_options(given: Any) -> dict[str, Any]:
+    """mm_processor_kwargs of one request; none is none given.
+
+    Raises:
+        PromptError: they are no mapping.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise PromptError(
+            f'"mm_processor_kwargs" must be a mapping, got {type(given).__name__}.',
+            'Give names and values, as {"max_pixels": 200704}.',
+            param="mm_processor_kwargs",
+        )
+    return dict(given or {})
+
+
 def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) -> ParsedPrompt:
     for key in prompt:
         if key not in _KEYS:
@@ -82,9 +97,7 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
         raise PromptError('A prompt needs either "prompt" or "prompt_token_ids".', "Give exactly one of the two.")
     if text is not None and not isinstance(text, str):
         raise PromptError(f'"prompt" must be text, got {type(text).__name__}.', "Give one string.", param="prompt")
-    options = prompt.get("mm_processor_kwargs") or {}
-    if not isinstance(options, Mapping):
-        raise PromptError('"mm_processor_kwargs" must be a mapping.', param="mm_processor_kwargs")
+    options = processor_options(prompt.get("mm_processor_kwargs"))
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise PromptError('"cache_salt" must be a non-empty string.', param="cache_salt")
@@ -93,7 +106,7 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
         text,
         None if ids is None else _token_ids(ids, info),
         media,
-        dict(options),
+        options,
         b"" if salt is None else salt.encode(),
     )
 

@@ -249,3 +249,16 @@ def test_tool_calls_reach_the_template_as_objects() -> None:
 def test_generation_prompt_and_continuation_exclude_each_other() -> None:
     with pytest.raises(PromptError, match="exclude each other"):
         chat("qwen2", TALK, continue_final_message=True)
+
+
+@pytest.mark.parametrize("given", [3, "max_pixels", [("max_pixels", 3136)]], ids=str)
+def test_processor_options_that_are_no_mapping_are_refused(given: Any) -> None:
+    """In a conversation a number ended in a TypeError."""
+    pipe = pipes.shared("qwen2_vl")
+    with pytest.raises(PromptError, match="must be a mapping") as caught:
+        pipe.prepare_chat(
+            [{"role": "user", "content": "Hi"}], pipes.ONE_TOKEN, request_id="0", mm_processor_kwargs=given
+        )
+    assert caught.value.remedy
+    with pytest.raises(PromptError, match="must be a mapping"):
+        pipe.prepare({"prompt": "Hi", "mm_processor_kwargs": given}, pipes.ONE_TOKEN, request_id="0")
