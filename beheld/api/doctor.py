@@ -10,8 +10,12 @@ from typing import Any
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import cpu_has_bfloat16, describe
 
-_NEEDED = ("torch", "torchvision", "transformers", "numpy", "pillow", "av", "httpx", "safetensors", "blake3", "tqdm")
-_OPTIONAL = ("triton", "flash-attn", "flashinfer-python", "xgrammar", "llguidance", "ray")
+_NEEDED = (
+    *("torch", "torchvision", "transformers", "numpy", "pillow", "av", "httpx", "safetensors", "blake3", "tqdm"),
+    "llguidance",
+)
+# Kernels for GPUs: Triton's, and FlashAttention-3 under the two names that it is distributed by.
+_OPTIONAL = ("triton", "flash-attn-3", "fa3-fwd")
 
 
 def examine() -> dict[str, Any]:
