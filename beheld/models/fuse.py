@@ -250,16 +250,9 @@ def compile_layers(layers: Sequence[Any]) -> None:
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _MAX_KINDS)
-    plain = {id(layer): layer.forward for layer in layers}
-
-    def give_up(error: Exception) -> None:
-        name = type(layers[0]).__name__
-        logger.warning("%s could not be compiled and runs as it is: %s", name, str(error).splitlines()[0])
-        for layer in layers:
-            layer.forward = plain[id(layer)]
-
+    refused: list[str] = []
     for layer in layers:
-        layer.forward = _compiled(layer, give_up)
+        layer.forward = _compiled(layer, refused)
 
 
 # A compiler that joins operations keeps what is between them in float32. In 16 bits an answer would then leave the
@@ -267,13 +260,19 @@ def compile_layers(layers: Sequence[Any]) -> None:
 _ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
 
 
-def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callable[..., Any]:
+def _compiled(layer: nn.Module, refused: list[str]) -> Callable[..., Any]:
+    """A layer's forward, compiled until the compiler refuses one of the stack, which is then noted in `refused`.
+
+    It stays in place when that happens: by then others may have put theirs around it (models/last_layer.py).
+    """
     plain = layer.forward
     hooked = [layer]
     many = torch.compile(plain, dynamic=True, fullgraph=True, options=_ROUNDED)
     one = torch.compile(plain, dynamic=True, fullgraph=True, options=_ROUNDED | _early(layer))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if refused:
+            return plain(*args, **kwargs)
         if hooked:
             _forget_recorders(hooked.pop())
         x = args[0] if args else kwargs.get("hidden_states")
@@ -281,7 +280,8 @@ def _compiled(layer: nn.Module, give_up: Callable[[Exception], None]) -> Callabl
         try:
             return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            give_up(error)
+            refused.append(type(layer).__name__)
+            logger.warning("%s could not be compiled and runs as it is: %s", refused[0], str(error).splitlines()[0])
             return plain(*args, **kwargs)
 
     forward.plain = plain  # type: ignore[attr-defined]

@@ -75,3 +75,33 @@ def test_a_layer_that_cannot_be_shortened_runs_whole(monkeypatch: pytest.MonkeyP
     with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as strange:
         assert runner_of(strange)._adapter.tail_from is None
         assert answers(strange) == told
+
+
+def test_a_layer_that_the_compiler_gives_up_later_is_still_shortened(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One row is compiled apart, and first comes when tails are tried."""
+    from beheld.models import fuse, hf
+
+    shorten = hf.last_layer.shorten
+
+    def of_many_rows(plain: Any, **_: Any) -> Any:
+        def run(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if hidden_states.shape[1] == 1:
+                raise torch._dynamo.exc.TorchDynamoException("no form for one row")
+            return plain(hidden_states, *args, **kwargs)
+
+        return run
+
+    def of_compiled(layer: nn.Module) -> None:
+        fuse.compile_layers([layer])
+        shorten(layer)
+
+    with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as plain:
+        told = answers(plain)
+    monkeypatch.setattr(torch, "compile", of_many_rows)
+    monkeypatch.setattr(hf.last_layer, "shorten", of_compiled)
+    with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as llm:
+        assert caplog.text.count("runs as it is: no form for one row") == 1
+        assert runner_of(llm)._adapter.tail_from is not None
+        assert answers(llm) == told
