@@ -19,7 +19,7 @@ from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.triton_paged import TritonBackend
-from beheld.utils.log import get_logger
+from beheld.utils.log import first_line, get_logger
 
 logger = get_logger(__name__)
 
@@ -61,7 +61,7 @@ def installed() -> Flash | None:
         _try(flash, _DEVICE)
     except Exception as error:
         # Whatever a foreign build does wrong, there are other kernels.
-        logger.warning("FlashAttention-3 (%s) is installed but not used: %s", name, str(error).splitlines()[0])
+        logger.warning("FlashAttention-3 (%s) is installed but not used: %s", name, first_line(error))
         return None
     return flash
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from beheld.utils.frames import clear_frames
-from beheld.utils.log import get_logger
+from beheld.utils.log import first_line, get_logger
 
 logger = get_logger(__name__)
 
@@ -185,7 +185,7 @@ class CallGraphs:
             self._seen.pop(sizes, None)
         except RuntimeError as error:
             clear_frames(error)
-            logger.info("Calls of the %s tower are not captured: %s", kind, str(error).splitlines()[0])
+            logger.info("Calls of the %s tower are not captured: %s", kind, first_line(error))
             self._refused.add(kind)
         # The next graphs have another; what lies in this one stays with the graphs that were made before.
         self._pool = None

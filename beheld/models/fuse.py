@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.one_row import OneRowLinear, StandIn, early_start
-from beheld.utils.log import get_logger
+from beheld.utils.log import first_line, get_logger
 
 logger = get_logger(__name__)
 
@@ -281,7 +281,7 @@ def _compiled(layer: nn.Module, refused: list[str]) -> Callable[..., Any]:
             return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
             refused.append(type(layer).__name__)
-            logger.warning("%s could not be compiled and runs as it is: %s", refused[0], str(error).splitlines()[0])
+            logger.warning("%s could not be compiled and runs as it is: %s", refused[0], first_line(error))
             return plain(*args, **kwargs)
 
     forward.plain = plain  # type: ignore[attr-defined]

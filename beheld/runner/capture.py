@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from beheld.models.call_graphs import recording
+from beheld.utils.log import first_line
 
 Size = TypeVar("Size")
 Out = TypeVar("Out")
@@ -57,7 +58,7 @@ def capture(
                 with recording(graph, pool, "relaxed"):
                     out = step(size)
             except RuntimeError as error:
-                raise NotCapturedError(str(error).splitlines()[0]) from error
+                raise NotCapturedError(first_line(error)) from error
             # The first replay takes the graph to the device; it works on padding.
             graph.replay()
             graphs[size] = (graph, out)

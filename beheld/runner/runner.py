@@ -29,7 +29,7 @@ from beheld.runner.tail import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.frames import clear_frames
-from beheld.utils.log import get_logger
+from beheld.utils.log import first_line, get_logger
 
 logger = get_logger(__name__)
 
@@ -298,33 +298,41 @@ class ModelRunner:
     def dry_run(
         self, lengths: Sequence[int], block: int = 0, *, tail: bool = False
     ) -> tuple[torch.Tensor, ForwardContext]:
-        """One pass of sequences of so many positions over `block`, the null block by default; its logits (S, V), and
-        its context with what was called. No row may be taken, and no block used.
+        """One pass of sequences of so many positions; its logits (S, V), and its context with what was called. No row
+        may be taken.
 
         Args:
+            block: where one sequence lies, in blocks from this one on that nobody uses, and its tokens differ; 0: all
+                lie over the null block, and their tokens are the same.
             tail: the pass has one.
         """
-        for row, length in enumerate(lengths):
-            tables = tuple((block,) * -(-length // self.config.block_size) for _ in self._info.kv_groups)
-            self.rows.admit(Admission(row, (0,) * length, length, (), Sampling(), None, 0, tables))
-        slices = [SeqSlice(row, 0, length, (), True) for row, length in enumerate(lengths)]
+        counts = [-(-length // self.config.block_size) for length in lengths]
+        try:
+            for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+                ids, blocks = (range(length), range(block, block + count)) if block else ((0,) * length, (0,) * count)
+                tables = (tuple(blocks),) * len(self._info.kv_groups)
+                self.rows.admit(Admission(row, tuple(ids), length, (), Sampling(), None, 0, tables))
+            return self._dry_pass([SeqSlice(row, 0, length, (), True) for row, length in enumerate(lengths)], tail)
+        finally:
+            for row in range(len(lengths)):
+                self.rows.release(row)
+            self.rows.forget_changes()
+            used = slice(block, block + max(counts)) if block else slice(1)
+            for layer in self.kv.values():
+                layer.keys[used].zero_()
+                layer.values[used].zero_()
+
+    def _dry_pass(self, slices: Sequence[SeqSlice], tail: bool) -> tuple[torch.Tensor, ForwardContext]:
         batch = build(slices, self.rows, self._info, self.config.block_size)
         self._backend.begin(batch.metadata)
-        blank = self._beside(self._blank_states(sum(lengths)))
+        blank = self._beside(self._blank_states(len(batch.ids_T)))
         part = tail_of(batch, self._adapter.tail_from) if tail and self._adapter.tail_from is not None else None
         if part is not None:
             self._backend.begin(part.metadata)
         context = ForwardContext(self._backend, batch.metadata, self.kv, beside=blank, tail=part)
         with forward_context(context):
             embeds_TH = self._adapter.embed(batch.ids_T)
-            logits_SV = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S)
-        for row in range(len(lengths)):
-            self.rows.release(row)
-        self.rows.forget_changes()
-        for layer in self.kv.values():
-            layer.keys[block].zero_()
-            layer.values[block].zero_()
-        return logits_SV, context
+            return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), context
 
     def _blank_states(self, num_tokens: int) -> CrossMetadata | None:
         """All tokens look at one item of zeros, of the greatest size."""
@@ -360,7 +368,8 @@ class ModelRunner:
 
     def _try_tail(self) -> None:
         """Compare a pass with a tail and one without; without tails from now on, if they differ or cannot be run."""
-        length = min(TRIED, self.config.block_size)
+        room = min(len(layer.keys) for layer in self.kv.values()) - 1
+        length = min(TRIED, self.config.max_model_len, room * self.config.block_size)
         wanted_SV, _ = self.dry_run([length], 1)
         try:
             found_SV, _ = self.dry_run([length], 1, tail=True)
@@ -370,7 +379,7 @@ class ModelRunner:
         except Exception as error:
             # Whatever a model does in its last layer that was not thought of.
             clear_frames(error)
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
         if reason:
             logger.debug("All tokens go through all layers of %s: %s.", self._info.architecture, reason)
             self._adapter.tail_from = None

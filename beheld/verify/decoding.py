@@ -12,6 +12,7 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.inputs.video import DEFAULT_FRAMES
+from beheld.utils.log import first_line
 from beheld.verify.trace import Question, Trace
 
 
@@ -41,7 +42,7 @@ def _read(kind: str, question: Question, made: Trace, read: Callable[[Path, Any]
     try:
         items = tuple(own if path is None else read(path, own) for path, own in zip(files, given, strict=True))
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        made.undecoded[kind] = f"transformers cannot read it here: {str(error).strip().splitlines()[0]}"
+        made.undecoded[kind] = f"transformers cannot read it here: {first_line(error)}"
         return given
     made.decoded[kind] = [torch.as_tensor(content) for content, _ in items]
     return items

@@ -77,6 +77,48 @@ def test_a_layer_that_cannot_be_shortened_runs_whole(monkeypatch: pytest.MonkeyP
         assert answers(strange) == told
 
 
+def test_a_layer_in_which_tokens_meet_before_attention_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wanted token alone has other neighbours; tokens that are all the same would not tell."""
+    from beheld.models import hf
+
+    shorten = hf.last_layer.shorten
+
+    def of_a_mixing_layer(layer: nn.Module) -> None:
+        inner = layer.forward
+        layer.forward = lambda x, *a, **k: inner(x + x.roll(1, 1), *a, **k)  # type: ignore[method-assign]
+        shorten(layer)
+
+    monkeypatch.setattr(hf.last_layer, "shorten", of_a_mixing_layer)
+    for block_size in (16, 1):
+        with LLM(
+            str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256, block_size=block_size
+        ) as llm:
+            assert runner_of(llm)._adapter.tail_from is None
+
+
+def test_an_error_without_words_ends_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.models import hf
+
+    shorten = hf.last_layer.shorten
+
+    def of_a_strict_layer(layer: nn.Module) -> None:
+        inner = layer.forward
+
+        def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if hidden_states.shape[1] == 1:
+                raise AssertionError
+            return inner(hidden_states, *args, **kwargs)
+
+        layer.forward = forward  # type: ignore[method-assign]
+        shorten(layer)
+
+    monkeypatch.setattr(hf.last_layer, "shorten", of_a_strict_layer)
+    with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as llm:
+        runner = runner_of(llm)
+        assert runner._adapter.tail_from is None
+        assert not any(layer.keys.any() for layer in runner.kv.values()), "nothing is left of it"
+
+
 def test_a_layer_that_the_compiler_gives_up_later_is_still_shortened(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
