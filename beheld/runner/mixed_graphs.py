@@ -139,8 +139,9 @@ class MixedGraphs:
             self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
             self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
             self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
-            # The sequence of each wanted token.
+            # The sequence of each wanted token, and how many positions that token sees.
             self._owners_S = torch.zeros(sequences, dtype=torch.int64, device=device)
+            self._seen_S = torch.ones(sequences, dtype=torch.int32, device=device)
             self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
             self._lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
             self._bounds_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
@@ -193,7 +194,11 @@ class MixedGraphs:
         return self._logits_SV[: size.sequences].copy_(logits_SV)
 
     def _tail(self, size: Size, metadata: AttnMetadata) -> Tail | None:
-        """As runner/tail.py makes it, of tensors that stay in place; padding is the first token, again and again."""
+        """As runner/tail.py makes it, of tensors that stay in place.
+
+        Padding is the first token, again and again, which sees itself alone: all that stands before it would be read as
+        often.
+        """
         first = self._adapter.tail_from
         if first is None or size.tokens < FEWEST_ON_GPU:
             return None
@@ -203,7 +208,7 @@ class MixedGraphs:
             num_decodes=size.sequences,
             starts=(0,) * size.sequences,
             lengths=(1,) * size.sequences,
-            lengths_B=metadata.lengths_B.index_select(0, owners_S),
+            lengths_B=self._seen_S[: size.sequences],
             cu_q_B1=self._counting_B1[: size.sequences + 1],
             groups=tuple(
                 replace(
@@ -262,6 +267,8 @@ class MixedGraphs:
         wanted_S = batch.wanted_S
         self._wanted_S[: wanted_S.shape[0]].copy_(torch.where(wanted_S < split, wanted_S, wanted_S + shift))
         owners_S = torch.bucketize(wanted_S, metadata.cu_q_B1[1:], right=True)
+        self._seen_S.fill_(1)
+        self._seen_S[: wanted_S.shape[0]].copy_(metadata.lengths_B.index_select(0, owners_S))
         self._owners_S.zero_()
         self._owners_S[: wanted_S.shape[0]].copy_(torch.where(owners_S < split, owners_S, owners_S + shift))
         # A sequence's first position is its length less its tokens of this step.

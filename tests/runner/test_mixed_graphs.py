@@ -208,3 +208,36 @@ def test_graphs_have_one_place_for_their_logits(monkeypatch: pytest.MonkeyPatch)
         logits = made.replay(batch, embeds_TH)
         assert logits is not None
         assert torch.equal(logits, embeds_TH[batch.wanted_S].repeat(1, 5))
+
+
+class _Tailed(_Head):
+    tail_from = 0  # type: ignore[assignment]
+
+
+class _Listener(_Backend):
+    """Keeps what is said of the tail last begun."""
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        if metadata.stored:
+            self.lengths = metadata.lengths_B.tolist()
+
+
+@pytest.mark.parametrize("decodes", [1, 40])
+@torch.inference_mode()
+def test_what_pads_a_tail_looks_at_no_keys(decodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of a long prompt wants no logits, or one; each of the others would read all that stands before it."""
+    monkeypatch.setattr(mixed_graphs, "capture", capture)
+    monkeypatch.setattr(mixed_graphs, "FEWEST_ON_GPU", 256)
+    backend = _Listener()
+    made = MixedGraphs(_Tailed(), backend, {}, fake_info(), config(512, 64), 8)  # type: ignore[arg-type]
+    made.capture(show_progress=False)
+    chance = torch.Generator().manual_seed(1)
+    for prefix in (900, 17):
+        counts, starts = [1] * decodes + [300], [50] * decodes + [prefix]
+        batch = batch_of(counts, starts, decodes, chance)
+        assert made.replay(batch, torch.randn(sum(counts), WIDTH, generator=chance)) is not None
+        assert backend.lengths[: decodes + 1] == batch.metadata.lengths_B.tolist()
+        assert set(backend.lengths[decodes + 1 :]) == {1}
+    batch.wanted_S = batch.wanted_S[:0]
+    assert made.replay(batch, torch.randn(sum(counts), WIDTH, generator=chance)) is not None
+    assert set(backend.lengths) == {1}
