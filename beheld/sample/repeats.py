@@ -1,10 +1,12 @@
 """A ban on repeating any n tokens of a row in the same order, as transformers' `no_repeat_ngram_size` has it.
 
-Shapes: B rows of a batch, R of them with such a ban, N positions of the longest, V vocabulary.
+Shapes: B rows of a batch, R of them with such a ban, N positions of all of these, V vocabulary, S slots, H columns of
+the history.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ class Repeating:
     sizes: tuple[int, ...]
     places_R: Tensor
     slots_R: Tensor
-    sizes_R1: Tensor
+    sizes_R: Tensor
 
 
 class RepeatTable:
@@ -54,7 +56,7 @@ class RepeatTable:
         sizes = [self._sizes[slot] for slot in slots]
         table_3R = torch.tensor([list(places), list(slots), sizes])
         places_R, slots_R, sizes_R = table_3R.to(self._history.ids_SH.device, non_blocking=True)
-        return Repeating(tuple(places), tuple(slots), tuple(sizes), places_R, slots_R, sizes_R.unsqueeze(1))
+        return Repeating(tuple(places), tuple(slots), tuple(sizes), places_R, slots_R, sizes_R)
 
     def apply_(self, logits_BV: Tensor, rows: Repeating, lengths: Sequence[int]) -> None:
         """Ban in place every token that would make the last n tokens up to position `lengths` stand there twice.
@@ -65,21 +67,27 @@ class RepeatTable:
             logits_BV: contiguous.
             lengths: of each row of `rows`.
         """
-        ids_RN = self._history.ids_SH[rows.slots_R, : max(lengths)]
-        lengths_R1 = torch.tensor(lengths).to(ids_RN.device, non_blocking=True).unsqueeze(1)
-        position_N = torch.arange(ids_RN.shape[1], device=ids_RN.device)
+        ids_SH, total = self._history.ids_SH, sum(lengths)
+        numbers_2R = torch.tensor([lengths, list(itertools.accumulate(lengths, initial=0))[:-1]])
+        lengths_R, firsts_R = numbers_2R.to(ids_SH.device, non_blocking=True)
+        # Rows one behind the other: side by side, short ones would be padded to the longest.
+        row_N = torch.repeat_interleave(lengths_R, output_size=total)
+        place_N = torch.arange(total, device=ids_SH.device)
+        shift_R = rows.slots_R * ids_SH.shape[1] - firsts_R
+        ids_N = ids_SH.view(-1).index_select(0, place_N + shift_R.index_select(0, row_N))
         # Whether the n - 1 tokens before a position are the last n - 1 of all, one after the other from the back.
-        match_RN = (position_N >= rows.sizes_R1 - 1) & (position_N < lengths_R1)
+        match_N = place_N >= (firsts_R + rows.sizes_R - 1).index_select(0, row_N)
         for back in range(1, max(rows.sizes)):
-            last_R1 = ids_RN.gather(1, (lengths_R1 - back).clamp(min=0))
-            same_RN = (ids_RN[:, :-back] == last_R1) | (rows.sizes_R1 <= back)
-            match_RN[:, back:] &= same_RN
+            # No token is -1: a row that looks no further back sees nothing else.
+            last_R = ids_SH[rows.slots_R, (lengths_R - back).clamp(min=0)].masked_fill_(rows.sizes_R <= back, -1)
+            last_N = last_R.index_select(0, row_N[back:])
+            match_N[back:] &= (ids_N[:-back] == last_N) | (last_N < 0)
         # Ids behind those that the head knows cannot be chosen anyway.
-        match_RN &= ids_RN < self._vocab_size
+        match_N &= ids_N < self._vocab_size
         # Added, not assigned: a token may follow several beginnings, and only some of them match.
-        ban_RN = torch.zeros_like(match_RN, dtype=torch.float32).masked_fill_(match_RN, -math.inf)
-        index_RN = rows.places_R.unsqueeze(1) * self._vocab_size + ids_RN.clamp(max=self._vocab_size - 1)
-        logits_BV.view(-1).index_add_(0, index_RN.view(-1), ban_RN.view(-1))
+        ban_N = torch.zeros_like(match_N, dtype=torch.float32).masked_fill_(match_N, -math.inf)
+        index_N = (rows.places_R * self._vocab_size).index_select(0, row_N) + ids_N.clamp(max=self._vocab_size - 1)
+        logits_BV.view(-1).index_add_(0, index_N, ban_N)
 
     def append(self, rows: Repeating, lengths: Sequence[int], ids_B: Tensor) -> None:
         """Remember the tokens of the batch sampled at positions `lengths` of these rows."""

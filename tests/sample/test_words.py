@@ -103,6 +103,28 @@ def test_many_rows_take_no_more_launches_than_one(banned: dict[str, Any]) -> Non
     assert counts[0] >= counts[1] >= counts[2]
 
 
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not func.is_view:
+            self.size = max(self.size, made.numel())
+        return made
+
+
+def test_short_rows_beside_a_long_one_are_not_as_dear_as_it() -> None:
+    sampler = Sampler(16, V, CPU)
+    prompts = [[1, 2, 3] * 1000, *([1, 2, 3] for _ in range(15))]
+    for row, prompt in enumerate(prompts):
+        sampler.admit(row, Sampling(max_tokens=30, no_repeat_ngram=3), prompt, len(prompt))
+    with Largest() as largest:
+        sampler.sample(torch.randn(16, V), range(16), [*map(len, prompts)])
+    assert 3000 <= largest.size <= 3000 + 15 * 3
+
+
 def test_a_history_that_grows_forgets_nothing() -> None:
     history = History(CPU)
     tokens = {history.admit(list(range(30)), 10): list(range(30)), history.admit([7], 16): [7]}
