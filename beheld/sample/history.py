@@ -18,11 +18,15 @@ class History:
     """The last tokens of each row that has a slot: the token at position p stands in column p % H.
 
     Writing a token twice is harmless, as a step that is launched again does. Memory is taken when a row first comes,
-    and doubled when there are more rows, or rows that must remember more.
+    doubled when there are more rows, or rows that must remember more, and given back with the last one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.ids_SH = torch.zeros(0, _COLUMNS, dtype=torch.int64, device=device)
+        self._device = device
+        self._clear()
+
+    def _clear(self) -> None:
+        self.ids_SH = torch.zeros(0, _COLUMNS, dtype=torch.int64, device=self._device)
         self._lengths: list[int] = []
         self._free: list[int] = []
 
@@ -45,6 +49,8 @@ class History:
         """The slot is free."""
         self._lengths[slot] = 0
         self._free.append(slot)
+        if len(self._free) == len(self._lengths):
+            self._clear()
 
     def append(self, slots: Sequence[int], slots_R: Tensor, lengths: Sequence[int], ids_R: Tensor) -> None:
         """Remember the tokens sampled at positions `lengths`."""

@@ -42,7 +42,7 @@ class RepeatTable:
         """A row's slot; None if it may repeat itself."""
         if not params.no_repeat_ngram:
             return None
-        slot = self._history.admit(token_ids, max(num_prompt + params.max_tokens, len(token_ids)) + 1)
+        slot = self._history.admit(token_ids, max(num_prompt + params.max_tokens, len(token_ids)))
         self._sizes[slot] = params.no_repeat_ngram
         return slot
 
