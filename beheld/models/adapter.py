@@ -32,8 +32,9 @@ class ModelAdapter(Protocol):
     lora: LoRASlots | None
     """Where LoRA adapters are kept; None if there can be none."""
     tail_from: int | None
-    tail_stores: bool
     """The layer from which on a pass may have a tail, see attention/context.py; None if it may have none."""
+    tail_stores: bool
+    """True if that is the last layer, which is run twice, since it writes keys and values (models/last_layer.py)."""
 
     def capture_calls(self) -> None:
         """From now on, capture tower calls of sizes that come again, as CUDA graphs."""
