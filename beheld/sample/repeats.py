@@ -1,7 +1,7 @@
 """A ban on repeating any n tokens of a row in the same order, as transformers' `no_repeat_ngram_size` has it.
 
 Shapes: B rows of a batch, R of them with such a ban, N positions of all of these, V vocabulary, S slots, H columns of
-the history.
+the history, K = n - 1 tokens, of the greatest n.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ class RepeatTable:
         ids_N = ids_SH.view(-1).index_select(0, place_N + shift_R.index_select(0, row_N))
         # Whether the n - 1 tokens before a position are the last n - 1 of all, one after the other from the back.
         match_N = place_N >= (firsts_R + rows.sizes_R - 1).index_select(0, row_N)
-        for back in range(1, max(rows.sizes)):
-            # No token is -1: a row that looks no further back sees nothing else.
-            last_R = ids_SH[rows.slots_R, (lengths_R - back).clamp(min=0)].masked_fill_(rows.sizes_R <= back, -1)
+        back_K1 = torch.arange(1, max(rows.sizes), device=ids_SH.device).unsqueeze(1)
+        last_KR = ids_SH[rows.slots_R, (lengths_R - back_K1).clamp(min=0)]
+        # No token is -1: a row that looks no further back sees nothing else.
+        last_KR = last_KR.masked_fill(rows.sizes_R <= back_K1, -1)
+        for back, last_R in enumerate(last_KR, start=1):
             last_N = last_R.index_select(0, row_N[back:])
             match_N[back:] &= (ids_N[:-back] == last_N) | (last_N < 0)
         # Ids behind those that the head knows cannot be chosen anyway.
