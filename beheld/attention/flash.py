@@ -19,7 +19,8 @@ from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.triton_paged import TritonBackend
-from beheld.utils.log import first_line, get_logger
+from beheld.core.errors import first_line
+from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
@@ -98,26 +99,49 @@ def _bound(varlen: Any) -> Flash:
     return flash
 
 
+@functools.cache
+def computes(size: int, group: int, softcap: float) -> bool:
+    """True if it is installed and computes heads of `size` elements, `group` of them to one of keys.
+
+    A distribution may have been built without some sizes, or without soft caps. Tried at the first such layer, which
+    no graph holds.
+    """
+    flash = installed()
+    if flash is None or size % 8 or size > 256:
+        return False
+    try:
+        _try(flash, _DEVICE, size, group, softcap)
+    except Exception as error:
+        logger.warning("FlashAttention-3 is not used for heads of %d elements: %s", size, first_line(error))
+        return False
+    return True
+
+
 @torch.inference_mode()
-def _try(flash: Flash, device: torch.device) -> None:
-    """One small call, compared with PyTorch's own attention.
+def _try(flash: Flash, device: torch.device, size: int = 64, group: int = 1, softcap: float = 0.0) -> None:
+    """One small call, compared with PyTorch's own attention where there is no soft cap.
 
     Raises:
         ValueError: the results differ by more than rounding does.
     """
     generator = torch.Generator(device).manual_seed(0)
-    q, k, v = torch.randn(3, 100, 2, 64, generator=generator, device=device).bfloat16().unbind(0)
+    q, k, v = torch.randn(3, 100, 2 * group, size, generator=generator, device=device).bfloat16().unbind(0)
+    k, v = k[:, :2], v[:, :2]
     bounds = torch.tensor([0, 100], dtype=torch.int32, device=device)
-    out = flash(q, k, v, bounds, 0.125, causal=True)
+    out = flash(q, k, v, bounds, 0.125, causal=True, softcap=softcap)
+    if softcap:
+        return
     q_HTC, k_HTC, v_HTC = (x.transpose(0, 1) for x in (q, k, v))
-    want = F.scaled_dot_product_attention(q_HTC, k_HTC, v_HTC, is_causal=True, scale=0.125).transpose(0, 1)
+    want = F.scaled_dot_product_attention(q_HTC, k_HTC, v_HTC, is_causal=True, scale=0.125, enable_gqa=True)
+    want = want.transpose(0, 1)
     if not (out - want).norm() < 0.02 * want.norm():
         raise ValueError("its results are not those of attention")
 
 
 def takes_windows(q_THC: Tensor, num_windows: int) -> bool:
-    """True if the windows of a tower are worth it."""
-    return q_THC.dtype == torch.bfloat16 and q_THC.shape[0] >= _LONG_WINDOW * num_windows
+    """True if it can compute the windows of a tower, and does so faster."""
+    worth = q_THC.dtype == torch.bfloat16 and q_THC.shape[0] >= _LONG_WINDOW * num_windows
+    return worth and computes(q_THC.shape[2], 1, 0.0)
 
 
 class FlashBackend(TritonBackend):
@@ -141,8 +165,9 @@ class FlashBackend(TritonBackend):
     ) -> Tensor:
         """Store, then attend; see AttentionBackend."""
         group = metadata.groups[kv.group]
-        takes = q_THC.dtype == torch.bfloat16 and q_THC.shape[2] == v_TKC.shape[2] and q_THC.shape[2] <= 256
-        if not takes or not _plain(metadata, group, q_THC.shape[0]):
+        size, heads = q_THC.shape[2], q_THC.shape[1] // k_TKC.shape[1]
+        takes = q_THC.dtype == torch.bfloat16 and size == v_TKC.shape[2] and _plain(metadata, group, q_THC.shape[0])
+        if not takes or not computes(size, heads, softcap or 0.0):
             return super().attend(q_THC, k_TKC, v_TKC, kv, metadata, scale, softcap)
         self.store(k_TKC, v_TKC, kv, metadata)
         return self._flash(q_THC, k_TKC, v_TKC, metadata.cu_q_B1, scale, causal=True, softcap=softcap or 0.0)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.core.errors import first_line
 from beheld.utils.frames import clear_frames
-from beheld.utils.log import first_line, get_logger
+from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 

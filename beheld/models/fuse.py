@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.core.errors import first_line
 from beheld.models.one_row import OneRowLinear, StandIn, early_start
-from beheld.utils.log import first_line, get_logger
+from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 

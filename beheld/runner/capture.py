@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from beheld.core.errors import first_line
 from beheld.models.call_graphs import recording
-from beheld.utils.log import first_line
 
 Size = TypeVar("Size")
 Out = TypeVar("Out")

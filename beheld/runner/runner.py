@@ -12,7 +12,7 @@ from beheld.attention.backend import AttentionBackend
 from beheld.attention.context import Beside, ForwardContext, Tail, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import LoRAError, ModelError
+from beheld.core.errors import LoRAError, ModelError, first_line
 from beheld.core.params import Sampling
 from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
@@ -29,7 +29,7 @@ from beheld.runner.tail import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.frames import clear_frames
-from beheld.utils.log import first_line, get_logger
+from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 

@@ -30,8 +30,3 @@ def once(logger: logging.Logger, level: int, message: str) -> None:
     if message not in _said:
         _said.add(message)
         logger.log(level, message)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, as far as a line of a log has room; its kind, if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from beheld.core.config import EngineArgs
+from beheld.core.errors import first_line
 from beheld.inputs.video import DEFAULT_FRAMES
-from beheld.utils.log import first_line
 from beheld.verify.trace import Question, Trace
 
 

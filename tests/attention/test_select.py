@@ -81,3 +81,30 @@ def test_flash_attention_where_it_is_installed_and_right(
         flash.installed.cache_clear()
     assert ("results are not those of attention" in caplog.text) == bool(off)
     assert ("FlashAttention-3 is installed, and" in caplog.text) == (used == "flash")
+
+
+def test_a_build_without_some_heads_leaves_these_to_triton(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from beheld.attention import flash
+
+    def attend(q: Any, k: Any, v: Any, bounds: Any, scale: float, *, causal: bool = False, softcap: float = 0.0) -> Any:
+        if q.shape[2] == 256 or softcap:
+            raise RuntimeError("not built")
+        heads = (x.transpose(0, 1) for x in (q, k, v))
+        return F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale, enable_gqa=True).transpose(0, 1)
+
+    monkeypatch.setattr(flash, "installed", lambda: attend)
+    monkeypatch.setattr(flash, "_DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
+    flash.computes.cache_clear()
+    try:
+        assert flash.computes(128, 8, 0.0)
+        assert flash.computes(80, 1, 0.0)
+        assert not flash.computes(84, 1, 0.0)
+        with caplog.at_level(logging.WARNING, "beheld"):
+            assert not flash.computes(256, 2, 0.0)
+            assert not flash.computes(128, 8, 30.0)
+        assert {record.args[0] for record in caplog.records} == {256, 128}  # type: ignore[index]
+    finally:
+        flash.computes.cache_clear()
