@@ -34,7 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for piece in ("a", "b"):
             chunk = {"choices": [{"delta": {"content": piece}}], "usage": None}
             self.wfile.write(f"data: {json.dumps(chunk)}\\n\\n".encode())
-        end = {"choices": [], "usage": {"completion_tokens": 2}}
+        end = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
         self.wfile.write(f"data: {json.dumps(end)}\\n\\ndata: [DONE]\\n\\n".encode())
 
     def log_message(self, *_):
