@@ -208,6 +208,7 @@ def test_flash_attention_gets_whole_long_prompts(
     pieces: list[tuple[int, int]], window: int | None, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("beheld.attention.flash.computes", lambda *_: True)
+    monkeypatch.setattr("beheld.attention.flash._LONG_PROMPT", 256)
     case = make_case(pieces, heads=4, kv_heads=2, size=32, block_size=16, window=window, dtype=torch.bfloat16)
     flash = Counting()
     backend = FlashBackend(flash)
