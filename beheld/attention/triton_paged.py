@@ -10,6 +10,7 @@ slot 0: they read nothing, write nothing to the cache, and their output is their
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,7 +117,8 @@ class TritonBackend:
         known = self._devices.get(device)
         if known is None:
             if device.type == "cuda":
-                found = torch.cuda.get_device_properties(device)
+                # Torch's stubs name the last of these fields from 2.15 on; the object has had it before.
+                found: Any = torch.cuda.get_device_properties(device)
                 known = _Device(
                     found.multi_processor_count,
                     found.shared_memory_per_block_optin,
