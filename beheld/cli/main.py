@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from beheld import __version__
 from beheld.cli import foreign
@@ -24,8 +28,27 @@ _COMMANDS = {
     "run-vllm": "run a script that imports vllm, unmodified",
 }
 
+# Commands that have closed all that they opened when they return, and ran nobody else's code.
+_CLOSED = frozenset({"ask", "serve"})
 # Commands whose names of files may stand before, between and behind their flags.
 _ANY_ORDER = frozenset({"ask", "verify"})
+
+
+def command() -> NoReturn:
+    """What the shell runs: `main`, then the end of the process.
+
+    Taking torch's libraries down takes up to two seconds, in which a shell or a supervisor would wait for nothing.
+    """
+    status = main()
+    if sys.argv[1] not in _CLOSED:
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Whoever read it may have gone away.
+        with contextlib.suppress(BrokenPipeError):
+            if not stream.closed:
+                stream.flush()
+    os._exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,4 +110,4 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -16,6 +16,7 @@ from beheld.cli.flags import add_engine_flags, add_server_flags, apply_file, eng
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.utils.allocator import share_arenas
+from beheld.utils.collector import paused_collector, set_aside
 
 if TYPE_CHECKING:
     from beheld.server.options import ServerOptions
@@ -68,11 +69,13 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
         # What is computed here, such as the processing of a picture, takes milliseconds. Shared among threads it waits
         # for the cores on which the engine computes. Before torch is loaded, and after the engine was begun.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from beheld.api.async_llm import AsyncLLM
-    from beheld.server.serve import run as serve
+    with paused_collector():
+        from beheld.api.async_llm import AsyncLLM
+        from beheld.server.serve import run as serve
 
-    llm = AsyncLLM(model, engine=place, **options)
+        llm = AsyncLLM(model, engine=place, **options)
     try:
+        set_aside()
         serve(llm, server, listener)
         return 0 if llm.alive else 3
     finally:

@@ -35,6 +35,7 @@ from beheld.engine.messages import (
     Unread,
 )
 from beheld.ipc.link import FrameError, Link, pair
+from beheld.utils.collector import paused_collector, set_aside
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -333,7 +334,8 @@ def main(descriptor: int) -> None:
     from beheld.engine.setup import start
 
     # Loaded while the other side still loads.
-    importlib.import_module("beheld.executor.local")
+    with paused_collector():
+        importlib.import_module("beheld.executor.local")
     link = Link(end, CODEC)
     args = link.receive()
     try:
@@ -341,6 +343,7 @@ def main(descriptor: int) -> None:
     except BeheldError as error:
         link.send(Failed(error))
         return
+    set_aside()
     link.send(Ready(setup.info, setup.config))
 
     def tell(reply: Reply) -> None:

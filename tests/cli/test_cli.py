@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -140,11 +141,42 @@ def test_a_process_of_its_own_says_nothing_but_the_answer(picture: Path, model: 
     assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == []
 
 
-def test_nothing_is_complained_of_at_the_end(picture: Path, model: list[str]) -> None:
-    words = ["ask", str(picture), "What is this?", "--max-tokens", "2", *model]
-    done = subprocess.run([sys.executable, "-m", "beheld.cli.main", *words], capture_output=True, text=True, check=True)
+def test_nothing_is_complained_of_at_the_end(model: list[str]) -> None:
+    """Of a script, whose process takes the libraries down."""
+    script = f"from beheld import LLM\nprint(LLM({model[1]!r}).generate('What is this?', use_tqdm=False)[0].outputs[0])"
+    environment = {**os.environ, "BEHELD_LOG_LEVEL": "WARNING"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.startswith("CompletionOutput")
     assert "leak" not in done.stderr
     assert len(done.stderr.splitlines()) <= 3, done.stderr
+
+
+# A thread that nobody ends keeps an interpreter from being taken down.
+_ENDING = """
+import atexit, sys, threading
+from beheld.cli import main
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(print, "exit handlers ran")
+sys.argv = ["beheld", "ask"]
+main.main = lambda: print("the answer") or 3
+main.command()
+"""
+
+
+def test_a_command_that_has_closed_everything_ends_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", _ENDING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "the answer\nexit handlers ran\n", "")
+
+
+def test_a_reader_that_went_away_is_not_complained_of() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    # What is kept back until the end is written there for the first time.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", _ENDING]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, env=buffered)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 def test_json_and_stream_exclude_each_other(capsys: Capture, picture: Path) -> None:

@@ -1,0 +1,82 @@
+import gc
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from beheld.utils.collector import paused_collector, set_aside
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    assert gc.isenabled(), "these tests begin with a collector that works"
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+class _Made:
+    """What a start leaves behind."""
+
+
+def _in(generation: int, made: object) -> bool:
+    return any(thing is made for thing in gc.get_objects(generation=generation))
+
+
+def test_what_was_made_meanwhile_is_old():
+    with paused_collector():
+        assert not gc.isenabled()
+        made = _Made()
+        made.itself = made
+    assert gc.isenabled()
+    assert _in(2, made), "the next collections of young objects would walk through it"
+    assert gc.get_freeze_count() == 0, "it would never be freed"
+
+
+def test_what_a_program_set_aside_stays_there():
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with paused_collector():
+        pass
+    assert gc.get_freeze_count() == before
+
+
+def test_a_collector_that_is_off_stays_off():
+    gc.disable()
+    with paused_collector():
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+
+
+def test_an_error_turns_it_on_again():
+    with pytest.raises(RuntimeError), paused_collector():
+        raise RuntimeError
+    assert gc.isenabled()
+
+
+def test_set_aside_until_the_process_ends():
+    """Objects in cycles are then collected as ever, or modules would complain of them."""
+    program = """
+        import gc
+        from beheld.utils.collector import set_aside
+
+        class Made:
+            def __del__(self):
+                print("collected")
+
+        made = Made()
+        made.itself = made
+        set_aside()
+        del made
+        gc.collect()
+        print("set aside", gc.get_freeze_count() > 0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["set aside True", "collected"]
+
+
+def test_set_aside_is_out_of_every_generation():
+    made = _Made()
+    set_aside()
+    assert not any(_in(generation, made) for generation in range(3))
