@@ -11,8 +11,10 @@ from beheld.utils.collector import paused_collector, set_aside
 @pytest.fixture(autouse=True)
 def _enabled():
     assert gc.isenabled(), "these tests begin with a collector that works"
-    yield
+    # What the run of all tests set aside.
     gc.unfreeze()
+    yield
+    gc.freeze()
     gc.enable()
 
 
