@@ -184,12 +184,14 @@ class AsyncLLM:
         priority: int = 0,
         pieces: str = Pieces.CUMULATIVE,
         marks: Collection[str] = (),
+        prepared: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation of OpenAI messages; otherwise as `generate`.
 
         Args:
             marks: special tokens that the text shows where they come first, even if it skips special tokens.
+            prepared: called when the messages were read and nothing of them is kept here any more.
             options: as the keywords of InputPipeline.prepare_chat that concern the template and the processor.
         """
 
@@ -197,7 +199,7 @@ class AsyncLLM:
             return self._inputs.draft_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
 
         pool = self._pools.of_chat(messages, options, sampling_params)
-        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces), marks)
+        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces), marks, prepared)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives a last output with the finish reason "abort"."""
@@ -333,8 +335,12 @@ class AsyncLLM:
         request_id: str | None,
         pieces: Pieces,
         marks: Collection[str] = (),
+        prepared: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[RequestOutput, None]:
         live = await self._submit(pool, draft, params, request_id, pieces, marks)
+        # It holds all that was given, which may be large; the answer may take long.
+        del draft
+        prepared()
         try:
             while True:
                 await live.changed.wait()

@@ -104,12 +104,16 @@ class Service:
 
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NOBODY
+            request.state.held = self.desk.hold()
             try:
                 return await handler(request)
             except (ClientDisconnect, Gone):
                 return Response(status_code=GONE)
             except Exception as error:
                 return http_error(error, request.state.names).response()
+            finally:
+                if not request.state.streamed:
+                    request.state.held.release()
 
         return handle
 
@@ -169,6 +173,7 @@ class Service:
             raise
 
         def finished(error: Exception | None) -> None:
+            request.state.held.release()
             stack.close()
             if error is not None:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
@@ -280,7 +285,7 @@ class Service:
     # ------------------------------------------------------------------ how
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        body = await self._reader.read(request, kind)
+        body = await self._reader.read(request, kind, request.state.held)
         request.state.names = names_of(body)
         return body
 
@@ -310,6 +315,7 @@ class Service:
             self.metrics.generated,
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
+            request.state.held.release,
         )
 
     def _salt(self, request: Request, own: str | None) -> str | None:

@@ -24,7 +24,7 @@ from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 @dataclass(frozen=True)
 class Head:
     """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), the
-    adapter that answers, if any, and what tells a token's bytes."""
+    adapter that answers, if any, what tells a token's bytes, and who is told when the body is needed no more."""
 
     id: str
     created: int
@@ -32,6 +32,7 @@ class Head:
     ended: Callable[[RequestOutput, int], None]
     lora: LoRARequest | None = None
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
+    used: Callable[[], None] = lambda: None
 
 
 def chunks(
@@ -68,6 +69,12 @@ def chunks(
         structured_outputs=tools.grammar,
         skip_special_tokens=False if shows_marks else body.skip_special_tokens,
     )
+
+    def prepared() -> None:
+        # What came with the messages may be large, and the answer may take long.
+        body.messages.clear()
+        head.used()
+
     outputs = llm.chat(
         [message_of(message, number, options) for number, message in enumerate(body.messages)],
         params,
@@ -75,6 +82,7 @@ def chunks(
         lora_request=head.lora,
         priority=body.priority or 0,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
+        prepared=prepared,
         cache_salt=salt,
         tools=tools.shown,
         # Tokenizers may call the marks special, and texts leave special tokens out: then thoughts would never end.

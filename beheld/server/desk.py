@@ -91,17 +91,12 @@ class Desk:
 
     @property
     def held_bytes(self) -> int:
-        """What bodies hold that are being read."""
+        """What bodies hold that are being read or prepared."""
         return self._held
 
-    @contextmanager
-    def hold(self) -> Iterator[Hold]:
-        """The right to keep the bytes of one body, while it is read."""
-        own = Hold(self)
-        try:
-            yield own
-        finally:
-            self._held -= own.counted
+    def hold(self) -> Hold:
+        """The right to keep the bytes of one body, until it is released."""
+        return Hold(self)
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that a body holds.
@@ -110,8 +105,12 @@ class Desk:
             HttpError: 503 with Retry-After when bodies hold too much in all.
         """
         if self._held + num_bytes > self._max_held:
-            raise _busy("The server is reading too many large requests.")
+            raise _busy("The server has too many large requests in work.")
         self._held += num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        """Bytes that were taken are held no more."""
+        self._held -= num_bytes
 
     async def idle(self) -> None:
         """Return once nothing is in work."""
@@ -119,11 +118,23 @@ class Desk:
 
 
 class Hold:
-    """What one body holds; its first bytes are free, so that small bodies are never kept out by large ones."""
+    """What one body holds, as a context or until `release`; its first bytes are free, so that small bodies are never
+    kept out by large ones."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._size = 0
+        self.counted = 0
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """The body is gone; a second time says nothing new."""
+        self._desk.give(self.counted)
         self.counted = 0
 
     def grow(self, num_bytes: int) -> None:

@@ -78,9 +78,9 @@ class ServerOptions:
     )
     max_body_bytes: int = _said(64 << 20, "max-body-mib", "largest request, in MiB", low=1, unit=1 << 20)
     max_reading_bytes: int = _said(
-        256 << 20,
+        1 << 30,
         "max-reading-mib",
-        "what the bodies of requests may hold in all while they are read; more are told to come back",
+        "what the bodies of requests may hold in all until their media are prepared; more are told to come back",
         low=1,
         unit=1 << 20,
     )

@@ -41,8 +41,8 @@ class Reader:
         self._max_values = max_values
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
 
-    async def read(self, request: Request, kind: type[B]) -> B:
-        """The request's body as a `kind`.
+    async def read(self, request: Request, kind: type[B], held: Hold) -> B:
+        """The request's body as a `kind`; `held` counts it, for as long as whoever asks keeps any of it.
 
         Raises:
             HttpError: 400, 408, 413, 415 or 503, naming the field where one can be named.
@@ -51,19 +51,18 @@ class Reader:
         self._desk.check()
         _check_headers(request)
         first_s, most_s = self._options.body_s, self._options.body_most_s
-        with self._desk.hold() as held:
-            try:
-                async with paced(first_s, most_s) as pace:
-                    body = await self._body(request, held, pace)
-            except TimeoutError as error:
-                raise HttpError(
-                    408,
-                    f"The body did not arrive: too little came in {first_s:g} seconds, or not all in {most_s:g}.",
-                    "Send it faster, or send less.",
-                ) from error
-            if len(body) <= bounds.INLINE_BYTES:
-                return self._made(body, kind)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._made, body, kind)
+        try:
+            async with paced(first_s, most_s) as pace:
+                body = await self._body(request, held, pace)
+        except TimeoutError as error:
+            raise HttpError(
+                408,
+                f"The body did not arrive: too little came in {first_s:g} seconds, or not all in {most_s:g}.",
+                "Send it faster, or send less.",
+            ) from error
+        if len(body) <= bounds.INLINE_BYTES:
+            return self._made(body, kind)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._made, body, kind)
 
     def _made(self, body: bytearray, kind: type[B]) -> B:
         return checked(parse(body, self._max_values), kind)

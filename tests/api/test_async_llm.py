@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from unittest import mock
@@ -68,6 +69,28 @@ async def idle(llm: AsyncLLM) -> None:
 def conversation(name: str, size: tuple[int, int] = (56, 84)) -> list[dict[str, Any]]:
     parts = [{"type": "image", "image": tiny.picture(*size, seed=1)}, {"type": "text", "text": f"What is {name}?"}]
     return [{"role": "user", "content": parts}]
+
+
+def test_nothing_of_the_messages_is_kept_once_they_were_read(llm: AsyncLLM) -> None:
+    class Text(str):
+        """A text that tells when it is gone."""
+
+    async def ask() -> None:
+        told: list[bool] = []
+        text = Text("What is it? " * 9)
+        gone = weakref.ref(text)
+        talk: Any = [{"role": "user", "content": text}]
+        answers = llm.chat(talk, SamplingParams(max_tokens=200, ignore_eos=True), prepared=lambda: told.append(True))
+        del text, talk
+        assert gone() is not None
+        output = await anext(answers)
+        assert told == [True]
+        assert not output.finished
+        assert gone() is None
+        await answers.aclose()
+        await idle(llm)
+
+    run(ask())
 
 
 def test_answers_equal_those_of_llm_whoever_shares_the_batch(llm: AsyncLLM) -> None:

@@ -140,7 +140,7 @@ reasoning-parser: deepseek_r1
         (["--drain-timeout", "nan"], "--drain-timeout must be from 0"),
         (["--port", "-1"], "--port must be from 0 to 65535"),
         (["--max-concurrent-requests", "0"], "must be at least 1"),
-        (["--max-body-mib", "512"], "Raise --max-reading-mib"),
+        (["--max-body-mib", "2048"], "Raise --max-reading-mib"),
         (["--served-model-name", ""], "None"),
         ([""], "name is empty"),
         (["--model", ""], "name is empty"),

@@ -8,19 +8,20 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from beheld.server import bounds
+from beheld.server import bounds, chat
 from beheld.server.desk import Desk
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked, parse
-from beheld.server.schema import ChatRequest, CompletionRequest
-from tests.server.running import Running, received, request_bytes, talk
+from beheld.server.schema import ChatRequest, CompletionRequest, Message
+from tests.server.running import Running, data_url, received, request_bytes, talk
 from tests.server.slowness import best, slowness
 
 CHAT = "/v1/chat/completions"
@@ -235,6 +236,55 @@ def test_what_a_body_holds_is_given_back_whatever_becomes_of_it() -> None:
         assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "1")
         assert desk.held_bytes == 100
     assert desk.held_bytes == 0
+
+
+@pytest.mark.case(65)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bodies_count_until_their_requests_are_prepared_and_are_dropped_then(
+    monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> None:
+    noise = data_url(560, 560)
+    body = {"messages": talk("Go on.", noise), "max_tokens": 1400, "ignore_eos": True, "stream": stream}
+    size = len(noise)
+    running = Running(max_body_bytes=1 << 20, max_reading_bytes=1 << 20)
+    sent: list[weakref.ref[Message]] = []
+    may_go_on = threading.Event()
+    make, message_of = running.llm._inputs.made, chat.message_of
+
+    def slow(draft: Any) -> Any:
+        may_go_on.wait(20)
+        return make(draft)
+
+    def seen(message: Message, *rest: Any) -> dict[str, Any]:
+        sent.append(weakref.ref(message))
+        return message_of(message, *rest)
+
+    monkeypatch.setattr(running.llm._inputs, "made", slow)
+    monkeypatch.setattr(chat, "message_of", seen)
+
+    def until(holds: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + 10
+        while not holds() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return holds()
+
+    try:
+        with running.connect() as link:
+            link.sendall(request_bytes(CHAT, body))
+            assert until(lambda: len(sent) == 1)
+            assert running.app_desk.held_bytes > size - bounds.FREE_BYTES
+            refused = running.post(CHAT, body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")
+            may_go_on.set()
+            # The answer is under way, and nothing of what was sent is left.
+            assert until(lambda: running.llm.num_live == 1)
+            assert until(lambda: running.app_desk.held_bytes == 0)
+            assert sent[0]() is None
+            assert running.llm.num_live == 1
+        running.idle()
+    finally:
+        may_go_on.set()
+        running.close()
 
 
 @pytest.mark.case(64)
