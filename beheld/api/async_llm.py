@@ -129,7 +129,6 @@ class AsyncLLM:
     def _open(
         self, args: EngineArgs, info: ModelInfo, config: EngineConfig, inputs: InputPipeline, engine: Engine
     ) -> None:
-        self._args = args
         self.info = info
         self.config = config
         self._engine = engine
@@ -283,11 +282,8 @@ class AsyncLLM:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that conversations are rendered with; None if there is none."""
-        given: Any = self._args.chat_template or getattr(self._inputs.tokenizer, "chat_template", None)
-        if isinstance(given, dict):
-            given = given.get("tool_use") or given.get("default")
-        return given if isinstance(given, str) else None
+        """The template that conversations with tools are rendered with; None if there is none."""
+        return self._inputs.chat_template
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters the model's own generation_config.json recommends."""

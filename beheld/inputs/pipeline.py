@@ -27,7 +27,7 @@ from beheld.inputs.options import merged
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.prompt import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.seal import Sealer, recommended
-from beheld.inputs.template import ChatTemplates
+from beheld.inputs.template import ChatTemplates, text_of
 from beheld.inputs.tokens import PromptTokenizer, load_tokenizer
 from beheld.inputs.workers import Workers
 from beheld.structured.compile import Compiler
@@ -74,9 +74,8 @@ class InputPipeline:
             self._family.pieces,
         )
         self._templates = ChatTemplates.of(self._tokenizer.inner, info, config, args, self._family.template_text)
-        if args.chat_template:
-            # A wrong one is told of now, not with the first conversation.
-            self._templates.resolve(args.chat_template, None)
+        # Read once: what becomes of the file later concerns no request.
+        self._template = text_of(args.chat_template) if args.chat_template else None
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
         told.check_processor(args.mm_processor_kwargs, info, self._processor)
@@ -102,6 +101,14 @@ class InputPipeline:
     def tokenizer(self) -> Any:
         """transformers' tokenizer; None with skip_tokenizer_init."""
         return self._tokenizer.inner
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template of conversations that bring tools; None if there is none."""
+        try:
+            return self._templates.resolve(self._template, ({},))
+        except TemplateError:
+            return None
 
     @property
     def compiler(self) -> Compiler:
@@ -244,7 +251,7 @@ class InputPipeline:
             )
         encode, media, text = self._render(
             messages,
-            chat_template or self._args.chat_template,
+            chat_template or self._template,
             content_format or self._args.chat_template_content_format,
             tools,
             template_kwargs,

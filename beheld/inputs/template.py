@@ -70,7 +70,7 @@ class ChatTemplates:
         if isinstance(given, ForeignTemplate):
             return given
         if given:
-            return _from_text_or_file(given)
+            return text_of(given)
         own = self._own(tools)
         if own:
             return own
@@ -197,8 +197,12 @@ def _jinja_error() -> type[Exception]:
     return JinjaError
 
 
-def _from_text_or_file(given: str) -> str:
-    """A template given as its text (which has braces or lines) or as the path of a file."""
+def text_of(given: str) -> str:
+    """A template given as its text (which has braces or lines) or as the path of a file.
+
+    Raises:
+        TemplateError: it is neither, or the file cannot be read.
+    """
     if any(mark in given for mark in ("{%", "{{", "\n")):
         return given
     path = Path(given).expanduser()
@@ -207,4 +211,7 @@ def _from_text_or_file(given: str) -> str:
             f"chat_template {given!r} is neither a template nor a file.",
             "A template holds {{ }} or {% %}; a file must exist.",
         )
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TemplateError(f"The file of chat_template {given!r} cannot be read as text.") from error

@@ -11,7 +11,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
 from beheld.core.params import nearest, whole
-from beheld.inputs import video
+from beheld.inputs import template, video
 from beheld.inputs.families import family_of
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.seal import HABITUAL, RECOMMENDED, recommended
@@ -19,13 +19,16 @@ from beheld.inputs.tokens import PromptTokenizer
 
 
 def check(args: EngineArgs) -> None:
-    """Check override_generation_config and media_io_kwargs.
+    """Check override_generation_config, media_io_kwargs and chat_template.
 
     Raises:
-        ConfigError: a name in one of them is unknown, or a value is out of range.
+        ConfigError: a name in one of the first two is unknown, or a value is out of range.
+        TemplateError: the last is neither a template nor a file that can be read.
     """
     _overrides(args)
     _io(args.media_io_kwargs or {})
+    if args.chat_template:
+        template.text_of(args.chat_template)
 
 
 def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: ItemProcessor) -> None:

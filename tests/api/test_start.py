@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api import start
-from beheld.core.errors import CapacityError, ConfigError, ModelError, WorkerError
+from beheld.core.errors import CapacityError, ConfigError, ModelError, TemplateError, WorkerError
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.workers import Workers
 from tests import tiny
@@ -55,6 +56,20 @@ def test_wrong_processor_options_are_told_of_before_the_weights_are_read(weightl
         AsyncLLM(weightless, mm_processor_kwargs=told, engine="process")
     with pytest.raises(ModelError, match="no weights"):
         LLM(weightless, mm_processor_kwargs={"max_pixels": 3136})
+
+
+@pytest.mark.parametrize("content", [None, b"\xff{{ messages }}"], ids=["none", "no text"])
+def test_a_wrong_template_is_told_of_before_the_weights_are_read(
+    weightless: str, tmp_path: Path, content: bytes | None
+) -> None:
+    file = tmp_path / "talk.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    for make in (LLM, AsyncLLM, partial(AsyncLLM, engine="process")):
+        with pytest.raises(TemplateError, match=r"talk\.jinja"):
+            make(weightless, chat_template=str(file))
+    with pytest.raises(ModelError, match="no weights"):
+        LLM(weightless, chat_template="{{ messages }}")
 
 
 def test_a_processor_that_was_loaded_for_its_options_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,7 +15,9 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
+from beheld.api.async_llm import AsyncLLM
 from beheld.core.params import SamplingParams
+from beheld.server.app import Service
 from beheld.server.chat import Head, chunks
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -165,6 +169,26 @@ def test_52_what_does_not_fit_is_refused(thinking: Running, options: dict[str, A
     answer = thinking.post("/v1/chat/completions", {**ASK, **options})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"]
+
+
+@pytest.mark.parametrize("where", ["text", "file", "chat_template.json"])
+def test_calls_stand_as_the_template_says_wherever_it_stands(tmp_path: Path, where: str) -> None:
+    written = TALK + "{% if tools %}<tool_call>{% endif %}"
+    for file in tiny.checkpoint("qwen2_vl").iterdir():
+        if where != "chat_template.json" or file.name != "chat_template.jinja":
+            shutil.copy(file, tmp_path)
+    (tmp_path / "talk.jinja").write_text(written)
+    if where == "chat_template.json":
+        (tmp_path / where).write_text(json.dumps({"chat_template": written}))
+    given = {"text": written, "file": str(tmp_path / "talk.jinja")}.get(where)
+    llm = AsyncLLM(str(tmp_path), **ENGINE | {"chat_template": given})
+    (tmp_path / "talk.jinja").unlink()
+    try:
+        form = Service(llm, ServerOptions())._tool_form
+        assert asyncio.run(llm.chat_token_ids([{"role": "user", "content": "Hello"}]))
+    finally:
+        llm.close()
+    assert form == ToolForm("hermes", special=False)
 
 
 def test_52_what_fits_is_taken(thinking: Running) -> None:
