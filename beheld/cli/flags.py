@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Collection, Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from beheld.core.params import nearest
 
 # Fields that are not a flag of their own: given as arguments, or Python objects.
 _SKIPPED = frozenset({"model", "logits_processors"})
+# What scripts write in place of the whole name.
+_SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "quantization": ("-q",)}
 
 
 def add_engine_flags(
@@ -49,7 +52,8 @@ def add_engine_flags(
         else:
             how = {"type": _reader(kind), "metavar": "VALUE"}
         how["help"] = plain(MEANINGS.get(field.name, ("", ""))[1])
-        made.append(group.add_argument(*_spellings(field.name), default=None, dest=field.name, **how))
+        spellings = (*_spellings(field.name), *_SHORT.get(field.name, ()))
+        made.append(group.add_argument(*spellings, default=None, dest=field.name, **how))
     return made
 
 
@@ -185,10 +189,25 @@ def _reader(kind: str) -> Any:
     if "dict" in kind:
         return json_value
     if kind.startswith("int"):
-        return int
+        return _whole
     if kind.startswith("float"):
         return float
     return str
+
+
+def _whole(text: str) -> int:
+    """A whole number; behind it may stand how many of what: 32k are 32,000, 32K are 32,768."""
+    found = re.fullmatch(r"\s*([+-]?\d+)(?:(\.\d+)?([kmgtKMGT]))?\s*", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be a whole number, as 4096, 4k (4000) or 4K (4096), got {text!r}")
+    digits, part, letter = found.groups()
+    if letter is None:
+        return int(digits)
+    base, power = (1000 if letter.islower() else 1024), "kmgt".index(letter.lower()) + 1
+    many = Fraction(digits + (part or "")) * base**power
+    if many.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(many)
 
 
 def _key(text: str) -> bool | str:

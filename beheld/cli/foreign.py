@@ -86,6 +86,12 @@ FLAGS: dict[str, Foreign] = {
     "allow-credentials": Foreign(remedy=_CORS),
 }
 
+# Other spellings of these; behind -O a digit may stand.
+SHORT = {
+    **{"-dp": "data-parallel-size", "-ep": "enable-expert-parallel"},
+    **{"-sc": "speculative-config", "-cc": "compilation-config", "-O": "compilation-config"},
+}
+
 # vLLM's name of a form -> what writes and reads the same text here, by flag.
 SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": {"deepseek_r1": "think", "qwen3": "think"},
@@ -97,16 +103,17 @@ def answer(name: str, value: str | None) -> int | None:
     """Log why a flag changes nothing; how many words behind it are its own. None: nobody knows it.
 
     Args:
-        name: of the flag, with dashes between its words and none before.
+        name: of the flag, with dashes between its words and none before, unless it is one of SHORT.
         value: what stands with it or behind it.
 
     Raises:
         ConfigError: it would have to change something.
     """
+    name = SHORT.get(name.rstrip("0123456789"), name)
     known = FLAGS.get(name)
     if known is None:
         return None
-    if known.values and value is None:
+    if known.why and known.values and value is None:
         raise ConfigError(f"--{name} needs a value.", known.remedy or "Leave it out.", param=name.replace("-", "_"))
     if not known.why or (known.only and value not in known.only):
         raise ConfigError(f"--{name} is not available here.", known.remedy, param=name.replace("-", "_"))

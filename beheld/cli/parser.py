@@ -66,6 +66,9 @@ class Parser(argparse.ArgumentParser):
                 yield word
                 yield from words[place:]
                 return
+            if self._strange(word):
+                place += self._answered(word, behind)
+                continue
             if not word.startswith("--") or " " in word.partition("=")[0]:
                 yield word
                 continue
@@ -84,6 +87,11 @@ class Parser(argparse.ArgumentParser):
                 yield f"{word}=true"
             else:
                 yield word
+
+    def _strange(self, word: str) -> bool:
+        """Whether it is a short flag, and none of ours."""
+        found = re.match(r"-[A-Za-z][\w.]*(?=$|=)", word)
+        return found is not None and not {found[0], word[:2]} & set(self._option_string_actions)
 
     def _behind_dots(self, name: str) -> argparse.Action | None:
         """The flag that `--flag.key` is an entry of."""
@@ -123,7 +131,7 @@ class Parser(argparse.ArgumentParser):
             if own is not None:
                 return 0 if equals else own
         known = [flag for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
-        near = nearest(f"--{key}", known)
+        near = nearest(f"--{key.lstrip('-')}", known)
         self.error(f"unknown flag {name}. {near}".strip())
 
 

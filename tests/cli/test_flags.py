@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from beheld.cli import foreign, main
-from beheld.cli.flags import add_engine_flags
+from beheld.cli.flags import add_engine_flags, apply_file
 from beheld.cli.parser import Parser
 from beheld.cli.serve import add_arguments
 from beheld.core.errors import ConfigError
@@ -51,6 +51,8 @@ def read(*words: str) -> argparse.Namespace:
         (["--verison"], "Did you mean '--version'?"),
         (["ask", "--guided-decoding-backend", "x"], "unknown flag --guided-decoding-backend."),
         (["serve", "a", "b"], "unrecognized arguments: b."),
+        (["serve", "m", "-x", "5"], "beheld serve: unknown flag -x."),
+        (["serve", "-port=5"], "beheld serve: unknown flag -port. Did you mean '--port'?"),
     ],
 )
 def test_the_nearest_flag_is_named(words: list[str], said: str, capsys: Capture) -> None:
@@ -104,6 +106,51 @@ def test_no_flag_of_others_is_one_of_ours() -> None:
         assert choices is not None
         assert set(values.values()) <= set(choices)
         assert not set(values) & set(choices)
+
+
+@pytest.mark.parametrize("words", [("-dp", "2"), ("-dp=2",), ("-sc", "{}"), ("-cc.mode=3",), ("-O3",), ("-O", "3")])
+def test_short_flags_of_others_are_refused_as_their_long_ones(words: tuple[str, ...], capsys: Capture) -> None:
+    name = foreign.SHORT[words[0].partition("=")[0].partition(".")[0].rstrip("3")]
+    for given in ((*words, "m"), ("m", *words)):
+        with pytest.raises(SystemExit):
+            read(*given)
+        assert f"--{name} is not available here. {foreign.FLAGS[name].remedy}" in capsys.readouterr().err
+
+
+def test_short_flags_are_known_where_their_long_ones_are() -> None:
+    assert set(foreign.SHORT.values()) <= set(foreign.FLAGS)
+    assert read("m", "-ep", "-tp", "2").tensor_parallel_size == 2
+    found = read("-tp=2", "-pp", "1", "-q", "compressed-tensors", "m")
+    assert (found.tensor_parallel_size, found.pipeline_parallel_size, found.model_tag) == (2, 1, "m")
+    assert found.quantization == "compressed-tensors"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        ("-1", -1),
+        ("32k", 32_000),
+        ("32K", 32_768),
+        ("25.6k", 25_600),
+        ("2M", 1 << 21),
+        ("1.5g", 15 * 10**8),
+    ],
+)
+def test_whole_numbers_may_be_said_short(text: str, number: int, tmp_path: Path) -> None:
+    assert read("--max-model-len", text).max_model_len == number
+    file = tmp_path / "options.yaml"
+    file.write_text(f"max-model-len: {text}")
+    arguments = read()
+    apply_file(arguments, file, [serve()._option_string_actions["--max-model-len"]])
+    assert arguments.max_model_len == number
+
+
+@pytest.mark.parametrize("text", ["4096.0", "k", "3x", "1.0005k", "0x10", "", "1e3", "4 k"])
+def test_what_is_no_whole_number(text: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        read("--max-model-len", text)
+    assert "whole number" in capsys.readouterr().err
 
 
 def test_forms_have_their_other_names_too() -> None:
