@@ -265,7 +265,13 @@ class HFAdapter:
                 f"The model finds no positions for this prompt ({error}).",
                 "Write the markers of each item whole, as the chat template does, and no others.",
             ) from error
-        return positions[:, 0].numpy(), int(delta.reshape(-1)[0])
+        positions_XN = positions[:, 0].numpy()
+        last_X = positions_XN[:, -1]
+        if (last_X == last_X[0]).all():
+            # generate() goes on behind the prompt's last token. Some models' own delta goes on behind the greatest
+            # position, which may be that of a long video's end, before the text.
+            return positions_XN, int(last_X[0]) + 1 - len(token_ids)
+        return positions_XN, int(delta.reshape(-1)[0])
 
     def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
         """Which positions look at which item beside the text."""

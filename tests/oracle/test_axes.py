@@ -85,6 +85,15 @@ def test_sections_that_are_left_to_the_class(family: str, tmp_path: Path) -> Non
         same(llm, family, folder, ASK)
 
 
+@pytest.mark.parametrize("family", [family for family in MULTI_AXIS if family in tiny.VIDEO_FAMILIES])
+def test_answers_go_on_behind_the_prompt_not_behind_the_end_of_a_long_video(family: str) -> None:
+    """In some models a long video's last frames stand behind the text that follows it."""
+    ask = Ask("{v}What?", videos=(cases.Clip(40, 49, fps=0.5),), max_tokens=9)
+    room = cases.ROOMY | {"max_model_len": 4096, "max_num_batched_tokens": 4096}
+    with LLM(model=str(tiny.checkpoint(family)), dtype="float32", seed=0, disable_log_stats=True, **room) as llm:
+        same(llm, family, tiny.plain(family), ask)
+
+
 def test_every_family_of_several_axes_is_here() -> None:
     def axes(family: str) -> int:
         return read_info(tiny.checkpoint(family), EngineArgs()).position_axes
