@@ -35,6 +35,8 @@ class ModelAdapter(Protocol):
     """The layer from which on a pass may have a tail, see attention/context.py; None if it may have none."""
     tail_stores: bool
     """True if that is the last layer, which is run twice, since it writes keys and values (models/last_layer.py)."""
+    position_unit: int
+    """How much the next position is greater: 1, but where positions have fractions. These are held as whole numbers."""
 
     def capture_calls(self) -> None:
         """From now on, capture tower calls of sizes that come again, as CUDA graphs."""
@@ -46,7 +48,8 @@ class ModelAdapter(Protocol):
         """Run the towers; one tensor (E, H) per item, in order; it may have further columns, as `embed`."""
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
-        """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position."""
+        """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position; in
+        parts of a position, of which `position_unit` are one."""
 
     def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
         """For each span of a model with a cross group, which positions look at it; nothing for other models."""

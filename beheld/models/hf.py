@@ -43,6 +43,10 @@ _MOST_PATCHES = 1 << 14
 # Families whose positions follow from the kinds of tokens and the sizes of items, whatever the ids.
 _PLACED_BY_KIND = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
 _PLACES_KEPT = 128
+# Families that reckon with fractions of a position, in float32: of a video's frames, and of all behind them. In these
+# parts, which only a number below one half may be too fine for, they are whole numbers.
+_FRACTIONAL = frozenset({"qwen3_omni_moe_thinker"})
+_PARTS = 1 << 24
 # What a family's tower reads as numbers, and nothing else: on the device, each would be waited for. Elsewhere such
 # tensors meet others on the device.
 _READ_BY_HOST = {
@@ -71,6 +75,7 @@ class HFAdapter:
         self._embedding = model.get_input_embeddings()
         self._core = getattr(model, "model", model)
         self._rope_index = self._positions_of(model)
+        self.position_unit = _PARTS if info.model_type in _FRACTIONAL else 1
         self._plain_head = info.model_type in PLAIN_HEADS
         self._speaker = model if self._plain_head else _speaker(model, info)
         self._wide = wide_of(info.model_type, model)
@@ -225,8 +230,8 @@ class HFAdapter:
         count = len(token_ids)
         if self._rope_index is None or not spans:
             first = FAR if self.info.rope_switch is not None and count > self.info.rope_switch else 0
-            plain = np.arange(first, first + count, dtype=np.int64)
-            return np.broadcast_to(plain, (self.info.position_axes, count)), first
+            plain = np.arange(first, first + count, dtype=np.int64) * self.position_unit
+            return np.broadcast_to(plain, (self.info.position_axes, count)), first * self.position_unit
         types = np.zeros((1, count), dtype=np.int64)
         layout: dict[str, list[Any]] = {}
         for span in spans:
@@ -265,13 +270,14 @@ class HFAdapter:
                 f"The model finds no positions for this prompt ({error}).",
                 "Write the markers of each item whole, as the chat template does, and no others.",
             ) from error
-        positions_XN = positions[:, 0].numpy()
+        unit = self.position_unit
+        positions_XN = (positions[:, 0] if unit == 1 else (positions[:, 0].double() * unit).round().long()).numpy()
         last_X = positions_XN[:, -1]
         if (last_X == last_X[0]).all():
             # generate() goes on behind the prompt's last token. Some models' own delta goes on behind the greatest
             # position, which may be that of a long video's end, before the text.
-            return positions_XN, int(last_X[0]) + 1 - len(token_ids)
-        return positions_XN, int(delta.reshape(-1)[0])
+            return positions_XN, int(last_X[0]) + (1 - len(token_ids)) * unit
+        return positions_XN, round(float(delta.reshape(-1)[0]) * unit)
 
     def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
         """Which positions look at which item beside the text."""
@@ -281,6 +287,8 @@ class HFAdapter:
         """One pass; logits (S, V)."""
         if self.lora is not None:
             self.lora.switch.on = current().lora is not None
+        if self.position_unit > 1:
+            positions_XT = positions_XT.to(torch.float32) / self.position_unit
         positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
         if self._beside is not None:
             return self._beside.forward(embeds_TH, positions, wanted_S)

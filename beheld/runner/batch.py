@@ -108,7 +108,7 @@ def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Ro
         row = rows[piece.row]
         if piece.start >= len(row.token_ids):
             assert piece.stop == piece.start + 1, "only one sampled token is known at a time"
-            positions[:, first] = piece.start + row.delta
+            positions[:, first] = rows.position_of(piece.start, row.delta)
             on_device.append(first)
             sampled.append(piece)
         else:

@@ -175,7 +175,7 @@ class DecodeGraphs:
         fields[1, count:] = 1
         fields[0, :count] = rows
         fields[1, :count] = starts + 1
-        fields[2, :count] = starts + self._rows.delta_R[rows]
+        fields[2, :count] = self._rows.position_of(starts, self._rows.delta_R[rows])
         fields[3, :count] = self._rows.lora_slots_R[rows]
         fields[4, :count] = self._rows.newest_places(rows, starts)
         fields[5, :count] = self._rows.newest_places(rows, starts + 1)

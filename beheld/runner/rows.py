@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,10 @@ class Rows:
         # By (group, row), where its table was written since changes were last forgotten: from `low` up to `high`.
         self._changed: dict[tuple[int, int], tuple[int, int]] = {}
 
+    def position_of(self, index: Any, delta: Any) -> Any:
+        """The rotary position of a token that was sampled, by its index in the sequence; of many as well."""
+        return index * self._adapter.position_unit + delta
+
     def __getitem__(self, row: int) -> Row:
         state = self._rows[row]
         assert state is not None, f"row {row} holds no sequence"
@@ -101,7 +106,7 @@ class Rows:
         positions_XN, delta = self._adapter.positions(admission.token_ids[: admission.num_prompt], admission.spans)
         extra = len(admission.token_ids) - admission.num_prompt
         if extra:
-            tail = np.arange(admission.num_prompt, len(admission.token_ids)) + delta
+            tail = self.position_of(np.arange(admission.num_prompt, len(admission.token_ids)), delta)
             positions_XN = np.concatenate([positions_XN, np.broadcast_to(tail, (len(positions_XN), extra))], axis=1)
         row = admission.row
         for group, blocks in enumerate(admission.blocks):

@@ -165,7 +165,9 @@ class ModelRunner:
             else:
                 logits_SV, prompts = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), {}
         if self.watch is not None:
-            for stage, tensor in (("embeds", embeds_TH), ("positions", batch.positions_XT), ("logits", logits_SV)):
+            unit = self._adapter.position_unit
+            positions_XT = batch.positions_XT if unit == 1 else batch.positions_XT.to(torch.float32) / unit
+            for stage, tensor in (("embeds", embeds_TH), ("positions", positions_XT), ("logits", logits_SV)):
                 self.watch(stage, tensor)
         return logits_SV if batch.sampling else None, prompts
 

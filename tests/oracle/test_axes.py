@@ -94,6 +94,17 @@ def test_answers_go_on_behind_the_prompt_not_behind_the_end_of_a_long_video(fami
         same(llm, family, tiny.plain(family), ask)
 
 
+@pytest.mark.parametrize("name", ["roomy", "cut"])
+@pytest.mark.parametrize("family", tiny.THINKERS)
+def test_frames_whose_times_are_no_whole_positions(family: str, name: str) -> None:
+    """Qwen3-Omni reckons with fractions of a position, of the frames and of all that follows them."""
+    ask = Ask("{v}{i}Where to?", ((84, 56, 1),), (cases.Clip(6, 5, fps=0.7),), max_tokens=9)
+    room = cases.options(family, name)
+    with LLM(model=str(tiny.checkpoint(family)), dtype="float32", seed=0, disable_log_stats=True, **room) as llm:
+        same(llm, family, tiny.plain(family), ask)
+        same(llm, family, tiny.plain(family), cases.SHORT)
+
+
 def test_every_family_of_several_axes_is_here() -> None:
     def axes(family: str) -> int:
         return read_info(tiny.checkpoint(family), EngineArgs()).position_axes

@@ -22,6 +22,7 @@ class FakeAdapter:
 
     device = torch.device("cpu")
     lora = None
+    position_unit = 1
 
     def positions(self, token_ids: Sequence[int], spans: Any) -> tuple[np.ndarray, int]:
         return np.arange(len(token_ids))[None], 0
