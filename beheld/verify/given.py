@@ -21,7 +21,7 @@ from beheld.verify.trace import Question, Trace
 
 # Families with markers that only the repository's own code reads.
 _OTHER_MARKERS = frozenset({"ernie4_5_vl_moe", "phi4_multimodal"})
-# Families whose processor takes two frames a second, whatever is known of them, unless it is told otherwise.
+# Families whose processor takes a rate of its own for that of the chosen frames, unless it is told otherwise.
 _TOLD_RATES = frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 # Families whose processor, before transformers 5.23, counts what lies in the list of a prompt.
 _COUNTED_BY_PROMPT = frozenset({"smolvlm"})
@@ -121,7 +121,7 @@ class Processor:
                 # The frames are chosen; some processors would choose among them again.
                 given |= {"video_metadata": known, "do_sample_frames": False}
                 if self._info.model_type in _TOLD_RATES:
-                    given["fps"] = known[0]["fps"]
+                    given["fps"] = known[0]["fps"] * len(known[0]["frames_indices"]) / known[0]["total_num_frames"]
         if question.sounds:
             given |= {"audio": self._waves(question), "audio_kwargs": {"sampling_rate": self._rate}}
         return given

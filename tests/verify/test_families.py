@@ -100,6 +100,14 @@ def test_a_video(verified: Verified) -> None:
     check(verified, verified.ask(videos=(clip(),)), "video")
 
 
+def test_some_frames_of_a_longer_video(verified: Verified) -> None:
+    if verified.family not in tiny.VIDEO_FAMILIES:
+        pytest.skip("takes no videos")
+    places = [0, 3, 6, 9, 12, 14]
+    about = {"total_num_frames": 15, "fps": 29.97, "duration": 15 / 29.97, "frames_indices": places}
+    check(verified, verified.ask(videos=((tiny.frames(6, 3), about),)), "video")
+
+
 def test_pictures_beside_a_video(verified: Verified) -> None:
     """Also in families whose own generate() refuses both in one prompt."""
     if verified.family not in tiny.VIDEO_FAMILIES or verified.family not in tiny.IMAGE_FAMILIES:
