@@ -163,6 +163,8 @@ def test_what_the_weights_decided_cannot_be_chosen(name: str, value: int, group:
         ("video_target_frames", 4, {"num_frames": 4}),
         ("image_max_pixels", 3136, {"images_kwargs": {"size": SMALL}}),
         ("video_max_pixels", 3136, {"videos_kwargs": {"size": SMALL}}),
+        ("max_pixels", 3136, {"size": SMALL}),
+        ("min_pixels", 784, {"size": SMALL}),
     ],
 )
 def test_names_that_ernies_repository_has_for_options_are_told_by_those_here(

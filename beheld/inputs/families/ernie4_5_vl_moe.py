@@ -100,16 +100,18 @@ _SAME = (
 )
 # Settings of videos: there -> here.
 _VIDEO = {"video_fps": "fps", "video_max_frames": "max_frames", "video_min_frames": "min_frames"}
-_PIXELS = 'Write "{kind}s_kwargs": {{"size": {{"shortest_edge": ..., "longest_edge": ...}}}}, in pixels.'
+_SIZE = '"size": {"shortest_edge": ..., "longest_edge": ...}'
 # The names of options there -> how to say it here.
 _NAMED_HERE = {there: f"Write {here}." for there, here in _VIDEO.items()} | {
     "video_target_frames": "Write num_frames.",
     "video_frames_sample": "Leave it out; or choose the frames yourself, and give their places as frames_indices.",
     **{
-        f"{kind}_{bound}": _PIXELS.format(kind=kind)
+        f"{kind}_{bound}": f'Write "{kind}s_kwargs": {{{_SIZE}}}, in pixels.'
         for kind in ("image", "video")
         for bound in ("min_pixels", "max_pixels")
     },
+    # Qwen2-VL's, which transformers' class takes for ERNIE too, and does not mind.
+    **dict.fromkeys(("min_pixels", "max_pixels"), f"Write {_SIZE}, in pixels."),
 }
 # What transformers' classes cannot do otherwise.
 _BUILT = {
