@@ -277,7 +277,8 @@ TESTED = (
         "SmolVLMForConditionalGeneration",
         "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
         BOTH,
-        "tiles; its processor needs the package num2words",
+        "tiles; each video is told of as if it were the only one of its prompt; its processor needs the package "
+        "num2words",
     ),
     Known(
         "voxtral",

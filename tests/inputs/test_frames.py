@@ -233,6 +233,17 @@ def test_some_of_more_frames_are_refused_where_their_places_must_be_known() -> N
     assert used(asked("smolvlm", given))["timestamps_s"] == (0.0, 1.0, 2.0, 3.0)
 
 
+def test_videos_of_unlike_lengths_are_told_of_by_their_own_number_of_frames() -> None:
+    """transformers fills the shorter one up, and tells of it by the number of the longer one."""
+    clips = [(tiny.frames(3), {"fps": 2.0}), (tiny.frames(6), {"fps": 2.0})]
+    pipe = pipes.shared("smolvlm")
+    items = [pipes.ask(pipe, "smolvlm", videos=clip).spans[0].item for clip in clips]
+    both = [span.item for span in pipes.ask(pipe, "smolvlm", videos=clips).spans]
+    alone = [(item.lead, item.replacement_ids, item.tail) for item in items]
+    assert [(item.lead, item.replacement_ids, item.tail) for item in both] == alone
+    assert ["three frames" in lead for lead, _, _ in alone] == [True, False]
+
+
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
 @pytest.mark.parametrize(
     "options", [{"num_frames": 0}, {"num_frames": -2}, {"fps": 0}, {"fps": -1.0}, {"fps": float("nan")}], ids=str
