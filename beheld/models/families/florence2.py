@@ -15,7 +15,7 @@ from torch import Tensor
 
 from beheld.attention import hook
 from beheld.attention.cross import Sight
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, keys_and_values
 
@@ -88,9 +88,16 @@ class Florence2:
         self._decoder = model.model.language_model.decoder
         self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
         self._image_id: int = model.config.image_token_id
+        self._vision: Any = model.config.vision_config
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Keys and values of whole prompts; pictures share a call, and so do prompts of one length."""
+        """Keys and values of whole prompts; pictures share a call, and so do prompts of one length.
+
+        Raises:
+            StepError: a picture is larger than the tower has places for.
+        """
+        for item in items:
+            self._check(item)
         weight = self._model.get_input_embeddings().weight
         pictures = [item.features["pixel_values"] for item in items if "pixel_values" in item.features]
         seen: Tensor | None = None
@@ -110,6 +117,21 @@ class Florence2:
             for index, states_ES in zip(indices, states, strict=True):
                 out[index] = keys_and_values(self._layers, states_ES)
         return [tensor for tensor in out if tensor is not None]
+
+    def _check(self, item: EncodeItem) -> None:
+        """What the host can tell beforehand; on a GPU it would end the work of all."""
+        if "pixel_values" not in item.features:
+            return
+        vision = self._vision
+        height, width = item.features["pixel_values"].shape[-2:]
+        sides = [height, width]
+        for size, stride, padding in zip(vision.patch_size, vision.patch_stride, vision.patch_padding, strict=True):
+            sides = [(side + 2 * padding - size) // stride + 1 for side in sides]
+        if max(sides) > vision.max_position_embeddings:
+            raise StepError(
+                f"of {width} x {height} pixels it has {sides[1]} x {sides[0]} patches, and the tower places at most "
+                f"{vision.max_position_embeddings} in a row."
+            )
 
     def _embedded(self, ids_1E: Tensor, pictures: Tensor | None) -> Tensor:
         """Embeddings (1, E, S) of a prompt, its placeholders taken by what the tower saw."""

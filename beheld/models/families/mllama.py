@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from beheld.attention.context import current
 from beheld.attention.cross import Sight
+from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, crosses, keys_and_values
 from beheld.models.families import plain
@@ -40,9 +41,19 @@ class Mllama:
         self._layers: list[Any] = [layer.cross_attn for layer in layers if crosses(layer)]
         vision = model.config.vision_config
         self._patches = (vision.image_size // vision.patch_size) ** 2 + 1
+        self._tiles: int = vision.max_num_tiles
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Keys and values of every tile, the empty ones too: who is shown no picture attends to those as well."""
+        """Keys and values of every tile, the empty ones too: who is shown no picture attends to those as well.
+
+        Raises:
+            StepError: a picture has room for other than the checkpoint's number of tiles.
+        """
+        for item in items:
+            tiles = item.features["pixel_values"].shape[2]
+            if tiles != self._tiles:
+                # Its grid has a number of another list. Behind the end of a table, it would cost a GPU its context.
+                raise StepError(f"it was cut for {tiles} tiles (max_image_tiles), and the tower takes {self._tiles}.")
         core, weight = self._model.model, self._model.get_input_embeddings().weight
         out: list[Tensor | None] = [None] * len(items)
         for _, indices, options in plain.combine(items):
