@@ -183,7 +183,11 @@ def floors(logits_RV: Tensor, chosen: Filters) -> Tensor:
     floor_R1 = torch.maximum(least_R1, kth_R1.masked_fill(chosen.top_k_R1 == 0, -math.inf))
     weights_RK = (top_RK.double() - best_R1).exp().masked_fill(top_RK < floor_R1, 0.0)
     reached_RK = weights_RK.cumsum(-1)
+    # Equals of the k-th are kept too, however many of them the greatest logits hold: that depends on the other rows.
+    left_out_R1 = (logits_RV == kth_R1).sum(-1, keepdim=True) - (top_RK == kth_R1).sum(-1, keepdim=True)
+    outside_R1 = left_out_R1 * (kth_R1.double() - best_R1).exp().masked_fill(kth_R1 < floor_R1, 0.0)
+    total_R1 = reached_RK[:, -1:] + outside_R1.masked_fill(chosen.top_k_R1 == 0, 0.0)
     # A logit is kept if those before it have not reached top_p.
-    count_R1 = (reached_RK - weights_RK < chosen.top_p_R1 * reached_RK[:, -1:]).sum(-1, keepdim=True)
+    count_R1 = (reached_RK - weights_RK < chosen.top_p_R1 * total_R1).sum(-1, keepdim=True)
     nucleus_R1 = top_RK.gather(-1, (count_R1 - 1).clamp(min=0)).masked_fill(chosen.top_p_R1 >= 1.0, -math.inf)
     return torch.maximum(floor_R1, nucleus_R1)

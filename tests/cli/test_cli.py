@@ -124,7 +124,7 @@ def test_doctor(capsys: Capture) -> None:
         ([], "required"),
         (["What?", "--no-such-flag"], "--no-such-flag"),
         (["What?", "--limit-mm-per-prompt", "two"], "must be JSON"),
-        (["What?", "--max-num-seqs", "many"], "invalid int"),
+        (["What?", "--max-num-seqs", "many"], "must be a whole number"),
     ],
 )
 def test_wrong_usage(capsys: Capture, words: list[str], message: str) -> None:

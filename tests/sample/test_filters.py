@@ -63,6 +63,19 @@ def test_both_paths_keep_what_the_definition_keeps(
                 assert (ends_N - row_params.top_p).abs().min().item() <= 1e-6
 
 
+@pytest.mark.parametrize("mate", [1, 2, 3, 7, 40])
+def test_equals_of_the_last_of_top_k_count_whatever_the_other_rows_ask_for(mate: int) -> None:
+    """Logits of 16 bits are often equal: here 2.0 is the third, and twelve more are kept with it."""
+    logits_V = torch.tensor([4.0, 3.0, *[2.0] * 13, *[1.0] * 30])
+    for top_p in (0.3, 0.4, 0.5, 0.9):
+        mine = Sampling(temperature=1.0, top_k=3, top_p=top_p)
+        chosen = filters([mine, Sampling(temperature=1.0, top_k=mate)], len(logits_V), CPU)
+        assert chosen is not None
+        floor = floors(torch.stack([logits_V, logits_V]), chosen)[0].item()
+        assert torch.equal(logits_V >= floor, probabilities(logits_V, mine) > 0), top_p
+        assert floor == floor_of_row(logits_V.numpy(), mine)
+
+
 def test_nothing_to_filter_is_nothing_to_do() -> None:
     assert filters([Sampling(temperature=1.0), Sampling(temperature=0.5, top_k=100)], 100, CPU) is None
     assert floor_of_row(np.zeros(100, np.float32), Sampling(temperature=1.0)) == -math.inf
