@@ -207,12 +207,14 @@ ROOMY: dict[str, Any] = {
 
 ENGINES: dict[str, dict[str, Any]] = {
     "roomy": ROOMY,
-    "cut": ROOMY | {"max_num_seqs": 8, "max_num_batched_tokens": 24, "block_size": 8},
+    "cut": ROOMY | {"max_num_seqs": 8, "max_num_batched_tokens": 24, "block_size": 8, "async_scheduling": True},
     "odd": ROOMY | {"max_num_seqs": 5, "max_num_batched_tokens": 13, "enable_prefix_caching": False},
     "overlap": ROOMY | {"max_num_batched_tokens": 96, "async_scheduling": True},
     "in_step": ROOMY | {"max_num_batched_tokens": 96, "async_scheduling": False},
 }
 """Name -> options of an engine that runs every case: "cut" and "odd" compute a picture in several steps."""
+EVERY_TIME = ("roomy", "cut", "odd")
+"""The engines of CI, one of which overlaps its steps. The others, in the long form, have budgets between theirs."""
 
 
 def options(family: str, name: str) -> dict[str, Any]:

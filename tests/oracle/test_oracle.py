@@ -15,13 +15,15 @@ from beheld import LLM, SamplingParams
 from beheld.core.errors import ProcessError, PromptTooLongError
 from tests import tiny
 from tests.inputs import pipes
+from tests.long import LONG
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask, Case
 
 # Where it is not 1e-4: Gemma 4's tiny checkpoint has norms that widen the rounding of any two float32 products of its
 # matrices (up to 1.1e-4 between oneDNN's and MKL's).
 LOGPROB_TOLERANCE = {"gemma4": 2e-4, "gemma4_dense": 2e-4}
-RUNS = [(family, name, case) for family in tiny.TINY for name in cases.ENGINES for case in cases.cases(family)]
+NAMES = tuple(cases.ENGINES) if LONG else cases.EVERY_TIME
+RUNS = [(family, name, case) for family in tiny.TINY for name in NAMES for case in cases.cases(family)]
 
 
 class OpenEngines:
