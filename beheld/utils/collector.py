@@ -23,11 +23,16 @@ def paused_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:
-            # Both only join lists: from all generations to those set aside, from there to the oldest.
-            gc.freeze()
-            gc.unfreeze()
+        count_as_old()
         gc.enable()
+
+
+def count_as_old() -> None:
+    """Leave what is there now to full collections, unless the program has set something aside itself."""
+    if gc.get_freeze_count() == 0:
+        # Both only join lists: from all generations to those set aside, from there to the oldest.
+        gc.freeze()
+        gc.unfreeze()
 
 
 def set_aside() -> None:

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from beheld.models.fuse import compile_layers
 from beheld.utils.collector import paused_collector, set_aside
 
 
@@ -42,6 +43,15 @@ def test_what_a_program_set_aside_stays_there():
     with paused_collector():
         pass
     assert not any(_in(generation, made) for generation in range(3))
+
+
+def test_the_compiler_finds_nothing_young_but_its_own():
+    """It collects the two younger generations after each layer."""
+    gc.disable()
+    made = _Made()
+    assert _in(0, made)
+    compile_layers([])
+    assert _in(2, made)
 
 
 def test_a_collector_that_is_off_stays_off():
