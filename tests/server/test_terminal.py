@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import socket
@@ -220,8 +221,13 @@ class Deaf:
             if answer is None:
                 silent.append(link)
                 continue
-            with link:
+            with link, contextlib.suppress(OSError):
+                link.settimeout(10.0)
                 link.sendall(answer)
+                # A socket that is closed with anything unread resets the connection: what was cut off went away then.
+                link.shutdown(socket.SHUT_WR)
+                while link.recv(1 << 16):
+                    pass
 
     def close(self) -> None:
         """End."""
