@@ -88,8 +88,11 @@ FLAGS: dict[str, Foreign] = {
 
 # Other spellings of these; behind -O a digit may stand.
 SHORT = {
-    **{"-dp": "data-parallel-size", "-ep": "enable-expert-parallel"},
-    **{"-sc": "speculative-config", "-cc": "compilation-config", "-O": "compilation-config"},
+    "-dp": "data-parallel-size",
+    "-ep": "enable-expert-parallel",
+    "-sc": "speculative-config",
+    "-cc": "compilation-config",
+    "-O": "compilation-config",
 }
 
 # vLLM's name of a form -> what writes and reads the same text here, by flag.

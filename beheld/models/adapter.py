@@ -65,6 +65,11 @@ class ModelAdapter(Protocol):
         """Memory that the weights take."""
 
 
-__all__ = ["Features", "LoRASlots", "ModelAdapter"]
+def in_positions(parts_XT: Tensor, unit: int) -> Tensor:
+    """Rotary positions as a model takes them, of those that are held in parts of which `unit` are one."""
+    return parts_XT if unit == 1 else parts_XT.to(torch.float32) / unit
+
+
+__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions"]
 
 Features = Mapping[str, Any]

@@ -20,6 +20,7 @@ from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
 from beheld.models import last_layer, packed
+from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
 from beheld.models.families import (
     PLAIN_HEADS,
@@ -287,8 +288,7 @@ class HFAdapter:
         """One pass; logits (S, V)."""
         if self.lora is not None:
             self.lora.switch.on = current().lora is not None
-        if self.position_unit > 1:
-            positions_XT = positions_XT.to(torch.float32) / self.position_unit
+        positions_XT = in_positions(positions_XT, self.position_unit)
         positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
         if self._beside is not None:
             return self._beside.forward(embeds_TH, positions, wanted_S)

@@ -16,7 +16,7 @@ from beheld.core.errors import LoRAError, ModelError, first_line
 from beheld.core.params import Sampling
 from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
-from beheld.models.adapter import LoRASlots, ModelAdapter
+from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
 from beheld.runner import beside, kv
 from beheld.runner.batch import Batch, build
 from beheld.runner.capture import NotCapturedError
@@ -165,8 +165,7 @@ class ModelRunner:
             else:
                 logits_SV, prompts = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), {}
         if self.watch is not None:
-            unit = self._adapter.position_unit
-            positions_XT = batch.positions_XT if unit == 1 else batch.positions_XT.to(torch.float32) / unit
+            positions_XT = in_positions(batch.positions_XT, self._adapter.position_unit)
             for stage, tensor in (("embeds", embeds_TH), ("positions", positions_XT), ("logits", logits_SV)):
                 self.watch(stage, tensor)
         return logits_SV if batch.sampling else None, prompts

@@ -1,7 +1,13 @@
+"""What a start leaves to the garbage collector, and what compiling does."""
+
+from __future__ import annotations
+
 import gc
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,7 +16,7 @@ from beheld.utils.collector import paused_collector, set_aside
 
 
 @pytest.fixture(autouse=True)
-def _enabled():
+def _enabled() -> Iterator[None]:
     assert gc.isenabled(), "these tests begin with a collector that works"
     # What the run of all tests set aside.
     gc.unfreeze()
@@ -22,12 +28,14 @@ def _enabled():
 class _Made:
     """What a start leaves behind."""
 
+    itself: Any
+
 
 def _in(generation: int, made: object) -> bool:
     return any(thing is made for thing in gc.get_objects(generation=generation))
 
 
-def test_what_was_made_meanwhile_is_old():
+def test_what_was_made_meanwhile_is_old() -> None:
     with paused_collector():
         assert not gc.isenabled()
         made = _Made()
@@ -37,7 +45,7 @@ def test_what_was_made_meanwhile_is_old():
     assert gc.get_freeze_count() == 0, "it would never be freed"
 
 
-def test_what_a_program_set_aside_stays_there():
+def test_what_a_program_set_aside_stays_there() -> None:
     made = _Made()
     gc.freeze()
     with paused_collector():
@@ -45,7 +53,7 @@ def test_what_a_program_set_aside_stays_there():
     assert not any(_in(generation, made) for generation in range(3))
 
 
-def test_the_compiler_finds_nothing_young_but_its_own():
+def test_the_compiler_finds_nothing_young_but_its_own() -> None:
     """It collects the two younger generations after each layer."""
     gc.disable()
     made = _Made()
@@ -54,20 +62,20 @@ def test_the_compiler_finds_nothing_young_but_its_own():
     assert _in(2, made)
 
 
-def test_a_collector_that_is_off_stays_off():
+def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     with paused_collector():
         assert not gc.isenabled()
     assert not gc.isenabled()
 
 
-def test_an_error_turns_it_on_again():
+def test_an_error_turns_it_on_again() -> None:
     with pytest.raises(RuntimeError), paused_collector():
         raise RuntimeError
     assert gc.isenabled()
 
 
-def test_set_aside_until_the_process_ends():
+def test_set_aside_until_the_process_ends() -> None:
     """Objects in cycles are then collected as ever, or modules would complain of them."""
     program = """
         import gc
@@ -88,7 +96,7 @@ def test_set_aside_until_the_process_ends():
     assert done.stdout.split("\n")[:2] == ["set aside True", "collected"]
 
 
-def test_set_aside_is_out_of_every_generation():
+def test_set_aside_is_out_of_every_generation() -> None:
     made = _Made()
     set_aside()
     assert not any(_in(generation, made) for generation in range(3))
