@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from beheld.utils.bytecode import keep_bytecode
+
 if TYPE_CHECKING:
     from beheld.api.async_llm import AsyncLLM
     from beheld.api.llm import LLM
@@ -46,6 +48,10 @@ __all__ = [
     "SamplingParams",
     "UserError",
 ]
+
+
+# Before torch is imported, in every process of ours.
+keep_bytecode()
 
 
 def __getattr__(name: str) -> Any:
