@@ -5,8 +5,11 @@ Shapes: M rows of activations, I inputs, O outputs.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -252,11 +255,23 @@ def compile_layers(layers: Sequence[Any]) -> None:
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _MAX_KINDS)
+    # Numbers like attention's scale would be traced as inputs first, found to be none, and all be traced anew.
+    config.specialize_float = True
     # The compiler collects young garbage each time. All that was imported would be young, and take it 0.3 s.
     count_as_old()
     refused: list[str] = []
+    options = [_ROUNDED, _ROUNDED | _early(layers[0])] if layers else []
+
+    @functools.cache
+    def compiled(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+        # Once for all layers of a class: each call of this takes 5 ms, whatever it gives.
+        return [torch.compile(function, dynamic=True, fullgraph=True, options=each) for each in options]
+
     for layer in layers:
-        layer.forward = _compiled(layer, refused)
+        plain = layer.forward
+        own = inspect.ismethod(plain) and plain.__self__ is layer
+        many, one = [partial(call, layer) for call in compiled(plain.__func__)] if own else compiled(plain)
+        layer.forward = _compiled(layer, many, one, refused)
 
 
 # A compiler that joins operations keeps what is between them in float32. In 16 bits an answer would then leave the
@@ -264,15 +279,16 @@ def compile_layers(layers: Sequence[Any]) -> None:
 _ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
 
 
-def _compiled(layer: nn.Module, refused: list[str]) -> Callable[..., Any]:
+def _compiled(
+    layer: nn.Module, many: Callable[..., Any], one: Callable[..., Any], refused: list[str]
+) -> Callable[..., Any]:
     """A layer's forward, compiled until the compiler refuses one of the stack, which is then noted in `refused`.
 
-    It stays in place when that happens: by then others may have put theirs around it (models/last_layer.py).
+    A single row takes `one`, others `many`. It stays in place when the compiler refuses: by then others may have put
+    theirs around it (models/last_layer.py).
     """
     plain = layer.forward
     hooked = [layer]
-    many = torch.compile(plain, dynamic=True, fullgraph=True, options=_ROUNDED)
-    one = torch.compile(plain, dynamic=True, fullgraph=True, options=_ROUNDED | _early(layer))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if refused:

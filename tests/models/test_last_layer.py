@@ -128,10 +128,10 @@ def test_a_layer_that_the_compiler_gives_up_later_is_still_shortened(
     shorten = hf.last_layer.shorten
 
     def of_many_rows(plain: Any, **_: Any) -> Any:
-        def run(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def run(layer: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if hidden_states.shape[1] == 1:
                 raise torch._dynamo.exc.TorchDynamoException("no form for one row")
-            return plain(hidden_states, *args, **kwargs)
+            return plain(layer, hidden_states, *args, **kwargs)
 
         return run
 

@@ -87,6 +87,39 @@ def test_layers_of_many_kinds_are_all_compiled(
     assert "could not be compiled" not in caplog.text
 
 
+class Scaled(torch.nn.Module):
+    """A layer that gives an operator a number of its own, as attention is given its scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 0.3
+        self.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.leaky_relu(x * self.weight, self.scale)
+
+
+def test_a_layer_with_a_number_is_traced_once_for_each_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an input that turns out to be none, each start would trace the layer anew, whatever the cache holds."""
+    traced, plain = [], torch.compile
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        traced.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "specialize_float", False)
+    # Of its own for each form, as the compiler's options make it one.
+    monkeypatch.setattr(torch, "compile", lambda call, **_: plain(call, backend=partial(backend), dynamic=True))
+    layers = [Scaled() for _ in range(3)]
+    fuse.compile_layers(layers)
+    for rows in (1, 5, 7):
+        x = -torch.ones(rows, 4)
+        assert all(torch.allclose(layer(x), 0.3 * x) for layer in layers)
+    assert len(traced) == 2
+    torch._dynamo.reset()
+
+
 @torch.inference_mode()
 def test_gemma3ns_last_ids_have_the_towers_embeddings() -> None:
     """Marks behind a picture are in every prompt with one; transformers embeds them in its outer forward."""
