@@ -23,6 +23,7 @@ def capture(
     step: Callable[[Size], Out],
     *,
     first: Collection[Size] = (),
+    long: Collection[Size] = (),
     show_progress: bool,
     name: str,
 ) -> dict[Size, tuple[torch.cuda.CUDAGraph, Out]]:
@@ -32,6 +33,7 @@ def capture(
         sizes: the largest first, so that the others fit into its memory.
         step: launches the work of a size, on tensors that stay in place.
         first: sizes beside the first of all that take another way through the model than the others.
+        long: sizes that are not tried: that takes longer than what it saves their first use.
         show_progress: show a bar.
         name: what the bar says is captured.
 
@@ -59,8 +61,9 @@ def capture(
                     out = step(size)
             except RuntimeError as error:
                 raise NotCapturedError(first_line(error)) from error
-            # The first replay takes the graph to the device; it works on padding.
-            graph.replay()
+            if size not in long:
+                # The first replay takes the graph to the device; it works on padding.
+                graph.replay()
             graphs[size] = (graph, out)
         torch.cuda.synchronize()
     # What the first passes took on this stream is of no use to any other.

@@ -41,6 +41,8 @@ _SOME = 64
 _BESIDE_SOME = (64, 288, 512, 1024)
 # Where no sequence has a prefix, which is common in the first steps of a run, attention has a faster kernel.
 _PLAIN = (4096, 8192)
+# Taking a graph to the device takes it a few milliseconds; computing more tokens than this, 20 to 90.
+_TRIED = 1024
 # Padding by more tokens than this takes the device longer than launching the step takes the host.
 _MOST_PADDING = 512
 # As part of a small graph, a decoding sequence's keys are not split: with more of them than this, it had better be.
@@ -159,8 +161,9 @@ class MixedGraphs:
         """
         sizes = self._sizes[::-1]
         first = [size for size in sizes if not size.prefixes][:1]
+        long = [size for size in sizes if size.tokens > _TRIED]
         self._graphs = capture(
-            sizes, self._step, first=first, show_progress=show_progress, name="graphs of mixed steps"
+            sizes, self._step, first=first, long=long, show_progress=show_progress, name="graphs of mixed steps"
         )
 
     def _step(self, size: Size) -> Tensor:

@@ -31,8 +31,9 @@ class Share:
     def of_gpu(cls, fraction: float) -> Share:
         """The share of an engine that begins now."""
         # An engine that was dropped before leaves cycles of objects, and memory that PyTorch keeps for later.
-        gc.collect()
-        torch.cuda.empty_cache()
+        if torch.cuda.memory_reserved():
+            gc.collect()
+            torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         return cls(fraction, total, free, torch.cuda.memory_reserved())
 
