@@ -83,6 +83,8 @@ class DecodeGraphs:
         self._pinned = device.type == "cuda"
         self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=self._pinned) for _ in range(_RING)]
         self._turn = 0
+        self._counting_B = torch.arange(most, device=device)
+        self._bounds_B1 = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._tables_GRN = torch.tensor(rows.tables_GRN, device=device)
         self._logits_BV: Tensor | None = None
         # By whether rows may have LoRA adapters, and by size.
@@ -117,16 +119,16 @@ class DecodeGraphs:
             starts=(0,) * size,
             lengths=(1,) * size,
             lengths_B=lengths_B.int(),
-            cu_q_B1=torch.arange(size + 1, dtype=torch.int32, device=ids_B.device),
+            cu_q_B1=self._bounds_B1[: size + 1],
             groups=groups,
             block_size=self._block_size,
         )
         self._backend.begin(metadata)
-        wanted_S = torch.arange(size, device=ids_B.device)
         lora = self._adapter.lora.slots(slots_B) if kind == "lora" and self._adapter.lora is not None else None
         with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
             embeds_BH = self._adapter.embed(ids_B)
-            logits_BV = self._adapter.forward(embeds_BH, position_B.expand(self._axes, size), wanted_S)
+            positions_XB = position_B.expand(self._axes, size)
+            logits_BV = self._adapter.forward(embeds_BH, positions_XB, self._counting_B[:size])
         if _shares_logits(size):
             if self._logits_BV is None:
                 # In the first pass of the largest size, which is not captured.

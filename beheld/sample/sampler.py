@@ -265,8 +265,13 @@ class Sampler:
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     """The best token (B) of each row, and which rows are broken (B)."""
     # The greatest is NaN if any is.
-    ids_B = _argmax(logits_BV)
-    nan_B = ~logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1).isfinite()
+    if logits_BV.device.type == "cpu":
+        ids_B = _argmax(logits_BV)
+        best_B = logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1)
+    else:
+        best_B, ids_B = logits_BV.max(-1)
+    # What is not finite; of small kernels in each step's graph, `isfinite` would be four.
+    nan_B = best_B - best_B != 0
     return ids_B.masked_fill_(nan_B, 0), nan_B
 
 
