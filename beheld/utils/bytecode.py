@@ -14,8 +14,8 @@ import importlib.util
 import marshal
 import os
 import stat
-import struct
 import sys
+import tempfile
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
@@ -35,55 +35,91 @@ _LIBRARY = "torch"
 
 
 def keep_bytecode() -> Path | None:
-    """Where it is needed, keep bytecode of all that is imported from now on in a folder of our own; the folder, or None.
+    """Where it is needed, keep bytecode of what is imported from now on in a folder of our own; the folder, or None.
 
-    Nothing changes where torch has bytecode or Python can write it beside the sources, where the user has named a place
-    (PYTHONPYCACHEPREFIX), or where the folder could be written by others: bytecode is code.
+    Nothing changes where torch has bytecode or Python can write it beside the sources, where the user named a place
+    (PYTHONPYCACHEPREFIX), or where others could write the folder or put another in its place: bytecode is code.
     """
     wanted = env.BYTECODE_CACHE()
     if wanted == "0" or sys.pycache_prefix is not None or not _is_missing():
         return None
-    folder = Path(os.path.expanduser(wanted))
-    if not _is_ours(folder):
+    # Python's own finder of files, which is the last. What others put before it, to change sources say, stays there.
+    places = [place for place, hook in enumerate(sys.path_hooks) if getattr(hook, "__name__", "") == _FINDER]
+    expanded = os.path.expanduser(wanted)
+    # Nobody's home is known otherwise. What is checked must not be another folder after a change of directory.
+    folder = Path(os.path.abspath(expanded))
+    if not places or expanded.startswith("~") or not _is_ours(folder):
         return None
 
     class Loader(_Loader):
         kept = folder
 
     kinds = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (Loader, SOURCE_SUFFIXES))
-    sys.path_hooks.insert(0, FileFinder.path_hook(*kinds, (SourcelessFileLoader, BYTECODE_SUFFIXES)))
+    sys.path_hooks[places[-1]] = FileFinder.path_hook(*kinds, (SourcelessFileLoader, BYTECODE_SUFFIXES))
     # Folders that were looked into before have the finders of before.
     sys.path_importer_cache.clear()
     return folder
 
 
+_FINDER = "path_hook_for_FileFinder"
+# In a header of bytecode (PEP 552): it belongs to a source of the hash that follows, which is to be looked at.
+_BY_HASH = (0b11).to_bytes(4, "little")
+
+
 class _Loader(SourceFileLoader):
-    """Loads a module from bytecode beside its source, from that in `kept`, or from the source and keeps what it made."""
+    """Loads a module from bytecode beside its source, from that in `kept`, or from the source and keeps what it made.
+
+    What is kept may outlive an image whose files all bear one time, so it names the source's hash.
+    """
 
     kept: Path
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """The module's code; as with Python's own loaders, bytecode counts if it names the source's time and size."""
+        """The module's code."""
         beside = importlib.util.cache_from_source(self.path)
         if os.path.exists(beside):
             return super().get_code(fullname)
+        source = self.get_data(self.path)
+        header = importlib.util.MAGIC_NUMBER + _BY_HASH + importlib.util.source_hash(source)
         place = self.kept / os.path.dirname(os.path.abspath(self.path)).lstrip(os.sep) / os.path.basename(beside)
-        source = os.stat(self.path)
-        numbers = (0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
-        header = importlib.util.MAGIC_NUMBER + struct.pack("<III", *numbers)
-        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-            found = place.read_bytes()
-            if found.startswith(header):
-                code: CodeType = marshal.loads(memoryview(found)[len(header) :])
-                return code
-        made = super().get_code(fullname)
+        found = _read(place, header)
+        if found is not None:
+            return found
+        made: CodeType = self.source_to_code(source, self.path)
         with contextlib.suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may be writing the same.
-            own = place.with_name(f"{place.name}.{os.getpid()}")
-            own.write_bytes(header + marshal.dumps(made))
-            own.replace(place)
+            _write(place, header + marshal.dumps(made))
         return made
+
+
+def _read(place: Path, header: bytes) -> CodeType | None:
+    """The code in a file that begins so; None if there is none."""
+    with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+        found = place.read_bytes()
+        if found.startswith(header):
+            code = marshal.loads(memoryview(found)[len(header) :])
+            return code if isinstance(code, CodeType) else None
+    return None
+
+
+def _write(place: Path, data: bytes) -> None:
+    """Write a file that only this user can read or write, whatever umask there is, all at once."""
+    _make(place.parent)
+    # Another process may be writing the same.
+    descriptor, own = tempfile.mkstemp(dir=place.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(own, place)
+    except OSError:
+        os.unlink(own)
+        raise
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
 
 
 def _is_missing() -> bool:
@@ -98,11 +134,18 @@ def _is_missing() -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """True if this folder, made if need be, can be written by this user alone."""
+    """True if this folder, made if need be, can be written or exchanged for another by this user (and root) alone."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folder)
+        user = os.getuid()
+        above = [path.stat() for path in folder.resolve().parents]
         found = folder.stat()
-    except OSError:
+    except (OSError, AttributeError):
         return False
-    ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
-    return ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and os.access(folder, os.W_OK)
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if found.st_uid != user or found.st_mode & others or not os.access(folder, os.W_OK):
+        return False
+    # Where a folder is sticky, as /tmp is, only owners exchange what lies in it.
+    return all(
+        path.st_uid in (0, user) and (not path.st_mode & others or path.st_mode & stat.S_ISVTX) for path in above
+    )
