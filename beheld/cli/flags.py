@@ -115,20 +115,47 @@ class _Several(argparse.Action):
         setattr(namespace, self.dest, [part for text in given for part in text.split(",") if part])
 
 
+def _read(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: it cannot be opened or read, or says something twice, of which YAML's own reader takes the last.
+    """
+    import yaml
+
+    class Once(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [self.construct_object(key, deep=True) for key, _ in node.value]
+            for place, name in enumerate(names):
+                if name in names[:place]:
+                    raise ConfigError(
+                        f"The option {name!r} stands twice in {str(path)!r}.", "Say it once.", param=str(name)
+                    )
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Once) or {}
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"The file {str(path)!r} cannot be opened: {error.strerror}.",
+            "Name a YAML file of options.",
+            param="config",
+        ) from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"The file {str(path)!r} cannot be read as YAML.", "Write a line OPTION: VALUE each.", param="config"
+        ) from error
+
+
 def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argparse.Action]) -> None:
     """Take from a YAML file what the command line leaves open; values are read as the flags of their names read them.
 
     Raises:
         ConfigError: the file cannot be read, names an unknown option, or has a value that the flag does not take.
     """
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"The file {str(path)!r} cannot be read as YAML.", "Write a line OPTION: VALUE each.", param="config"
-        ) from error
+    values = _read(path)
     if not isinstance(values, dict):
         raise ConfigError(
             f"The file {str(path)!r} is not a mapping of options.", "Write a line OPTION: VALUE each.", param="config"

@@ -127,6 +127,8 @@ def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
             "The operator may start it with --trust-request-chat-template.",
             param="chat_template",
         )
+    if body.chat_template == "":
+        raise HttpError(400, "The chat_template is empty.", "Leave it out for the model's own.", param="chat_template")
     check_processor_options(body.mm_processor_kwargs, options)
     going_on = body.continue_final_message is True
     add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on

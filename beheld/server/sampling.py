@@ -112,7 +112,7 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
-    bias = {}
+    bias: dict[int, float] = {}
     for name, value in given.items():
         if not (name.isascii() and name.isdigit() and len(name) < 10):
             raise ParamsError(
@@ -120,5 +120,7 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
                 "Give {token id: bias}.",
                 param="logit_bias",
             )
+        if int(name) in bias:
+            raise ParamsError(f"logit_bias names the token {int(name)} twice.", "Name it once.", param="logit_bias")
         bias[int(name)] = value
     return bias

@@ -81,6 +81,8 @@ def read(*words: str, text: str | None = None, tmp_path: Path | None = None) -> 
         ("max-model-len: long", "max_model_len"),
         ("limit-mm-per-prompt: '{\"image\": '", "limit_mm_per_prompt"),
         ("max_model_len: 1\nmax-model-len: 2", "max_model_len"),
+        ("port: 8001\nport: 8002", "port"),
+        ("limit-mm-per-prompt: {image: 1, image: 2}", "image"),
         ("run: x", "run"),
         ("config: x", "config"),
         ("api_keys: x", "api_keys"),
@@ -90,6 +92,12 @@ def test_a_file_is_read_as_flags_are(text: str, param: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         read(text=text, tmp_path=tmp_path)
     assert caught.value.param == param
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be opened: No such file") as caught:
+        apply_file(argparse.Namespace(), tmp_path / "options.yaml", [])
+    assert caught.value.param == "config"
 
 
 def test_what_a_file_may_say(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ def client(thinking: Running) -> Iterator[openai.OpenAI]:
         yield found
 
 
+def test_an_empty_template_is_refused(thinking: Running) -> None:
+    """It would be taken for none."""
+    asked = {"messages": [{"role": "user", "content": "?"}], "chat_template": ""}
+    answer = thinking.post("/v1/chat/completions", asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "chat_template"
+
+
 def streamed(client: openai.OpenAI, **options: Any) -> dict[str, Any]:
     """A stream put together by hand: text, thoughts, calls, reason."""
     found: dict[str, Any] = {"content": "", "thoughts": "", "calls": [], "reason": None}

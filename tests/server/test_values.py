@@ -66,6 +66,12 @@ def test_35_ids_beyond_the_logits_are_refused_and_disturb_nobody(running: Runnin
     beside(running, disturb)
 
 
+def test_a_token_is_biased_once(running: Running) -> None:
+    answer = running.post(COMPLETE, {"prompt": "x", "logit_bias": {"5": 100, "05": -100}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("logit_bias names the token 5 twice.")
+
+
 # ---------------------------------------------------------------------- size
 
 
