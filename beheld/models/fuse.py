@@ -264,7 +264,7 @@ def compile_layers(layers: Sequence[Any]) -> None:
 
     @functools.cache
     def compiled(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-        # Once for all layers of a class: each call of this takes 5 ms, whatever it gives.
+        # Once for all layers of a class: each call takes 4 ms (under a profiler), whatever it gives.
         return [torch.compile(function, dynamic=True, fullgraph=True, options=each) for each in options]
 
     for layer in layers:
