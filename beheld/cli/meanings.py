@@ -27,7 +27,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; others are refused"),
     "seed": ("drawn anew", "of all requests that bring none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token"),
-    "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together"),
+    "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),
     "max_num_seqs": ("64 on a CPU, else 256", "sequences computed at once"),
     "max_num_batched_tokens": ("2048 on a CPU, else 8192", "tokens computed in one step"),
     "enable_chunked_prefill": ("on", "long prompts are computed in several steps"),
