@@ -2,7 +2,7 @@
 
 Images are often built so: packages are installed without bytecode (`pip install --no-compile`, `uv pip install`), and
 PYTHONDONTWRITEBYTECODE, or a file system that is read only, keeps Python from writing it. Every start then compiles
-some 4,000 modules of torch and transformers, which takes 7 of 12 seconds of imports.
+thousands of modules of torch and transformers, which takes 7 of 12 seconds of imports.
 
 Python's own way for this (`sys.pycache_prefix`) would leave aside what bytecode there is: half of such an image's, say.
 """
