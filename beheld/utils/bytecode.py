@@ -4,7 +4,7 @@ Images are often built so: packages are installed without bytecode (`pip install
 PYTHONDONTWRITEBYTECODE, or a file system that is read only, keeps Python from writing it. Every start then compiles
 thousands of modules of torch and transformers, which takes 7 of 12 seconds of imports.
 
-Python's own way for this (`sys.pycache_prefix`) would leave aside what bytecode there is: half of such an image's, say.
+Python's own way for this (`sys.pycache_prefix`) would leave aside what bytecode there is in a part of such an image.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class _Loader(SourceFileLoader):
         if found is not None:
             return found
         made: CodeType = self.source_to_code(source, self.path)
+        # Without room on the disk, say, the next start compiles it again.
         with contextlib.suppress(OSError):
             _write(place, header + marshal.dumps(made))
         return made
