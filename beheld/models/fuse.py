@@ -9,7 +9,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -270,7 +269,7 @@ def compile_layers(layers: Sequence[Any]) -> None:
     for layer in layers:
         plain = layer.forward
         own = inspect.ismethod(plain) and plain.__self__ is layer
-        many, one = [partial(call, layer) for call in compiled(plain.__func__)] if own else compiled(plain)
+        many, one = [functools.partial(call, layer) for call in compiled(plain.__func__)] if own else compiled(plain)
         layer.forward = _compiled(layer, many, one, refused)
 
 
