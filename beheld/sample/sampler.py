@@ -29,6 +29,7 @@ from beheld.sample.logprobs import LogprobTensors, copied, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, Drawing, RowState, RowTable
+from beheld.utils.triton import HAS_TRITON
 
 # What a logits processor's "infinitely good" becomes, so that differences stay numbers.
 _CERTAIN = 1e30
@@ -263,15 +264,14 @@ class Sampler:
 
 
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
-    """The best token (B) of each row, and which rows are broken (B)."""
+    """The best token (B) of each row, the first of equals, and which rows are broken (B)."""
+    if logits_BV.is_cuda and HAS_TRITON:
+        from beheld.sample import greedy_kernel
+
+        return greedy_kernel.greedy(logits_BV)
+    ids_B = _argmax(logits_BV)
     # The greatest is NaN if any is.
-    if logits_BV.device.type == "cpu":
-        ids_B = _argmax(logits_BV)
-        best_B = logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1)
-    else:
-        best_B, ids_B = logits_BV.max(-1)
-    # What is not finite; of small kernels in each step's graph, `isfinite` would be four.
-    nan_B = best_B - best_B != 0
+    nan_B = ~logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1).isfinite()
     return ids_B.masked_fill_(nan_B, 0), nan_B
 
 

@@ -1,4 +1,4 @@
-"""Penalties by a kernel, as on a GPU, are those of one row after the other, as on a CPU."""
+"""What kernels do on a GPU is what a CPU does: penalties, and the choice of the most likely token."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests import interpreted
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
-def test_kernel_in_the_interpreter() -> None:
-    interpreted.run(Path(__file__).with_name("penalties_interpreted.py"))
+def test_kernels_in_the_interpreter() -> None:
+    interpreted.run(Path(__file__).with_name("kernels_interpreted.py"))

@@ -1,12 +1,14 @@
-"""The kernel of penalties in Triton's interpreter, on a CPU; test_penalties.py runs this in a process of its own."""
+"""The sampler's kernels in Triton's interpreter, on a CPU; test_kernels.py runs this in a process of its own."""
 
 from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from beheld.core.params import Sampling
+from beheld.sample import greedy_kernel, sampler
 from beheld.sample.penalties import PenaltyTable
 from beheld.sample.penalties_kernel import penalise_
 
@@ -40,3 +42,24 @@ def test_to_the_bit_what_a_row_alone_gets() -> None:
         rows.frequency_P1,
     )
     assert torch.equal(logits_BV, want_BV)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [1, 100, 4096, 3 * 4096 + 5])
+def test_the_best_token_is_the_first_of_equals_and_no_row_breaks_another(vocab_size: int, dtype: torch.dtype) -> None:
+    # In bfloat16 many are equal.
+    logits_BV = torch.randn(9, vocab_size + 3, generator=torch.Generator().manual_seed(2)).to(dtype)[:, :vocab_size]
+    logits_BV[1] = 0.0
+    logits_BV[2] = float("-inf")
+    logits_BV[3, ::2] = float("-inf")
+    logits_BV[4, -1] = float("nan")
+    logits_BV[5, 0] = float("inf")
+    logits_BV[6, [vocab_size // 2, -1]] = 50.0
+    logits_BV[7] = float("nan")
+    ids_B, broken_B = greedy_kernel.greedy(logits_BV)
+    want_B, want_broken_B = sampler.greedy(logits_BV)
+    assert ids_B.tolist() == want_B.tolist()
+    assert broken_B.tolist() == want_broken_B.tolist()
+    sound = [row for row in range(9) if not broken_B[row]]
+    assert {2, 4, 5, 7}.isdisjoint(sound)
+    assert [ids_B[row].item() for row in sound] == [logits_BV[row].float().numpy().argmax() for row in sound]
