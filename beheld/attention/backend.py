@@ -21,6 +21,7 @@ class GroupMetadata:
         tables_BN: int32, block tables, one row per sequence of the step.
         window: positions that a query sees, itself included; None for all.
         chunk: of what the window shows, a query sees the positions from the last multiple of this on; None for all.
+        kv_heads: K of its layers, where `begin` is to prepare all that it can before any of them runs.
         extra: what a backend prepares once per step for all layers of the group.
         ahead: "ranges" if its layers look ahead within each of AttnMetadata.both_ways, "joint" if each of a sequence's
             ranges also sees its other ones, "never" if they do not look ahead.
@@ -32,6 +33,7 @@ class GroupMetadata:
     extra: dict[str, Any] = field(default_factory=dict)
     ahead: str = "ranges"
     chunk: int | None = None
+    kv_heads: int | None = None
 
 
 @dataclass(eq=False)

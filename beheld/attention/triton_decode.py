@@ -49,11 +49,13 @@ class DecodePlan:
         items_W8: the work items, int32; made on the device.
         arrived_BK: how many parts have finished, zero between launches.
         acc_WHC, sums_WH2: workspace for the parts' results; made by the first layer that knows its shape.
+        settled: made before anything of the step's layers ran, as block tables are, with a kernel between that waited.
     """
 
     items_W8: Tensor
     arrived_BK: Tensor
     workspace: tuple[Tensor, Tensor] | None = None
+    settled: bool = False
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window", "span", "min_chunk"])
@@ -109,6 +111,60 @@ def _plan(
     tl.store(arrived_ptr + counter, tl.zeros_like(counter), mask=counter < num_counters)
 
 
+@triton.jit
+def _tile(
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    position,
+    stop,
+    head,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+):
+    """Keys (N, C) and values of the positions from `position` on that lie before `stop`, zeros behind."""
+    c_C = tl.arange(0, WIDTH)
+    d_C = tl.arange(0, V_WIDTH)
+    position_N = position + tl.arange(0, TILE)
+    live_N = position_N < stop
+    block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
+    line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
+    k_NC = tl.load(
+        keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
+    )
+    v_NC = tl.load(
+        values_ptr + line_N[:, None] * V_SIZE + d_C[None, :], mask=live_N[:, None] & (d_C < V_SIZE)[None, :], other=0.0
+    )
+    return k_NC, v_NC
+
+
+@triton.jit
+def _take(
+    q_RC,
+    k_NC,
+    v_NC,
+    position,
+    stop,
+    m_R,
+    l_RN,
+    acc_RC,
+    factor,
+    scale,
+    softcap,
+    SOFTCAP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The running maximum, sums and weighted values with those of a tile."""
+    s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
+    s_RN = tl.where((position + tl.arange(0, TILE) < stop)[None, :], s_RN, float("-inf"))
+    return accumulate(s_RN, v_NC, m_R, l_RN, acc_RC, factor, False, True)
+
+
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
 def _decode(
     q_ptr,
@@ -144,14 +200,17 @@ def _decode(
     V_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """One program: one item, one key-value head with all its query heads.
 
     EARLY: this kernel may have been started before the one before it has ended, and lets the next one start.
+    AHEAD: it reads its first tile before it waits for that one.
     """
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+        if not AHEAD:
+            gdc_wait()
     head = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(items_ptr + item * 8 + 0)
@@ -163,11 +222,18 @@ def _decode(
     if parts == 0:
         return
     heads_R = tl.arange(0, ROWS)
-    tile_N = tl.arange(0, TILE)
     c_C = tl.arange(0, WIDTH)
     d_C = tl.arange(0, V_WIDTH)
     inside_RC = (heads_R < GROUP)[:, None] & (c_C < SIZE)[None, :]
     inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
+    table_ptr = tables_ptr + row.to(tl.int64) * table_row
+    if AHEAD:
+        # What earlier steps stored, and where it lies, was there all along.
+        k_NC, v_NC = _tile(
+            keys_ptr, values_ptr, table_ptr, first, stop, head, KV_HEADS, SIZE, V_SIZE, BLOCK_SIZE, TILE, WIDTH, V_WIDTH
+        )
+        if EARLY:
+            gdc_wait()
     q_RC = tl.load(
         q_ptr + row.to(tl.int64) * q_token + (head * GROUP + heads_R)[:, None] * q_head + c_C[None, :],
         mask=inside_RC,
@@ -177,43 +243,51 @@ def _decode(
     last = (part == parts - 1).to(tl.int32)
     own_C = c_C < SIZE * last
     own_D = d_C < V_SIZE * last
-    k_C = tl.load(k_ptr + row.to(tl.int64) * k_token + head * k_head + c_C, mask=own_C, other=0.0)
-    v_C = tl.load(v_ptr + row.to(tl.int64) * v_token + head * v_head + d_C, mask=own_D, other=0.0)
-    k_C = k_C.to(keys_ptr.dtype.element_ty)
-    v_C = v_C.to(values_ptr.dtype.element_ty)
+    own_k_C = tl.load(k_ptr + row.to(tl.int64) * k_token + head * k_head + c_C, mask=own_C, other=0.0)
+    own_v_C = tl.load(v_ptr + row.to(tl.int64) * v_token + head * v_head + d_C, mask=own_D, other=0.0)
+    own_k_C = own_k_C.to(keys_ptr.dtype.element_ty)
+    own_v_C = own_v_C.to(values_ptr.dtype.element_ty)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     # Slots of the null block are padding's: it stays as it is.
     if slot >= BLOCK_SIZE:
-        tl.store(keys_ptr + (slot * KV_HEADS + head) * SIZE + c_C, k_C, mask=own_C)
-        tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, v_C, mask=own_D)
+        tl.store(keys_ptr + (slot * KV_HEADS + head) * SIZE + c_C, own_k_C, mask=own_C)
+        tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, own_v_C, mask=own_D)
     factor = unit(scale, SOFTCAP)
-    s_R = capped(tl.sum(q_RC.to(tl.float32) * k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
+    s_R = capped(tl.sum(q_RC.to(tl.float32) * own_k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
     m_R = tl.where(last > 0, s_R, float("-inf"))
     # Sums over a tile's keys go from warp to warp and cost a barrier: kept apart until the end.
     l_RN = tl.zeros([ROWS, TILE], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     q_RC = q_RC.to(keys_ptr.dtype.element_ty)
-    table_ptr = tables_ptr + row.to(tl.int64) * table_row
+    if AHEAD:
+        # A part without positions is its row's only one, whose maximum is its own key's already.
+        m_R, l_RN, acc_RC = _take(
+            q_RC, k_NC, v_NC, first, stop, m_R, l_RN, acc_RC, factor, scale, softcap, SOFTCAP, TILE
+        )
+        first += TILE
     for position in range(first, stop, TILE):
-        position_N = position + tile_N
-        live_N = position_N < stop
-        block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
-        line_N = (block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
-        k_NC = tl.load(
-            keys_ptr + line_N[:, None] * SIZE + c_C[None, :], mask=live_N[:, None] & (c_C < SIZE)[None, :], other=0.0
+        k_NC, v_NC = _tile(
+            keys_ptr,
+            values_ptr,
+            table_ptr,
+            position,
+            stop,
+            head,
+            KV_HEADS,
+            SIZE,
+            V_SIZE,
+            BLOCK_SIZE,
+            TILE,
+            WIDTH,
+            V_WIDTH,
         )
-        s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
-        s_RN = tl.where(live_N[None, :], s_RN, float("-inf"))
-        v_NC = tl.load(
-            values_ptr + line_N[:, None] * V_SIZE + d_C[None, :],
-            mask=live_N[:, None] & (d_C < V_SIZE)[None, :],
-            other=0.0,
+        m_R, l_RN, acc_RC = _take(
+            q_RC, k_NC, v_NC, position, stop, m_R, l_RN, acc_RC, factor, scale, softcap, SOFTCAP, TILE
         )
-        m_R, l_RN, acc_RC = accumulate(s_RN, v_NC, m_R, l_RN, acc_RC, factor, False, True)
     # Weighed last, and its weight rounded like those of all others.
     p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
     l_R = tl.sum(l_RN, 1) + p_R
-    acc_RC += p_R.to(v_C.dtype).to(tl.float32)[:, None] * v_C.to(tl.float32)[None, :]
+    acc_RC += p_R.to(own_v_C.dtype).to(tl.float32)[:, None] * own_v_C.to(tl.float32)[None, :]
     out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
     if parts == 1:
         tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
@@ -289,7 +363,6 @@ def decode(
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
-    acc_WHC, sums_WH2 = _workspace(plan, heads, v_size, q_THC.device)
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
     tile, warps, stages = shape_of(width, kv.keys.element_size())
     _decode[(kv_heads, plan.items_W8.shape[0])](
@@ -302,8 +375,7 @@ def decode(
         plan.items_W8,
         group.slots_T,
         group.tables_BN,
-        acc_WHC,
-        sums_WH2,
+        *_workspace(plan, heads, v_size, q_THC.device),
         plan.arrived_BK,
         scale,
         softcap or 0.0,
@@ -323,6 +395,7 @@ def decode(
         v_width,
         _JOINED,
         early,
+        plan.settled,
         num_warps=warps,
         num_stages=stages,
         enable_fp_fusion=True,

@@ -53,6 +53,8 @@ class TritonBackend:
         """Forget what the groups' layers shared in an earlier step on the same metadata."""
         for group in metadata.groups:
             group.extra.clear()
+            if group.kv_heads is not None and metadata.num_decodes:
+                self._decode_plan(metadata, group, group.kv_heads).settled = True
 
     def attend(
         self,
@@ -87,7 +89,7 @@ class TritonBackend:
         store(_dense_heads(k_TKC), _dense_heads(v_TKC), kv, metadata.groups[kv.group].slots_T)
 
     def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
-        """Made when the group's first layer asks: only a layer knows its number of heads."""
+        """Made when the group's first layer asks, unless the number of heads was told before."""
         plan = group.extra.get("decode")
         if plan is None:
             programs = _PROGRAMS_PER_SM * self._device(metadata.lengths_B.device).multiprocessors

@@ -45,6 +45,18 @@ def test_equals_naive(pieces: list[tuple[int, int]], window: int | None, softcap
     check(case, run(case, softcap), softcap)
 
 
+@pytest.mark.parametrize("pieces", [SPLIT, [(5, 6)], [(0, 1)], [(63, 64)], [(64, 65)], [(65, 66)]], ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (1, None), (6, 5.0), (150, None)])
+def test_a_plan_made_before_all_layers(
+    pieces: list[tuple[int, int]], window: int | None, softcap: float | None
+) -> None:
+    """As in a single row's graph: the kernel reads its first tile before it is its turn."""
+    case = make_case(pieces, heads=6, kv_heads=2, window=window)
+    case.metadata.groups[0].kv_heads = 2
+    check(case, run(case, softcap), softcap)
+    assert case.metadata.groups[0].extra["decode"].settled
+
+
 @pytest.mark.parametrize("pieces", [MIXED, SPLIT], ids=["mixed", "split"])
 @pytest.mark.parametrize("chunk", [1, 6, 20, 150])
 def test_a_chunk_hides_what_was_before_it(pieces: list[tuple[int, int]], chunk: int) -> None:
