@@ -1,25 +1,71 @@
-"""The Triton kernel of `one_row`: a vector times a matrix that lies output by output.
+"""The Triton kernels of `one_row`: a vector times a matrix that lies output by output.
 
-Shapes: N outputs of a program, K inputs read at a time.
+Shapes: N outputs of a program, K inputs, J inputs read at a time.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# A program reads its outputs' weights at once where the inputs are few; otherwise so many of them at a time.
+# How many weights of an output a program reads at once: all, where there are no more.
 _MOST_AT_ONCE = 4096
+# All that follows was measured on an H200 in the layers of a decoder, 3B and 7B. Of short rows a multiprocessor runs so
+# many programs, each with two warps; of long ones each program has eight.
+_PROGRAMS_PER_SM = 12
+_LONG_OUTPUTS = 4
+_LONG_AT_A_TIME = 1024
+_STAGES = 4
 
 
 @triton.jit
-def _one_row(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, num_inputs, num_outputs, N: tl.constexpr, K: tl.constexpr, EARLY: tl.constexpr
+def _short_rows(x_ptr, weight_ptr, bias_ptr, y_ptr, num_inputs, num_outputs, K: tl.constexpr, EARLY: tl.constexpr):
+    """One program: an output, then others; the next one's weights are on their way while this one's are added up.
+
+    EARLY: this kernel may have been started before the one before it has ended; weights are there all along.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+    first = tl.program_id(0)
+    programs = tl.num_programs(0)
+    k_K = tl.arange(0, K)
+    inside_K = k_K < num_inputs
+    w_K = tl.load(weight_ptr + first.to(tl.int64) * num_inputs + k_K, mask=inside_K, other=0.0)
+    if EARLY:
+        gdc_wait()
+    x_K = tl.load(x_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    for n in range(first, num_outputs, programs):
+        following = n + programs
+        next_ptr = weight_ptr + following.to(tl.int64) * num_inputs
+        next_K = tl.load(next_ptr + k_K, mask=k_K < tl.where(following < num_outputs, num_inputs, 0), other=0.0)
+        y = tl.sum(w_K.to(tl.float32) * x_K, 0)
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + n).to(tl.float32)
+        tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty))
+        w_K = next_K
+
+
+@triton.jit
+def _long_rows(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    num_inputs,
+    num_outputs,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    J: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One program: N outputs. EARLY: this kernel may have been started before the one before it has ended."""
+    """One program: N outputs; the first K weights of each at once, the others through shared memory."""
     if EARLY:
         gdc_launch_dependents()
     n_N = tl.program_id(0) * N + tl.arange(0, N)
@@ -28,16 +74,17 @@ def _one_row(
     line_ptr = weight_ptr + n_N[:, None].to(tl.int64) * num_inputs
     w_NK = tl.load(line_ptr + k_K[None, :], mask=there_N[:, None] & (k_K < num_inputs)[None, :], other=0.0)
     if EARLY:
-        # Weights were there all along; what comes from other kernels is there from here on.
         gdc_wait()
     x_K = tl.load(x_ptr + k_K, mask=k_K < num_inputs, other=0.0)
-    sum_NK = w_NK.to(tl.float32) * x_K.to(tl.float32)[None, :]
-    for first in range(K, num_inputs, K):
-        inside_K = first + k_K < num_inputs
-        w_NK = tl.load(line_ptr + first + k_K[None, :], mask=there_N[:, None] & inside_K[None, :], other=0.0)
-        x_K = tl.load(x_ptr + first + k_K, mask=inside_K, other=0.0)
-        sum_NK += w_NK.to(tl.float32) * x_K.to(tl.float32)[None, :]
-    y_N = tl.sum(sum_NK, 1)
+    y_N = tl.sum(w_NK.to(tl.float32) * x_K.to(tl.float32)[None, :], 1)
+    j_J = tl.arange(0, J)
+    sum_NJ = tl.zeros([N, J], tl.float32)
+    for at in tl.range(K, num_inputs, J, num_stages=STAGES):
+        inside_J = at + j_J < num_inputs
+        w_NJ = tl.load(line_ptr + at + j_J[None, :], mask=there_N[:, None] & inside_J[None, :], other=0.0)
+        x_J = tl.load(x_ptr + at + j_J, mask=inside_J, other=0.0)
+        sum_NJ += w_NJ.to(tl.float32) * x_J.to(tl.float32)[None, :]
+    y_N += tl.sum(sum_NJ, 1)
     if bias_ptr is not None:
         y_N += tl.load(bias_ptr + n_N, mask=there_N, other=0.0).to(tl.float32)
     tl.store(y_ptr + n_N, y_N.to(y_ptr.dtype.element_ty), mask=there_N)
@@ -51,22 +98,20 @@ def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: boo
     """
     num_outputs, num_inputs = weight_NK.shape
     y_N = x_K.new_empty(num_outputs)
-    at_once = min(_MOST_AT_ONCE, triton.next_power_of_2(num_inputs))
-    # Measured on an H200 in chains of a decoder's layers, 3B and 7B: more under way is better than more programs.
-    outputs, warps = (2, 4) if num_inputs <= _MOST_AT_ONCE else (4, 8)
+    given = x_K, weight_NK, bias_N, y_N, num_inputs, num_outputs
     options = {"launch_pdl": True} if early else {}
-    _one_row[(triton.cdiv(num_outputs, outputs),)](
-        x_K,
-        weight_NK,
-        bias_N,
-        y_N,
-        num_inputs,
-        num_outputs,
-        outputs,
-        at_once,
-        early,
-        num_warps=warps,
-        enable_fp_fusion=True,
-        **options,
-    )
+    if num_inputs <= _MOST_AT_ONCE:
+        programs = min(num_outputs, _PROGRAMS_PER_SM * _multiprocessors(x_K.device))
+        at_once = max(16, triton.next_power_of_2(num_inputs))
+        _short_rows[(programs,)](*given, at_once, early, num_warps=2, enable_fp_fusion=True, **options)
+    else:
+        sizes = _LONG_OUTPUTS, _MOST_AT_ONCE, _LONG_AT_A_TIME, _STAGES
+        programs = triton.cdiv(num_outputs, _LONG_OUTPUTS)
+        _long_rows[(programs,)](*given, *sizes, early, num_warps=8, enable_fp_fusion=True, **options)
     return y_N
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    # In Triton's interpreter few, so that programs have more than one output in small tests.
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
