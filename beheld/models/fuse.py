@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import first_line
-from beheld.models.one_row import OneRowLinear, StandIn, early_start
+from beheld.models.early import compile_options
+from beheld.models.one_row import OneRowLinear, StandIn
 from beheld.utils.collector import count_as_old
 from beheld.utils.log import get_logger
 
@@ -243,10 +245,14 @@ def pad_mlps(model: nn.Module, spared: nn.Module | None = None) -> int:
 _MAX_KINDS = 64
 
 
-def compile_layers(layers: Sequence[Any]) -> None:
+def compile_layers(layers: Sequence[Any], *, for_many: bool = True, level: int = logging.WARNING) -> None:
     """Compile one layer of a stack; the others, being of the same shape, reuse it.
 
     A layer that the compiler cannot take runs as it came, and that is said once.
+
+    Args:
+        for_many: False: only for passes of a single row.
+        level: of the log, where it is said.
     """
     import torch._dynamo
 
@@ -259,7 +265,7 @@ def compile_layers(layers: Sequence[Any]) -> None:
     # The compiler collects young garbage each time. All that was imported would be young, and take it 0.3 s.
     count_as_old()
     refused: list[str] = []
-    options = [_ROUNDED, _ROUNDED | _early(layers[0])] if layers else []
+    options = [_ROUNDED, _ROUNDED | compile_options(layers[0])] if layers else []
 
     @functools.cache
     def compiled(function: Callable[..., Any]) -> list[Callable[..., Any]]:
@@ -270,7 +276,7 @@ def compile_layers(layers: Sequence[Any]) -> None:
         plain = layer.forward
         own = inspect.ismethod(plain) and plain.__self__ is layer
         many, one = [functools.partial(call, layer) for call in compiled(plain.__func__)] if own else compiled(plain)
-        layer.forward = _compiled(layer, many, one, refused)
+        layer.forward = _compiled(layer, many if for_many else plain, one, refused, level)
 
 
 # A compiler that joins operations keeps what is between them in float32. In 16 bits an answer would then leave the
@@ -279,7 +285,7 @@ _ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
 
 
 def _compiled(
-    layer: nn.Module, many: Callable[..., Any], one: Callable[..., Any], refused: list[str]
+    layer: nn.Module, many: Callable[..., Any], one: Callable[..., Any], refused: list[str], level: int
 ) -> Callable[..., Any]:
     """A layer's forward, compiled until the compiler refuses one of the stack, which is then noted in `refused`.
 
@@ -300,7 +306,7 @@ def _compiled(
             return call(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
             refused.append(type(layer).__name__)
-            logger.warning("%s could not be compiled and runs as it is: %s", refused[0], first_line(error))
+            logger.log(level, "%s could not be compiled and runs as it is: %s", refused[0], first_line(error))
             return plain(*args, **kwargs)
 
     forward.plain = plain  # type: ignore[attr-defined]
@@ -321,15 +327,3 @@ def _forget_recorders(layer: nn.Module) -> None:
         for key in [k for k, hook in hooks.items() if getattr(hook, "__module__", "") == _RECORDERS]:
             if part is not layer:
                 del hooks[key]
-
-
-def _early(layer: nn.Module) -> dict[str, Any]:
-    """For a single row: where the hardware can, kernels start before the one before has ended, as `one_row` does.
-
-    With many rows a kernel that waits takes room from the one it waits for: an addition of 8192 rows took 42
-    microseconds instead of 31.
-    """
-    import torch._inductor.config as inductor
-
-    known = hasattr(inductor.triton, "enable_pdl")
-    return {"triton.enable_pdl": True} if known and early_start(next(layer.parameters()).device) else {}

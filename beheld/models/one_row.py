@@ -1,7 +1,7 @@
 """Linear layers of a single row on an NVIDIA GPU: one request decoding reads every weight once, nothing else counts.
 
 A library's matrix product reaches two thirds of the memory's speed for one row (measured on an H200, 2048 x 2048: 6.3
-microseconds where reading takes 1.9). Here each program reads a strip of a few outputs' weights. On Hopper and later it
+microseconds where reading takes 1.9). Here each program reads the weights of single outputs. On Hopper and later it
 starts reading them before the kernel before it has ended, since weights wait for nobody.
 
 Shapes: N outputs, K inputs.
@@ -10,11 +10,10 @@ Shapes: N outputs, K inputs.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor, nn
 
+from beheld.models.early import early_start
 from beheld.utils.triton import HAS_TRITON
 
 
@@ -46,12 +45,6 @@ class OneRowLinear(StandIn):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)."""
         return linear(x, self.weight, self.bias)
-
-
-@functools.cache
-def early_start(device: torch.device) -> bool:
-    """True if a kernel may start there before the one before it has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

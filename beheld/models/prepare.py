@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ logger = get_logger(__name__)
 
 # Fewer like layers than this are not worth a compiler's time.
 _STACK = 4
+# What most text models have before and behind their layers: a dozen kernels each, of a microsecond or two.
+_AROUND = ("rotary_emb", "norm")
 
 
 def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
@@ -57,6 +60,10 @@ def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
         number_layers(text)
         # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
         compile_layers([layer for layer in text.layers if not crosses(layer)])
+        for around in (getattr(text, name, None) for name in _AROUND):
+            if isinstance(around, nn.Module):
+                # With many rows they weigh little, and each order of positions in memory would be compiled apart.
+                compile_layers([around], for_many=False, level=logging.DEBUG)
         # Nor are their towers compiled: BART's encoder looks at its own numbers in float16, which no graph can hold.
         for blocks in () if crosses(text) else tower_blocks(model, text):
             compile_layers(list(blocks))

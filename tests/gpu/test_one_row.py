@@ -8,7 +8,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from beheld.models.one_row import linear
+from beheld.models.early import compile_options, early_start
+from beheld.models.one_row import OneRowLinear, linear
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -47,3 +48,54 @@ def test_a_long_chain_in_a_graph() -> None:
         out.zero_()
         graph.replay()
         assert torch.equal(out, want)
+
+
+class Block(torch.nn.Module):
+    """Products and what is between them in a layer, on random weights."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(size)
+        self.up = OneRowLinear(torch.nn.Linear(size, 3 * size))
+        self.down = OneRowLinear(torch.nn.Linear(3 * size, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.silu(self.up(self.norm(x))))
+
+
+def test_compiled_kernels_signal_first_and_wait() -> None:
+    """In a chain whose kernels all begin as early as they can, each finds what all before it have written."""
+    if not early_start(torch.device("cuda")):
+        pytest.skip("needs a GPU whose kernels can start early")
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    blocks = [Block(1024).to("cuda", torch.bfloat16) for _ in range(24)]
+    x = torch.randn(1, 1, 1024, device="cuda", dtype=torch.bfloat16)
+    options = {"emulate_precision_casts": True, **compile_options(blocks[0])}
+    compiled = torch.compile(Block.forward, dynamic=True, fullgraph=True, options=options)
+    with torch.inference_mode():
+        _, (code, *_) = run_and_get_code(compiled, blocks[0], x)
+        kernels = code.split("def triton_")[1:]
+        assert kernels
+        for kernel in kernels:
+            signal, wait = kernel.index("gdc_launch_dependents()"), kernel.index("gdc_wait()")
+            assert signal < wait < min(kernel.index(access) for access in ("tl.load(", "tl.store(")), kernel
+
+        def chain() -> torch.Tensor:
+            y = x
+            for block in blocks:
+                y = compiled(block, y)
+            return y
+
+        want = x
+        for block in blocks:
+            want = compiled(block, want)
+            torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = chain()
+        for _ in range(50):
+            out.zero_()
+            graph.replay()
+            assert torch.equal(out, want)

@@ -1,0 +1,75 @@
+"""Kernels of a single row that start before the one before them has ended ("programmatic dependent launch").
+
+A kernel lets the next one start by a signal, and waits for the end of the one before it by another instruction. Here
+each gives the signal first of all and then waits, but for weights, which nobody writes:
+
+    product      signal  read weights  wait  compute
+    norm, sums   signal  wait  read  compute                  so their successor reads weights meanwhile
+
+A kernel that waits has waited for all before it, since each of these has done so too: a kernel that did not would take
+that from those behind it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@functools.cache
+def early_start(device: torch.device) -> bool:
+    """True if a kernel may start there before the one before it has ended (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def compile_options(module: nn.Module) -> dict[str, Any]:
+    """The compiler's options for a pass of a single row through `module`.
+
+    With many rows a kernel that waits takes room from the one it waits for: an addition of 8192 rows took 42
+    microseconds instead of 31.
+    """
+    import torch._inductor.config as inductor
+
+    weight = next(itertools.chain(module.parameters(), module.buffers()), None)
+    if weight is None or not hasattr(inductor.triton, "enable_pdl") or not early_start(weight.device):
+        return {}
+    return {"triton.enable_pdl": True, **_signal_first()}
+
+
+@functools.cache
+def _signal_first() -> dict[str, Any]:
+    """Let kernels that the compiler writes signal first of all, and all of them wait; returns options that say so.
+
+    Of itself it signals behind a kernel's last load, and the next product begins to read its weights only then. Kernels
+    that are not compiled for early starts stay as they are.
+    """
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    kernel: Any = TritonKernel
+    if not all(hasattr(kernel, name) for name in ("_filter_pdl", "GDC_WAIT", "GDC_LAUNCH")):
+        return {}
+    plain, signal, wait = kernel._filter_pdl, kernel.GDC_LAUNCH, kernel.GDC_WAIT
+
+    def signal_first(self: Any, code: Any) -> None:
+        plain(self, code)
+        if self._enable_pdl_codegen():
+            others = [line for line in code._lines if type(line) is not str or line.strip() not in (signal, wait)]
+            code._lines = [signal, wait, *others]
+
+    kernel._filter_pdl = signal_first
+
+    class Mark(CustomGraphPass):  # type: ignore[misc, unused-ignore]
+        """Changes nothing, but is part of the key under which the compiler keeps what it has compiled."""
+
+        def __call__(self, graph: Any) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return "beheld: kernels signal first"
+
+    return {"post_grad_custom_pre_pass": Mark()}
