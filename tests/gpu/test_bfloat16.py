@@ -43,7 +43,8 @@ def test_differs_no_more_often(family: str) -> None:
     prompts = [[chance.randrange(5, 90) for _ in range(chance.randrange(4, 60))] for _ in range(COUNT)]
     one, eight, many = (theirs(family, prompts, batch) for batch in (1, 8, 32))
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
-    with LLM(str(tiny.checkpoint(family)), dtype="bfloat16", seed=0, max_model_len=128, max_num_seqs=32) as llm:
+    options = {"max_model_len": 128, "max_num_seqs": 32, "num_gpu_blocks_override": 2048, "gpu_memory_utilization": 0.3}
+    with LLM(str(tiny.checkpoint(family)), dtype="bfloat16", seed=0, **options) as llm:
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     ours = [list(o.outputs[0].token_ids) for o in outputs]
 

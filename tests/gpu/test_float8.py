@@ -196,7 +196,7 @@ def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("eager", [True, False])
 def test_the_engine(eager: bool) -> None:
     """Graphs, compiled layers and joined matrices; the prompt's logprobs are those of the model alone, to rounding."""
-    options: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 4, "enforce_eager": eager}
+    options: dict[str, Any] = cases.ROOMY | {"max_num_seqs": 4, "enforce_eager": eager, "gpu_memory_utilization": 0.3}
     llm = LLM(model=str(tiny.checkpoint(FAMILY)), dtype="bfloat16", seed=0, disable_log_stats=True, **options)
     asks = [ask for ask in cases.all_asks(FAMILY) if not ask.as_embeds][:6]
     try:
