@@ -42,26 +42,19 @@ def compile_options(module: nn.Module) -> dict[str, Any]:
 
 @functools.cache
 def _signal_first() -> dict[str, Any]:
-    """Let kernels that the compiler writes signal first of all, and all of them wait; returns options that say so.
+    """Let kernels that the compiler writes signal first of all, and all of them wait; returns options that ask for it.
 
-    Of itself it signals behind a kernel's last load, and the next product begins to read its weights only then. Kernels
-    that are not compiled for early starts stay as they are.
+    Of itself it signals behind a kernel's last load, and the next product begins to read its weights only then. There
+    is no seam for that, so its last look at a kernel's lines is wrapped; what is compiled without these options stays
+    as it is, and a compiler that has no such function is left alone.
     """
+    import torch._inductor.config as inductor
     from torch._inductor.codegen.triton import TritonKernel
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     kernel: Any = TritonKernel
     if not all(hasattr(kernel, name) for name in ("_filter_pdl", "GDC_WAIT", "GDC_LAUNCH")):
         return {}
-    plain, signal, wait = kernel._filter_pdl, kernel.GDC_LAUNCH, kernel.GDC_WAIT
-
-    def signal_first(self: Any, code: Any) -> None:
-        plain(self, code)
-        if self._enable_pdl_codegen():
-            others = [line for line in code._lines if type(line) is not str or line.strip() not in (signal, wait)]
-            code._lines = [signal, wait, *others]
-
-    kernel._filter_pdl = signal_first
 
     class Mark(CustomGraphPass):  # type: ignore[misc, unused-ignore]
         """Changes nothing, but is part of the key under which the compiler keeps what it has compiled."""
@@ -72,4 +65,13 @@ def _signal_first() -> dict[str, Any]:
         def uuid(self) -> str:
             return "beheld: kernels signal first"
 
+    plain, signal, wait = kernel._filter_pdl, kernel.GDC_LAUNCH, kernel.GDC_WAIT
+
+    def signal_first(self: Any, code: Any) -> None:
+        plain(self, code)
+        if isinstance(inductor.post_grad_custom_pre_pass, Mark):
+            others = [line for line in code._lines if type(line) is not str or line.strip() not in (signal, wait)]
+            code._lines = [signal, wait, *others]
+
+    kernel._filter_pdl = signal_first
     return {"post_grad_custom_pre_pass": Mark()}
