@@ -24,12 +24,15 @@ from typing import Any
 
 from beheld.core.errors import BeheldError, EngineError
 from beheld.ipc.link import FrameError, Link, pair
+from beheld.utils.allocator import keep_freed_memory
 
 FORK, END = b"f", b"e"
 NUMBER = struct.Struct("<i")
 # How an answer begins.
 DONE, FAILED, NO_MEMORY = "done", "failed", "no memory"
 _SET_DEATH_SIGNAL = 1
+# What a worker keeps of freed memory. With more, many workers would hold much for one large item each.
+_MOST_KEPT_BYTES = 64 << 20
 
 Work = Callable[[Any], Any]
 
@@ -55,6 +58,8 @@ def main(descriptor: int, module: str, memory_bytes: int) -> None:
         link.send((FAILED, _told(error)))
         return
     link.send((DONE, None))
+    # A processor makes several arrays of an item's size after each other, and each would be mapped anew, page by page.
+    keep_freed_memory(_MOST_KEPT_BYTES)
     # What is loaded stays loaded; a collection would only copy its pages.
     gc.collect()
     gc.freeze()

@@ -9,22 +9,27 @@ from __future__ import annotations
 import ctypes
 import sys
 
-# Parameters of mallopt(3), and values: buffers up to 32 MiB (the most glibc allows) come from the heap, which is given
-# back only when 2 GiB at its end are free, and grows by 64 MiB.
+# Parameters of mallopt(3), and values: buffers up to 32 MiB (the most glibc allows) come from the heap, which grows by
+# 64 MiB and is given back only when more than 2 GiB at its end are free, unless less is said.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_SETTINGS = ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, (1 << 31) - 1), (_M_TOP_PAD, 64 << 20))
+_MMAP_THRESHOLD, _TOP_PAD, _MOST_KEPT = 32 << 20, 64 << 20, (1 << 31) - 1
 _M_ARENA_MAX = -8
 _MAX_ARENAS = 2
 _MEAN_OBJECT_BYTES = 64
 
 
-def keep_freed_memory() -> bool:
-    """Apply the settings to this process; False if the C library has no such thing."""
+def keep_freed_memory(most_bytes: int = _MOST_KEPT) -> bool:
+    """Let this process keep up to so much freed memory; False if the C library has no such thing."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return all(mallopt(name, value) == 1 for name, value in _SETTINGS)
+    settings = (
+        (_M_MMAP_THRESHOLD, _MMAP_THRESHOLD),
+        (_M_TRIM_THRESHOLD, most_bytes),
+        (_M_TOP_PAD, min(_TOP_PAD, most_bytes // 4)),
+    )
+    return all(mallopt(name, value) == 1 for name, value in settings)
 
 
 def share_arenas() -> bool:

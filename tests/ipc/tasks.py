@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -39,6 +40,15 @@ def _eat(count: int) -> int:
     return sum(len(bytearray(16 << 20)) for _ in [bytearray(16 << 20) for _ in range(count)])
 
 
+def _new_pages(count: int) -> int:
+    """Pages that were mapped anew for four buffers of so many bytes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    # Not of numpy's, which asks for pages of another size.
+    buffers = [bytearray(b"1") * count for _ in range(4)]
+    buffers.clear()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
 def _refuse(reason: str) -> None:
     raise DecodeError(reason, "Mend it.")
 
@@ -58,6 +68,7 @@ _ACTS: dict[str, Callable[[Any], Any]] = {
     "sleep": time.sleep,
     "spin": _spin,
     "eat": _eat,
+    "pages": _new_pages,
     "refuse": _refuse,
     "divide": lambda value: 1 // value,
     "kill": lambda number: os.kill(os.getpid(), number),

@@ -279,3 +279,14 @@ def test_large_answers_leave_no_descriptors(pool: WorkerPool) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
     kept[0][:] = 7
     assert kept[0].sum() == 7 * MIB, "it may be written to"
+
+
+def test_a_worker_keeps_the_memory_of_its_last_item() -> None:
+    """Mapped anew for each item, its arrays took half of the time that preparing five tiles of 384 x 384 takes."""
+    made = make(1)
+    try:
+        size = 8 * MIB
+        assert made.run(("pages", size), 10) > size // os.sysconf("SC_PAGE_SIZE")
+        assert made.run(("pages", size), 10) < size // os.sysconf("SC_PAGE_SIZE") // 10
+    finally:
+        made.close()
