@@ -7,6 +7,8 @@ import gc
 import os
 import random
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -115,6 +117,48 @@ def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.
     assert outputs[0].error is None
     assert outputs[2].error is None
     assert tokens_of(llm, [picture(31)])[0] == tuple(outputs[0].outputs[0].token_ids)
+
+
+LOST = """
+import os, sys
+import torch
+from beheld import LLM, SamplingParams
+from beheld.core.errors import EngineDeadError
+from tests.gpu import test_engine as own
+
+llm = LLM(str(own.tiny.checkpoint(own.FAMILY)), **own.OPTIONS, gpu_memory_utilization=0.2)
+adapter = own.runner_of(llm)._adapter
+encode = adapter.encode
+
+
+def broken(items):
+    if items:
+        # A kernel finds an index that is not there, some time after it was launched.
+        torch.zeros(2, device="cuda")[torch.tensor([5], device="cuda")]
+    return encode(items)
+
+
+assert len(own.tokens_of(llm, own.PROMPTS)) == 4
+adapter.encode = broken
+outputs = llm.generate([own.text(5, 6, 7), own.picture(77)], own.GREEDY, use_tqdm=False, on_error="return")
+assert isinstance(outputs[1].error, EngineDeadError), outputs[1].error
+assert "device-side assert" in str(outputs[1].error), outputs[1].error
+assert outputs[0].error is None or isinstance(outputs[0].error, EngineDeadError), outputs[0].error
+adapter.encode = encode
+try:
+    own.tokens_of(llm, [own.text(5, 6, 7)])
+except EngineDeadError as error:
+    print("dead:", error, flush=True)
+# The device of this process is lost, and with it an orderly end.
+os._exit(0)
+"""
+
+
+def test_74_a_device_that_is_lost_ends_the_engine_and_takes_no_more() -> None:
+    """In a process of its own: nothing on a GPU works for one that has lost it."""
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "dead: The device has failed" in done.stdout
 
 
 def test_items_that_do_not_fit_together_are_encoded_one_by_one() -> None:
