@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
 import re
@@ -96,6 +97,54 @@ def test_nan_before_a_graph_fails_one_row(llm: LLM, monkeypatch: pytest.MonkeyPa
         bad, *others = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
     assert isinstance(bad.error, StepError)
     assert [tuple(o.outputs[0].token_ids) for o in others] == clean
+
+
+def test_nan_within_a_graph_fails_one_row(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two replays of a decode step, the newest key of one of three rows becomes NaN."""
+    runner = runner_of(llm)
+    graphs, size = runner._graphs, runner.config.block_size
+    replay, steps = graphs.replay, itertools.count(1)
+    prompts = [text(*range(first, first + 3)) for first in (60, 70, 80)]
+    llm.reset_prefix_cache()
+    clean = tokens_of(llm, prompts)
+    llm.reset_prefix_cache()
+
+    def poisoned(slices: Any) -> Any:
+        if len(slices) == 3 and next(steps) == 4:
+            before = slices[1].start - 1
+            for layer in runner.kv.values():
+                block = int(runner.rows.tables_GRN[layer.group, slices[1].row, before // size])
+                layer.keys[block, before % size] = float("nan")
+        return replay(slices)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "replay", poisoned)
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+    assert [output.error is not None for output in outputs] == [False, True, False]
+    assert "NaN" in str(outputs[1].error)
+    assert [tuple(outputs[n].outputs[0].token_ids) for n in (0, 2)] == [clean[0], clean[2]]
+    llm.reset_prefix_cache()
+    assert tokens_of(llm, prompts) == clean, "blocks that held it are given out again"
+
+
+def test_a_step_that_raises_behind_its_replay_is_run_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device was given to do is done twice, which changes no answer."""
+    graphs = runner_of(llm)._graphs
+    replay, steps = graphs.replay, itertools.count(1)
+    prompts = [text(*range(first, first + 3)) for first in (60, 70, 80)]
+    clean = tokens_of(llm, prompts)
+
+    def failing(slices: Any) -> Any:
+        made = replay(slices)
+        if len(slices) == 3 and next(steps) == 4:
+            raise RuntimeError("no such kernel")
+        return made
+
+    retried = llm.stats().retried
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "replay", failing)
+        assert tokens_of(llm, prompts) == clean
+    assert llm.stats().retried > retried
 
 
 def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
