@@ -28,7 +28,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Some 400 pictures of 448 x 448 pixels in bfloat16.
+# Of features that are ready and not yet taken, and again of those that are queued: some 400 pictures of 448 x 448
+# pixels in bfloat16.
 MAX_BYTES = 1 << 30
 
 # Jobs that are read ahead where none is prepared ahead: enough for the reader to stay before whoever prepares them, and
@@ -252,14 +253,14 @@ class Feed:
         return num_bytes + in_work * total / prepared < self._max_bytes
 
     def _count_prepared(self, requests: list[Request]) -> None:
-        num_bytes = _feature_bytes(requests)
+        num_bytes = feature_bytes(requests)
         with self._changed:
             self._ready = (self._ready[0] + 1, self._ready[1] + num_bytes)
             self._prepared = (self._prepared[0] + 1, self._prepared[1] + num_bytes)
             self._changed.notify_all()
 
     def _count_taken(self, future: Future[list[Request]]) -> None:
-        num_bytes = 0 if future.exception() is not None else _feature_bytes(future.result())
+        num_bytes = 0 if future.exception() is not None else feature_bytes(future.result())
         with self._changed:
             self._ahead.popleft()
             self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
@@ -280,7 +281,7 @@ class Feed:
             future.set_result(requests)
 
 
-def _feature_bytes(requests: list[Request]) -> int:
+def feature_bytes(requests: list[Request]) -> int:
     """Bytes of the features of all items, each counted once; several answers to one prompt share theirs."""
     items = {id(span.item): span.item for request in requests for span in request.spans}
     return sum(item.feature_bytes for item in items.values())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.api.feed import Fed, Feed, Job, Jobs, Reading
+from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, feature_bytes
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent
@@ -78,6 +78,8 @@ class OfflineRun:
     core: EngineCore
     config: EngineConfig
     _live: dict[str, _Live] = field(default_factory=dict)
+    # Of jobs that were queued and have not begun to answer: index -> bytes of the features they hold.
+    _unheard: dict[int, int] = field(default_factory=dict)
     _busy: bool = False
 
     def results(
@@ -180,6 +182,9 @@ class OfflineRun:
         while self.core.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 break
+            # A queue's length says nothing of its size: 256 videos may be more than a host has.
+            if sum(self._unheard.values()) >= MAX_BYTES:
+                break
             # Nor is there nothing to do while a failure has not been told.
             fed = feed.take(wait=idle and not self.core.has_work and not failures)
             if fed is None:
@@ -206,6 +211,8 @@ class OfflineRun:
                 self.core.add(request)
                 added.append(request.id)
                 self._live[request.id] = live
+            if num_bytes := feature_bytes(requests):
+                self._unheard[live.index] = num_bytes
         except Exception as error:
             for request_id in added:
                 self._forget(request_id)
@@ -218,6 +225,7 @@ class OfflineRun:
         """Hand an event to its collector; the output if that was the job's last."""
         if live.first_token is None:
             live.first_token = time.monotonic()
+            self._unheard.pop(live.index, None)
         if live.collector.push(event):
             self.core.stop(event.request_id)
             del self._live[event.request_id]
@@ -245,6 +253,7 @@ class OfflineRun:
         """Abort what is left of a run that ended early, and read the step that may still be in flight."""
         for request_id in list(self._live):
             self._forget(request_id)
+        self._unheard.clear()
         while in_flight is not None and self.core.alive:
             in_flight, _ = self.core.step(in_flight)
 

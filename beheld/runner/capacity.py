@@ -9,6 +9,7 @@ import torch
 
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.errors import CapacityError
+from beheld.models.shortage import gib
 from beheld.runner.share import Share
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -39,9 +40,9 @@ def measure(info: ModelInfo, config: EngineConfig, available: int) -> Capacity:
         want = sum(n * p for n, p in zip(least, per_block, strict=True))
         if want > available:
             raise CapacityError(
-                f"One sequence of {config.max_model_len} tokens needs {want / 2**30:.2f} GiB of KV cache; "
-                f"{available / 2**30:.2f} GiB are available.",
-                "Lower max_model_len, or give more memory (gpu_memory_utilization, kv_cache_memory_bytes).",
+                f"One sequence of {config.max_model_len} tokens needs {gib(want)} of KV cache; {gib(available)} are "
+                "available.",
+                _what_would_fit(info, config, available),
             )
         blocks = _share(available, per_block, least, most)
     kv_bytes = sum(b * p for b, p in zip(blocks, _block_bytes(info, config), strict=True))
@@ -51,6 +52,15 @@ def measure(info: ModelInfo, config: EngineConfig, available: int) -> Capacity:
         states = min(states, blocks[-1] * config.block_size)
         logger.info("Room for %s states beside the text, %s to an item", f"{states:,}", f"{info.cross.num_states:,}")
     return Capacity(tuple(blocks), kv_bytes, states)
+
+
+def _what_would_fit(info: ModelInfo, config: EngineConfig, available: int) -> str:
+    fitting = longest_that_fits(info, config, available)
+    lower = f"Lower max_model_len to {fitting}, or give" if fitting >= config.block_size else "Give"
+    if config.kv_cache_bytes is not None:
+        return f"{lower} more memory (kv_cache_memory_bytes)."
+    option = "gpu_memory_utilization" if config.device == "cuda" else "BEHELD_CPU_KV_CACHE_GIB"
+    return f"{lower} more memory ({option}, kv_cache_memory_bytes)."
 
 
 def longest_that_fits(info: ModelInfo, config: EngineConfig, available: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from beheld import LLM, SamplingParams
-from beheld.api import iterables
+from beheld.api import iterables, run
 from beheld.api.feed import Reading
 from beheld.core.errors import EngineError, ParamsError, PromptError
 from tests import tiny
@@ -164,6 +164,26 @@ def test_a_source_is_read_only_as_needed(llm: LLM) -> None:
     rest = dict([first, *results])
     assert sorted(rest) == list(range(60))
     assert ids(rest[7]) == ids(llm.generate("Question 7", GREEDY, use_tqdm=False)[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["prepared_when_taken", "prepared_ahead"])
+def test_what_is_queued_is_bounded_by_the_bytes_of_its_features(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache for two pictures' prompts, a queue for 32 of them: it holds as many as may take memory, and one more."""
+    family = "qwen2_vl"
+    prompts = [
+        {"prompt": tiny.prompt(family, 1, 0, "Hi?"), "multi_modal_data": {"image": tiny.picture(56, 56, seed)}}
+        for seed in range(40)
+    ]
+    options = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 32, "block_size": 16, "seed": 0}
+    with LLM(str(tiny.checkpoint(family)), media_workers=workers, num_gpu_blocks_override=8, **options) as llm:
+        one = llm._inputs.prepare(prompts[0], GREEDY, request_id="x").spans[0].item.feature_bytes
+        monkeypatch.setattr(run, "MAX_BYTES", 5 * one)
+        core, waiting = llm._live().core, [0]
+        watched(llm, monkeypatch, lambda number: waiting.append(core.num_waiting))
+        results = dict(llm.generate_iter(iter(prompts), GREEDY))
+    assert sorted(results) == list(range(40))
+    assert all(output.error is None for output in results.values())
+    assert 3 <= max(waiting) <= 6
 
 
 def test_a_sequence_is_read_by_the_caller_and_anything_else_by_a_thread(llm: LLM) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -96,6 +99,54 @@ def test_nan_before_a_graph_fails_one_row(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert [tuple(o.outputs[0].token_ids) for o in others] == clean
 
 
+def test_nan_within_a_graph_fails_one_row(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two replays of a decode step, the newest key of one of three rows becomes NaN."""
+    runner = runner_of(llm)
+    graphs, size = runner._graphs, runner.config.block_size
+    replay, steps = graphs.replay, itertools.count(1)
+    prompts = [text(*range(first, first + 3)) for first in (60, 70, 80)]
+    llm.reset_prefix_cache()
+    clean = tokens_of(llm, prompts)
+    llm.reset_prefix_cache()
+
+    def poisoned(slices: Any) -> Any:
+        if len(slices) == 3 and next(steps) == 4:
+            before = slices[1].start - 1
+            for layer in runner.kv.values():
+                block = int(runner.rows.tables_GRN[layer.group, slices[1].row, before // size])
+                layer.keys[block, before % size] = float("nan")
+        return replay(slices)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "replay", poisoned)
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+    assert [output.error is not None for output in outputs] == [False, True, False]
+    assert "NaN" in str(outputs[1].error)
+    assert [tuple(outputs[n].outputs[0].token_ids) for n in (0, 2)] == [clean[0], clean[2]]
+    llm.reset_prefix_cache()
+    assert tokens_of(llm, prompts) == clean, "blocks that held it are given out again"
+
+
+def test_a_step_that_raises_behind_its_replay_is_run_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device was given to do is done twice, which changes no answer."""
+    graphs = runner_of(llm)._graphs
+    replay, steps = graphs.replay, itertools.count(1)
+    prompts = [text(*range(first, first + 3)) for first in (60, 70, 80)]
+    clean = tokens_of(llm, prompts)
+
+    def failing(slices: Any) -> Any:
+        made = replay(slices)
+        if len(slices) == 3 and next(steps) == 4:
+            raise RuntimeError("no such kernel")
+        return made
+
+    retried = llm.stats().retried
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "replay", failing)
+        assert tokens_of(llm, prompts) == clean
+    assert llm.stats().retried > retried
+
+
 def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real lack of memory: the tower asks for more than the device has."""
     adapter = runner_of(llm)._adapter
@@ -115,6 +166,48 @@ def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.
     assert outputs[0].error is None
     assert outputs[2].error is None
     assert tokens_of(llm, [picture(31)])[0] == tuple(outputs[0].outputs[0].token_ids)
+
+
+LOST = """
+import os, sys
+import torch
+from beheld import LLM, SamplingParams
+from beheld.core.errors import EngineDeadError
+from tests.gpu import test_engine as own
+
+llm = LLM(str(own.tiny.checkpoint(own.FAMILY)), **own.OPTIONS, gpu_memory_utilization=0.2)
+adapter = own.runner_of(llm)._adapter
+encode = adapter.encode
+
+
+def broken(items):
+    if items:
+        # A kernel finds an index that is not there, some time after it was launched.
+        torch.zeros(2, device="cuda")[torch.tensor([5], device="cuda")]
+    return encode(items)
+
+
+assert len(own.tokens_of(llm, own.PROMPTS)) == 4
+adapter.encode = broken
+outputs = llm.generate([own.text(5, 6, 7), own.picture(77)], own.GREEDY, use_tqdm=False, on_error="return")
+assert isinstance(outputs[1].error, EngineDeadError), outputs[1].error
+assert "device-side assert" in str(outputs[1].error), outputs[1].error
+assert outputs[0].error is None or isinstance(outputs[0].error, EngineDeadError), outputs[0].error
+adapter.encode = encode
+try:
+    own.tokens_of(llm, [own.text(5, 6, 7)])
+except EngineDeadError as error:
+    print("dead:", error, flush=True)
+# The device of this process is lost, and with it an orderly end.
+os._exit(0)
+"""
+
+
+def test_74_a_device_that_is_lost_ends_the_engine_and_takes_no_more() -> None:
+    """In a process of its own: nothing on a GPU works for one that has lost it."""
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "dead: The device has failed" in done.stdout
 
 
 def test_items_that_do_not_fit_together_are_encoded_one_by_one() -> None:

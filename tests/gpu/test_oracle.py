@@ -14,7 +14,7 @@ from tests.oracle import cases, reference
 from tests.oracle.test_oracle import make, request
 
 FAMILIES = (
-    *("qwen3_vl", "mllama", "llava_onevision", "gemma3", "qwen2_5_vl", "paligemma"),
+    *("qwen3_vl", "mllama", "llava", "llava_onevision", "gemma3", "qwen2_5_vl", "paligemma"),
     # Layers, caches and towers of other kinds.
     *("lfm2_vl", "llama4", "ernie4_5_vl_moe", "qwen2_audio", "gemma3n", "florence2", "molmo2", "chameleon", "phi4_mm"),
 )

@@ -63,7 +63,28 @@ def test_one_sequence_must_fit_and_the_message_says_what_it_needs() -> None:
     with pytest.raises(CapacityError) as caught:
         capacity.measure(info, config(info), needed - 1)
     assert "256 tokens" in str(caught.value)
-    assert "max_model_len" in caught.value.remedy
+    assert "Lower max_model_len to 240," in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "available", "said"),
+    [
+        ({"device": "cuda"}, 17, "Lower max_model_len to 240, or give more memory (gpu_memory_utilization, kv_c"),
+        ({}, 17, "Lower max_model_len to 240, or give more memory (BEHELD_CPU_KV_CACHE_GIB, kv_c"),
+        ({"kv_cache_bytes": 17 * FULL_BLOCK - 1}, 17, "Lower max_model_len to 240, or give more memory (kv_c"),
+        ({"device": "cuda"}, 2, "Give more memory (gpu_memory_utilization, kv_c"),
+    ],
+)
+def test_the_message_says_what_would_fit(changes: dict[str, Any], available: int, said: str) -> None:
+    """The length is one that starts, and the options are those that have a meaning there."""
+    info = model(FULL)
+    wanted = dataclasses.replace(config(info), **changes)
+    with pytest.raises(CapacityError) as caught:
+        capacity.measure(info, wanted, available * FULL_BLOCK - 1)
+    assert caught.value.remedy.startswith(said)
+    if "240" in said:
+        fitting = dataclasses.replace(wanted, max_model_len=240)
+        assert capacity.measure(info, fitting, available * FULL_BLOCK - 1).num_blocks == (16,)
 
 
 def test_a_number_of_blocks_that_was_asked_for_is_kept() -> None:

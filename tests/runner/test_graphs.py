@@ -205,6 +205,34 @@ def test_a_step_s_result_is_not_that_of_the_next_replay(
     assert all(result.logprobs.keys() == result.tokens.keys() for result in results)
 
 
+def test_a_nan_in_the_cache_is_found_in_a_replay_and_ends_one_request(
+    engines: tuple[LLM, LLM, DecodeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two replays, the newest key of one of three rows becomes NaN; what its block held is nobody else's."""
+    _, quick, made = engines
+    runner: Any = quick._run.core.executor.runner  # type: ignore[union-attr]
+    replay, steps = made.replay, itertools.count(1)
+
+    def poisoned(slices: Sequence[SeqSlice]) -> Any:
+        if len(slices) == 3 and next(steps) == 4:
+            before = slices[1].start - 1
+            for layer in runner.kv.values():
+                block = int(made._rows.tables_GRN[layer.group, slices[1].row, before // made._block_size])
+                layer.keys[block, before % made._block_size] = float("nan")
+        return replay(slices)
+
+    prompts = [{"prompt_token_ids": list(range(10, 10 + n))} for n in (8, 6, 7)]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    clean = [output.outputs[0].token_ids for output in quick.generate(prompts, params, use_tqdm=False)]
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "replay", poisoned)
+        one, ill, other = quick.generate(prompts, params, use_tqdm=False, on_error="return")
+    assert "NaN" in str(ill.error)
+    assert [one.outputs[0].token_ids, other.outputs[0].token_ids] == [clean[0], clean[2]]
+    again = quick.generate(prompts, params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in again] == clean, "blocks that held it are given out again"
+
+
 def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
     """Row, length, position, adapter and the slots of every group; padding reads and writes what does not count."""
     *_, made = engines
