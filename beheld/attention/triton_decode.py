@@ -49,7 +49,8 @@ class DecodePlan:
         items_W8: the work items, int32; made on the device.
         arrived_BK: how many parts have finished, zero between launches.
         acc_WHC, sums_WH2: workspace for the parts' results; made by the first layer that knows its shape.
-        settled: made before anything of the step's layers ran, as block tables are, with a kernel between that waited.
+        settled: made before anything of the step's layers ran, as block tables are, with a kernel between that does not
+            start early: the embeddings' is one. To wait is not enough where a kernel signals before it does.
     """
 
     items_W8: Tensor

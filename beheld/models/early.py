@@ -7,7 +7,8 @@ each gives the signal first of all and then waits, but for weights, which nobody
     norm, sums   signal  wait  read  compute                  so their successor reads weights meanwhile
 
 A kernel that waits has waited for all before it, since each of these has done so too: a kernel that did not would take
-that from those behind it.
+that from those behind it. What is read before the wait is older than a kernel that did not start early (a library's, or
+the first of a graph): a signal does not say that those before have ended.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def compile_options(module: nn.Module) -> dict[str, Any]:
     weight = next(itertools.chain(module.parameters(), module.buffers()), None)
     if weight is None or not hasattr(inductor.triton, "enable_pdl") or not early_start(weight.device):
         return {}
-    return {"triton.enable_pdl": True, **_signal_first()}
+    signal_first = _signal_first()
+    # Of themselves its kernels wait for the one before them alone, and not all do: those behind would read too early.
+    return {"triton.enable_pdl": True, **signal_first} if signal_first else {}
 
 
 @functools.cache

@@ -22,7 +22,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Under a compiler the choice is made when compiling: one row and several are compiled apart anyway.
     """
-    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and HAS_TRITON:
+    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and weight.is_contiguous() and HAS_TRITON:
         out: Tensor = torch.ops.beheld.one_row_linear(x, weight, bias)
         return out
     return nn.functional.linear(x, weight, bias)
@@ -50,7 +50,9 @@ class OneRowLinear(StandIn):
 def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     from beheld.models.one_row_kernel import one_row
 
-    return one_row(x.reshape(-1), weight_NK, bias_N, early=early_start(x.device)).view(*x.shape[:-1], -1)
+    # A view of one row may be strided, and so may a bias that was cut out of something.
+    x_K, bias_N = x.reshape(-1).contiguous(), None if bias_N is None else bias_N.contiguous()
+    return one_row(x_K, weight_NK, bias_N, early=early_start(x.device)).view(*x.shape[:-1], -1)
 
 
 def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -91,11 +91,12 @@ def _long_rows(
 
 
 def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: bool) -> Tensor:
-    """weight @ x + bias, (N,); sums are taken in float32.
+    """weight @ x + bias, (N,), all contiguous; sums are taken in float32.
 
     Args:
         early: start before the kernel before this one has ended; only where the hardware can.
     """
+    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N))
     num_outputs, num_inputs = weight_NK.shape
     y_N = x_K.new_empty(num_outputs)
     given = x_K, weight_NK, bias_N, y_N, num_inputs, num_outputs

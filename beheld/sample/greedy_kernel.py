@@ -20,7 +20,7 @@ _PART = 4096
 @triton.jit
 def _best_of_part(logits_ptr, values_ptr, ids_ptr, vocab_size, logits_row, N: tl.constexpr):
     """One program: the best of a part; a NaN counts as infinity, which is as broken."""
-    row, part, parts = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     cell_N = part * N + tl.arange(0, N)
     logit_N = tl.load(logits_ptr + row * logits_row + cell_N, mask=cell_N < vocab_size, other=float("-inf"))
     logit_N = logit_N.to(tl.float32)
@@ -52,7 +52,8 @@ def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     part_ids_BP = torch.empty((rows, parts), dtype=torch.int32, device=logits_BV.device)
     ids_B = torch.empty(rows, dtype=torch.int64, device=logits_BV.device)
     broken_B = torch.empty(rows, dtype=torch.bool, device=logits_BV.device)
-    _best_of_part[(parts, rows)](
+    # Rows first: of what comes second a launch has no more than 65,535.
+    _best_of_part[(rows, parts)](
         logits_BV, values_BP, part_ids_BP, vocab_size, logits_BV.stride(0), _PART, num_warps=8, enable_fp_fusion=True
     )
     _best_of_parts[(rows,)](

@@ -25,6 +25,14 @@ def test_equals_float64(outputs: int, inputs: int, bias: bool) -> None:
     assert (got.double() - want).norm() <= 3e-3 * want.norm()
 
 
+def test_a_weight_that_is_a_strided_view() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 300, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(300, 200, device="cuda", dtype=torch.bfloat16).t()
+    want = torch.nn.functional.linear(x.double(), weight.double())
+    assert (linear(x, weight, None).double() - want).norm() <= 3e-3 * want.norm()
+
+
 def test_a_long_chain_in_a_graph() -> None:
     """Each layer reads what the one before wrote: a kernel that read too early would show."""
     torch.manual_seed(0)

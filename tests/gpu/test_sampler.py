@@ -10,7 +10,7 @@ import torch
 
 from beheld.core.params import Sampling
 from beheld.sample.filters import Masks
-from beheld.sample.sampler import Sampler
+from beheld.sample.sampler import Sampler, greedy
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
@@ -92,3 +92,14 @@ def test_results_are_read_while_the_next_step_runs() -> None:
     assert out.nan_B.tolist() == [False, False]
     assert not torch.cuda.current_stream().query(), "it has waited for what was launched behind it"
     torch.cuda.synchronize()
+
+
+def test_the_best_of_very_many_rows() -> None:
+    """More than the second axis of a launch can have."""
+    rows = 1 << 17
+    logits_BV = torch.zeros(rows, 5, device="cuda", dtype=torch.bfloat16)
+    want_B = torch.arange(rows, device="cuda") % 5
+    logits_BV.scatter_(1, want_B[:, None], 1.0)
+    ids_B, broken_B = greedy(logits_BV)
+    assert torch.equal(ids_B, want_B)
+    assert not broken_B.any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import beheld.models.one_row  # noqa: F401 (defines the operator)
 from beheld.models.one_row_kernel import one_row
 
 
@@ -22,3 +23,18 @@ def test_equals_float64(outputs: int, inputs: int, bias: bool) -> None:
     got = one_row(x_K, weight_NK, bias_N, early=False)
     assert got.shape == (outputs,)
     torch.testing.assert_close(got.double(), want, atol=2e-6 * inputs**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [60, 4100])
+def test_a_strided_row_and_a_strided_bias(inputs: int) -> None:
+    """A row that was cut out of something may be a view whose elements do not lie side by side."""
+    chance = torch.Generator().manual_seed(1)
+    x = torch.randn(1, inputs, 3, generator=chance)[..., 1]
+    weight_NK = torch.randn(7, inputs, generator=chance)
+    bias_N = torch.randn(7, 2, generator=chance)[:, 0]
+    got = torch.ops.beheld.one_row_linear(x, weight_NK, bias_N)
+    want = torch.nn.functional.linear(x.double(), weight_NK.double(), bias_N.double())
+    assert got.shape == (1, 7)
+    torch.testing.assert_close(got.double(), want, atol=2e-6 * inputs**0.5, rtol=1e-5)
+    with pytest.raises(AssertionError):
+        one_row(x[0], weight_NK, None, early=False)

@@ -25,14 +25,13 @@ def lines_of(options: dict[str, Any]) -> list[Any]:
 
 
 def test_only_what_is_compiled_for_it_signals_first() -> None:
-    before = lines_of({})
     options = early._signal_first()
     if not options:
         pytest.skip("this compiler has no such kernels")
     from torch._inductor.codegen.triton import TritonKernel
 
     kernel: Any = TritonKernel
-    assert lines_of({}) == before
+    assert lines_of({}) == ["a = 1", kernel.GDC_WAIT, "b = tl.load(a)", kernel.GDC_LAUNCH, "tl.store(b)"]
     assert lines_of(options) == [kernel.GDC_LAUNCH, kernel.GDC_WAIT, "a = 1", "b = tl.load(a)", "tl.store(b)"]
 
 
@@ -40,6 +39,15 @@ def test_no_options_where_kernels_cannot_start_early() -> None:
     assert early.compile_options(nn.Linear(2, 2)) == {}
     assert early.compile_options(nn.Identity()) == {}
     assert not early.early_start(torch.device("cpu"))
+
+
+def test_no_options_where_kernels_would_not_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compiler does of itself waits for the kernel before alone; in a chain that is not enough."""
+    monkeypatch.setattr(early, "early_start", lambda device: True)
+    monkeypatch.setattr(early, "_signal_first", lambda: {"some": "mark"})
+    assert early.compile_options(nn.Linear(2, 2)).get("some") == "mark"
+    monkeypatch.setattr(early, "_signal_first", dict)
+    assert early.compile_options(nn.Linear(2, 2)) == {}
 
 
 def test_the_mark_is_part_of_what_is_cached() -> None:

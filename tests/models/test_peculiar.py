@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -173,3 +174,24 @@ def test_towers_whose_hidden_states_are_taken_are_compiled(family: str, monkeypa
     torch.testing.assert_close(model(**inputs).logits, before, atol=1e-5, rtol=1e-4)
     assert [layer.forward for layer in blocks] == compiled != calls, "a layer that cannot be compiled is put back"
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
+def test_a_layer_that_cannot_be_compiled_runs_as_it_came(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that is told once, as loudly as was asked for."""
+    tried, told = [], []
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        tried.append(1)
+        raise torch._dynamo.exc.Unsupported("not this one")
+
+    monkeypatch.setattr(torch, "compile", lambda call, **_: refuse)
+    monkeypatch.setattr(fuse.logger, "log", lambda level, message, *args: told.append((level, message % args)))
+    layers = [Kind(number) for number in range(3)]
+    fuse.compile_layers(layers, for_many=False, level=level)
+    many, one = torch.ones(5, 2), torch.ones(1, 2)
+    assert [float(layer(many)[0, 0]) for layer in layers] == [0, 1, 2]
+    assert not tried
+    assert [float(layer(one)[0, 0]) for layer in layers] == [0, 1, 2]
+    assert len(tried) == 1
+    assert told == [(level, "Kind could not be compiled and runs as it is: not this one")]

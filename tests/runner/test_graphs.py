@@ -233,6 +233,32 @@ def test_a_nan_in_the_cache_is_found_in_a_replay_and_ends_one_request(
     assert [output.outputs[0].token_ids for output in again] == clean, "blocks that held it are given out again"
 
 
+def test_a_single_row_may_be_planned_before_all_layers(
+    engines: tuple[LLM, LLM, DecodeGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attention reads the plan before it waits, so embeddings, which do not start early, must come between."""
+    *_, made = engines
+    adapter, backend, done = made._adapter, made._backend, []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any) -> Any:
+            done.append((name, [group.kv_heads for group in args[0].groups] if name == "begin" else None))
+            return call(*args)
+
+        return noting
+
+    monkeypatch.setattr(backend, "begin", noted("begin", backend.begin))
+    monkeypatch.setattr(backend, "attend", noted("attend", backend.attend))
+    monkeypatch.setattr(adapter, "embed", noted("embed", adapter.embed))
+    with torch.inference_mode():
+        for size in (1, 2):
+            done.clear()
+            made._step(("plain", size))
+            assert [name for name, _ in done[:3]] == ["begin", "embed", "attend"]
+            heads = [group.num_kv_heads if size == 1 else None for group in made._groups]
+            assert done[0][1] == heads
+
+
 def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
     """Row, length, position, adapter and the slots of every group; padding reads and writes what does not count."""
     *_, made = engines

@@ -44,7 +44,7 @@ def test_to_the_bit_what_a_row_alone_gets() -> None:
     assert torch.equal(logits_BV, want_BV)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab_size", [1, 100, 4096, 3 * 4096 + 5])
 def test_the_best_token_is_the_first_of_equals_and_no_row_breaks_another(vocab_size: int, dtype: torch.dtype) -> None:
     # In bfloat16 many are equal.
@@ -63,3 +63,9 @@ def test_the_best_token_is_the_first_of_equals_and_no_row_breaks_another(vocab_s
     sound = [row for row in range(9) if not broken_B[row]]
     assert {2, 4, 5, 7}.isdisjoint(sound)
     assert [ids_B[row].item() for row in sound] == [logits_BV[row].float().numpy().argmax() for row in sound]
+
+
+def test_no_rows_have_no_best_token() -> None:
+    ids_B, broken_B = greedy_kernel.greedy(torch.zeros(0, 5000))
+    assert ids_B.shape == broken_B.shape == (0,)
+    assert (ids_B.dtype, broken_B.dtype) == (torch.int64, torch.bool)

@@ -1,0 +1,60 @@
+"""What is prepared for a GPU, looked at where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import resolve_and_decide
+from beheld.models import fuse, prepare
+from beheld.models.load import model_class_of
+from tests import tiny
+from tests.fakes import fake_config
+
+
+def made(family: str) -> Any:
+    """The family's tiny model with weights of chance."""
+    resolved = resolve_and_decide(EngineArgs(model=str(tiny.checkpoint(family)), device="cpu", dtype="float32"))
+    return model_class_of(resolved.info, resolved.hf_config)._from_config(resolved.hf_config).float().eval()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "cohere2_vision", "qwen2_5_vl", "llama4", "phi4_mm"])
+@torch.inference_mode()
+def test_what_is_around_the_layers_is_compiled_for_single_rows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotations and the last norm of many rows run as they came, whichever way positions lie in memory."""
+    plain, entered = torch.compile, []
+
+    def compiled(call: Any, **_: Any) -> Any:
+        taken = plain(call, backend="eager", dynamic=True, fullgraph=True)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            entered.append(args[0])
+            # Of these alone it is tried whether a compiler takes them.
+            return (taken if args[0] in around else call)(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(prepare, "_fuse", lambda model, config: None)
+    told: list[Any] = []
+    monkeypatch.setattr(fuse.logger, "log", lambda *args: told.append(args))
+    model = made(family)
+    prepare.prepare(model, fake_config(device="cuda", dtype="float32"))
+    text = prepare.text_model(model)
+    around = [text.rotary_emb, text.norm]
+    axes = 3 if family == "qwen2_5_vl" else 1
+    for rows, expected in ((1, around), (3, [])):
+        entered.clear()
+        positions = torch.arange(rows).expand(axes, rows)
+        text(
+            inputs_embeds=torch.randn(1, rows, text.config.hidden_size),
+            position_ids=positions if axes == 1 else positions.unsqueeze(1),
+            use_cache=False,
+        )
+        assert all(layer in entered for layer in text.layers)
+        assert [module for module in around if module in entered] == expected
+    assert not told
+    torch._dynamo.reset()
