@@ -10,6 +10,8 @@ from beheld.checkpoint.weights import check_weights
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 
+EMBEDDED = "mote"
+
 
 def resolve(args: EngineArgs) -> Path:
     """The local folder of `args.model`: the embedded model, a folder, or a repository of the Hugging Face hub.
@@ -20,10 +22,11 @@ def resolve(args: EngineArgs) -> Path:
     Raises:
         ModelError: it is none of these, with what to do.
     """
-    if args.model is None:
+    if _is_embedded(args.model):
         from beheld import mote
 
         return mote.path()
+    assert args.model is not None
     given = Path(args.model).expanduser()
     if given.is_dir():
         if not (given / CONFIG).is_file():
@@ -37,7 +40,7 @@ def resolve(args: EngineArgs) -> Path:
     if args.model.startswith((".", "/", "~")) or args.model.count("/") != 1:
         raise ModelError(
             f"There is no folder {args.model!r}, and it is not a hub name of the form owner/name.",
-            "Check the spelling, or leave the model out to use the embedded one.",
+            f"Check the spelling, or leave the model out (or say {EMBEDDED}) to use the embedded one.",
         )
     return _repository(args, args.model, args.revision).described()
 
@@ -50,8 +53,9 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
     Raises:
         ModelError: some are missing; it says which.
     """
-    if args.model is None or args.load_format == "dummy":
+    if _is_embedded(args.model) or args.load_format == "dummy":
         return
+    assert args.model is not None
     if Path(args.model).expanduser().is_dir():
         check_weights(path, args.model)
     else:
@@ -69,6 +73,11 @@ def resolve_tokenizer(args: EngineArgs, model_path: Path) -> Path:
     if Path(args.tokenizer).expanduser().is_dir():
         return Path(args.tokenizer).expanduser()
     return _repository(args, args.tokenizer, args.tokenizer_revision).tokenizer()
+
+
+def _is_embedded(model: str | None) -> bool:
+    """True if nothing is named, or the embedded model by its name and no folder that happens to be called so."""
+    return model is None or (model == EMBEDDED and not Path(model).exists())
 
 
 def _repository(args: EngineArgs, name: str, revision: str | None) -> Repository:

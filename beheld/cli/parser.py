@@ -130,8 +130,9 @@ class Parser(argparse.ArgumentParser):
                 self.error(str(error))
             if own is not None:
                 return 0 if equals else own
-        known = [flag for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
-        near = nearest(f"--{key.lstrip('-')}", known)
+        known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
+        # What all flags begin with is no likeness.
+        near = nearest(key.lstrip("-"), known).replace("'", "'--", 1)
         self.error(f"unknown flag {name}. {near}".strip())
 
 

@@ -26,8 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     from beheld.api.plan import plan
 
-    model = None if arguments.model == "mote" else arguments.model
-    args = EngineArgs(model=model, trust_remote_code=arguments.trust_remote_code)
+    args = EngineArgs(model=arguments.model, trust_remote_code=arguments.trust_remote_code)
     made = plan(args, references(arguments.media))
     if arguments.json:
         print(json.dumps(made))

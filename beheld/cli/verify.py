@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.verify.run import verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
-    args = EngineArgs(model=None if arguments.model == "mote" else arguments.model, **options)
+    args = EngineArgs(model=arguments.model, **options)
     if not refs and not arguments.text_only and arguments.prompt is None:
         refs = made_up_of(args)
     question = question_of(

@@ -334,8 +334,9 @@ def _dtype(wanted: str, info: ModelInfo, device: str) -> str:
             return "float32"
         return wanted
     if wanted not in _DTYPES:
+        known = ("auto", *_DTYPES)
         raise ConfigError(
-            f"There is no dtype {wanted!r}.", nearest(wanted, _DTYPES) or f"Known: {_DTYPES}.", param="dtype"
+            f"There is no dtype {wanted!r}.", nearest(wanted, known) or f"Known: {', '.join(known)}.", param="dtype"
         )
     return wanted
 
@@ -364,7 +365,8 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
         count = limit.get("count", _MANY) if isinstance(limit, dict) else limit
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigError(
-                f"limit_mm_per_prompt[{modality!r}] must be a whole number, got {limit!r}.", param="limit_mm_per_prompt"
+                f"limit_mm_per_prompt[{modality!r}] must be a whole number from 0, got {limit!r}.",
+                param="limit_mm_per_prompt",
             )
         if modality in limits:
             limits[modality] = count

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from beheld import LLM, EngineArgs, LoRARequest, SamplingParams
+from beheld import LLM, EngineArgs, LoRARequest, SamplingParams, mote
+from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.errors import (
     BeheldError,
     ConfigError,
@@ -54,6 +55,20 @@ def ids(outputs: list[Any]) -> list[list[int]]:
 def test_unknown_option_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"max_modle_len.*max_model_len"):
         LLM("x", max_modle_len=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dtype": "int8"}, "There is no dtype 'int8'. Known: auto, float32, bfloat16, float16."),
+        ({"dtype": "bflot16"}, "There is no dtype 'bflot16'. Did you mean 'bfloat16'?"),
+        ({"limit_mm_per_prompt": {"image": -1}}, "limit_mm_per_prompt['image'] must be a whole number from 0, got -1."),
+    ],
+)
+def test_a_value_that_does_not_exist_is_told_with_those_that_do(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LLM(**options)
+    assert str(caught.value) == told
 
 
 def test_a_wrong_chat_template_is_told_of_at_once() -> None:
@@ -151,6 +166,16 @@ def test_what_is_not_a_model(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("not json")
     with pytest.raises(ModelError, match="cannot be read"):
         LLM(str(tmp_path))
+
+
+def test_mote_is_the_embedded_model_unless_a_folder_is_called_so(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = EngineArgs(model="mote")
+    assert resolve(args) == resolve(EngineArgs()) == mote.path()
+    fetch_weights(args, mote.path())
+    (tmp_path / "mote").mkdir()
+    with pytest.raises(ModelError, match="The folder 'mote' is not a model"):
+        resolve(args)
 
 
 def test_dummy_weights_need_no_weight_file(tmp_path: Any) -> None:

@@ -40,6 +40,7 @@ def read(*words: str) -> argparse.Namespace:
         (["serve", "--max-modle-len", "5"], "unknown flag --max-modle-len. Did you mean '--max-model-len'?"),
         (["serve", "m", "--max_modle_len=5"], "unknown flag --max_modle_len. Did you mean '--max-model-len'?"),
         (["serve", "--api", "x"], "unknown flag --api. Did you mean '--api-key'?"),
+        (["serve", "--bogus", "3"], "unknown flag --bogus. All flags: beheld serve --help"),
         (["serve", "--max-model", "5"], "unknown flag --max-model."),
         (["ask", "pic.jpg", "--temprature", "1", "Why?"], "unknown flag --temprature. Did you mean '--temperature'?"),
         (["chat", "--sytem", "x"], "Did you mean '--system'?"),
