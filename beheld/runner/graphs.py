@@ -130,7 +130,8 @@ class DecodeGraphs:
         lora = self._adapter.lora.slots(slots_B) if kind == "lora" and self._adapter.lora is not None else None
         with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
             embeds_BH = self._adapter.embed(ids_B)
-            positions_XB = position_B.expand(self._axes, size)
+            # Lying as in any other step: rotations of a single row would be compiled once more for that.
+            positions_XB = position_B.expand(self._axes, size).contiguous()
             logits_BV = self._adapter.forward(embeds_BH, positions_XB, self._counting_B[:size])
         if _shares_logits(size):
             if self._logits_BV is None:
