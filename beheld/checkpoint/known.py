@@ -312,8 +312,8 @@ JOINED = frozenset({"glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "molmo2", "
 embeddings that its own towers make of each item."""
 ON_A_GPU = frozenset(
     (
-        *("chameleon", "ernie4_5_vl_moe", "florence2", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava_onevision"),
-        *("mllama", "molmo2", "paligemma", "phi4_mm", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"),
+        *("chameleon", "ernie4_5_vl_moe", "florence2", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava"),
+        *("llava_onevision", "mllama", "molmo2", "paligemma", "phi4_mm", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"),
     )
 )
 """Families whose tokens are also compared on a GPU, with graphs and compiled layers."""
