@@ -282,7 +282,7 @@ def test_large_answers_leave_no_descriptors(pool: WorkerPool) -> None:
 
 
 def test_a_worker_keeps_the_memory_of_its_last_item() -> None:
-    """Mapped anew for each item, its arrays took half of the time that preparing five tiles of 384 x 384 takes."""
+    """Mapped anew for each item, its arrays took a third of the time that preparing five tiles of 384 x 384 took."""
     made = make(1)
     try:
         size = 8 * MIB
