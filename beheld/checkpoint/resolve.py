@@ -10,7 +10,7 @@ from beheld.checkpoint.weights import check_weights
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 
-EMBEDDED = "mote"
+_EMBEDDED = "mote"
 
 
 def resolve(args: EngineArgs) -> Path:
@@ -22,27 +22,27 @@ def resolve(args: EngineArgs) -> Path:
     Raises:
         ModelError: it is none of these, with what to do.
     """
-    if _is_embedded(args.model):
+    name = _named(args)
+    if name is None:
         from beheld import mote
 
         return mote.path()
-    assert args.model is not None
-    given = Path(args.model).expanduser()
+    given = Path(name).expanduser()
     if given.is_dir():
         if not (given / CONFIG).is_file():
             raise ModelError(
-                f"The folder {args.model!r} is not a model: it has no {CONFIG}.",
+                f"The folder {name!r} is not a model: it has no {CONFIG}.",
                 "Give the folder that holds config.json, the tokenizer and the weights.",
             )
         return given
     if given.exists():
-        raise ModelError(f"{args.model!r} is a file.", "Give the folder that holds the model, or a hub name.")
-    if args.model.startswith((".", "/", "~")) or args.model.count("/") != 1:
+        raise ModelError(f"{name!r} is a file.", "Give the folder that holds the model, or a hub name.")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
-            f"There is no folder {args.model!r}, and it is not a hub name of the form owner/name.",
-            f"Check the spelling, or leave the model out (or say {EMBEDDED}) to use the embedded one.",
+            f"There is no folder {name!r}, and it is not a hub name of the form owner/name.",
+            f"Check the spelling, or leave the model out (or say {_EMBEDDED}) to use the embedded one.",
         )
-    return _repository(args, args.model, args.revision).described()
+    return _repository(args, name, args.revision).described()
 
 
 def fetch_weights(args: EngineArgs, path: Path) -> None:
@@ -53,13 +53,13 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
     Raises:
         ModelError: some are missing; it says which.
     """
-    if _is_embedded(args.model) or args.load_format == "dummy":
+    name = _named(args)
+    if name is None or args.load_format == "dummy":
         return
-    assert args.model is not None
-    if Path(args.model).expanduser().is_dir():
-        check_weights(path, args.model)
+    if Path(name).expanduser().is_dir():
+        check_weights(path, name)
     else:
-        _repository(args, args.model, args.revision).complete(path)
+        _repository(args, name, args.revision).complete(path)
 
 
 def resolve_tokenizer(args: EngineArgs, model_path: Path) -> Path:
@@ -75,9 +75,9 @@ def resolve_tokenizer(args: EngineArgs, model_path: Path) -> Path:
     return _repository(args, args.tokenizer, args.tokenizer_revision).tokenizer()
 
 
-def _is_embedded(model: str | None) -> bool:
-    """True if nothing is named, or the embedded model by its name and no folder that happens to be called so."""
-    return model is None or (model == EMBEDDED and not Path(model).exists())
+def _named(args: EngineArgs) -> str | None:
+    """The model that was named; None for the embedded one, unless a folder happens to be called as it is."""
+    return None if args.model == _EMBEDDED and not Path(_EMBEDDED).exists() else args.model
 
 
 def _repository(args: EngineArgs, name: str, revision: str | None) -> Repository:

@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 
 # Fewer like layers than this are not worth a compiler's time.
 _STACK = 4
-# What most text models have before and behind their layers: a dozen kernels each, of a microsecond or two.
+# What most text models have before and behind their layers: about ten kernels each, of a microsecond or two.
 _AROUND = ("rotary_emb", "norm")
 
 

@@ -73,7 +73,6 @@ class DecodeGraphs:
     ) -> None:
         self._adapter, self._backend, self._kv = adapter, backend, kv
         self._groups = info.paged_groups
-        self._kv_heads = {layer.group: layer.keys.shape[2] for layer in kv.values()}
         self._axes = info.position_axes
         self._block_size = config.block_size
         self._rows = rows
@@ -112,8 +111,9 @@ class DecodeGraphs:
                 tables_BN=self._tables_GRN[index].index_select(0, rows_B),
                 window=group.window,
                 chunk=group.chunk,
-                # Only a single row's kernels start early and can do something before it is their turn.
-                kv_heads=self._kv_heads[index] if size == 1 else None,
+                # Only a single row's kernels start early and can do something before it is their turn; convolutions
+                # have no plan.
+                kv_heads=group.num_kv_heads if size == 1 and group.kind != "conv" else None,
             )
             for index, group in enumerate(self._groups)
         )

@@ -10,7 +10,7 @@ import ctypes
 import sys
 
 # Parameters of mallopt(3), and values: buffers up to 32 MiB (the most glibc allows) come from the heap, which grows by
-# 64 MiB and is given back only when more than 2 GiB at its end are free, unless less is said.
+# 64 MiB and is given back only when more than 2 GiB at its end are free. Where less is to be kept, it grows by less.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MMAP_THRESHOLD, _TOP_PAD, _MOST_KEPT = 32 << 20, 64 << 20, (1 << 31) - 1
 _M_ARENA_MAX = -8

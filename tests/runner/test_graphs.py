@@ -255,8 +255,13 @@ def test_a_single_row_may_be_planned_before_all_layers(
             done.clear()
             made._step(("plain", size))
             assert [name for name, _ in done[:3]] == ["begin", "embed", "attend"]
-            heads = [group.num_kv_heads if size == 1 else None for group in made._groups]
-            assert done[0][1] == heads
+            heads = {layer.group: layer.keys.shape[2] if size == 1 else None for layer in made._kv.values()}
+            assert done[0][1] == [heads[index] for index in range(len(made._groups))]
+        # No kernel would read the plan of what convolves.
+        monkeypatch.setattr(made, "_groups", tuple(dataclasses.replace(group, kind="conv") for group in made._groups))
+        done.clear()
+        made._step(("plain", 1))
+        assert done[0][1] == [None] * len(made._groups)
 
 
 def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
