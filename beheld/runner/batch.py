@@ -19,20 +19,47 @@ from beheld.runner.staging import to_device
 
 
 @dataclass(eq=False)
+class Layout:
+    """One step's numbers, on the host.
+
+    Attributes:
+        slices: the plan's slices in the order of the batch: those of one token first.
+        counts: tokens of each slice.
+        first_token: where each slice's tokens start in the batch.
+        arrays: by name what the device is to know, see `_tokens` and `_positions`; "wanted": places of the tokens whose
+            logits are wanted; "sampled": where in Rows.newest_P the tokens that are sampled will stand.
+        sampling: slices that sample, in order; the first len(sampling) of the wanted tokens are theirs.
+        lora_slots_T: the slot of each token's LoRA adapter (0: none).
+        prompt_targets: of slices that report prompt log-probabilities: (slice, its part of the wanted, ids predicted).
+        both_ways: see AttnMetadata.
+    """
+
+    slices: list[SeqSlice]
+    counts: list[int]
+    first_token: list[int]
+    arrays: dict[str, np.ndarray]
+    sampling: list[SeqSlice]
+    lora_slots_T: np.ndarray
+    prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
+    both_ways: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def num_decodes(self) -> int:
+        """Slices of one token."""
+        return sum(count == 1 for count in self.counts)
+
+
+@dataclass(eq=False)
 class Batch:
     """One step's tensors.
 
     Attributes:
-        slices: the plan's slices in the order of the batch: those of one token first.
-        first_token: where each slice's tokens start in the batch.
+        slices, first_token, sampling, lora_slots_T, prompt_targets: see Layout.
         ids_T: token ids (0 where an embedding will be merged in).
         positions_XT: rotary positions.
         metadata: for attention.
         wanted_S: batch indices of the tokens whose logits are wanted.
-        sampling: slices that sample, in order; the first len(sampling) of wanted_S are theirs.
-        sampled_P: where in Rows.newest_P their tokens will stand, on the device.
-        lora_slots_T: the slot of each token's LoRA adapter (0: none), on the host.
-        prompt_targets: of slices that report prompt log-probabilities: (slice, its part of wanted_S, ids predicted).
+        sampled_P: where in Rows.newest_P the sampled tokens will stand, on the device.
     """
 
     slices: list[SeqSlice]
@@ -47,40 +74,46 @@ class Batch:
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
 
 
-def build(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Batch:
-    """Flatten the slices; see Batch."""
+def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout:
+    """Flatten the slices; see Layout."""
     ordered = sorted(slices, key=lambda s: s.stop - s.start > 1)
     counts = [s.stop - s.start for s in ordered]
-    stops = np.cumsum(counts)
-    first_token = [int(stop) - count for stop, count in zip(stops, counts, strict=True)]
+    stops = np.cumsum(counts).tolist()
+    first_token = [stop - count for stop, count in zip(stops, counts, strict=True)]
     sampling = [s for s in ordered if s.samples]
-    wanted = [int(stop) - 1 for s, stop in zip(ordered, stops, strict=True) if s.samples]
+    wanted = [stop - 1 for s, stop in zip(ordered, stops, strict=True) if s.samples]
     targets: list[tuple[SeqSlice, slice, np.ndarray]] = []
     for piece, first in zip(ordered, first_token, strict=True):
         _want_prompt(piece, first, rows, wanted, targets)
     arrays = {
-        **_tokens(ordered, first_token, int(stops[-1]), rows),
-        **_layout(ordered, counts, rows, info, block_size),
+        **_tokens(ordered, first_token, stops[-1], rows),
+        **_positions(ordered, counts, rows, info, block_size),
         "wanted": np.array(wanted, dtype=np.int64),
         "sampled": rows.newest_places([s.row for s in sampling], [s.stop for s in sampling]),
     }
-    made = to_device(arrays, rows.newest_P.device)
+    lora_slots_T = np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts)
+    both_ways = _both_ways(ordered, rows, info)
+    return Layout(ordered, counts, first_token, arrays, sampling, lora_slots_T, targets, both_ways)
+
+
+def build(laid: Layout, rows: Rows, info: ModelInfo, block_size: int) -> Batch:
+    """Take a step's numbers to the device."""
+    made = to_device(laid.arrays, rows.newest_P.device)
     ids_T = made["ids"]
-    if arrays["places"].shape[1]:
+    if laid.arrays["places"].size:
         # A token sampled since admission is not known on the host.
-        places, sources = made["places"]
-        ids_T.index_copy_(0, places, rows.newest_P.index_select(0, sources))
+        ids_T.index_copy_(0, made["places"], rows.newest_P.index_select(0, made["sources"]))
     return Batch(
-        slices=ordered,
-        first_token=first_token,
+        slices=laid.slices,
+        first_token=laid.first_token,
         ids_T=ids_T,
         positions_XT=made["positions"],
-        metadata=_metadata(ordered, counts, rows, info, block_size, made),
+        metadata=_metadata(laid, rows, info, block_size, made),
         wanted_S=made["wanted"],
-        sampling=sampling,
+        sampling=laid.sampling,
         sampled_P=made["sampled"],
-        lora_slots_T=np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts),
-        prompt_targets=targets,
+        lora_slots_T=laid.lora_slots_T,
+        prompt_targets=laid.prompt_targets,
     )
 
 
@@ -98,26 +131,33 @@ def _want_prompt(
 
 
 def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> dict[str, np.ndarray]:
-    """Ids and positions; and where tokens sampled since admission go, with where in Rows.newest_P they stand."""
+    """Ids and positions; and of tokens sampled since admission, which the host does not know, the places in the batch,
+    with where in Rows.newest_P they stand (sources).
+    """
     axes = rows[slices[0].row].positions_XN.shape[0]
     ids = np.zeros(total, dtype=np.int64)
     positions = np.zeros((axes, total), dtype=np.int64)
-    on_device: list[int] = []
-    sampled: list[SeqSlice] = []
-    for piece, first in zip(slices, first_token, strict=True):
+    row_index = np.array([s.row for s in slices])
+    starts = np.array([s.start for s in slices])
+    sampled = starts >= rows.known_R[row_index]
+    for index in np.flatnonzero(~sampled).tolist():
+        piece, first = slices[index], first_token[index]
         row = rows[piece.row]
-        if piece.start >= len(row.token_ids):
-            assert piece.stop == piece.start + 1, "only one sampled token is known at a time"
-            positions[:, first] = rows.position_of(piece.start, row.delta)
-            on_device.append(first)
-            sampled.append(piece)
-        else:
-            place = slice(first, first + piece.stop - piece.start)
-            ids[place] = row.token_ids[piece.start : piece.stop]
-            positions[:, place] = row.positions_XN[:, piece.start : piece.stop]
-            _blank_embeds(ids, first, piece, rows)
-    sources = rows.newest_places([s.row for s in sampled], [s.start for s in sampled])
-    return {"ids": ids, "positions": positions, "places": np.stack([np.array(on_device, dtype=np.int64), sources])}
+        place = slice(first, first + piece.stop - piece.start)
+        ids[place] = row.token_ids[piece.start : piece.stop]
+        positions[:, place] = row.positions_XN[:, piece.start : piece.stop]
+        _blank_embeds(ids, first, piece, rows)
+    assert all(slices[index].stop == slices[index].start + 1 for index in np.flatnonzero(sampled).tolist()), (
+        "only one sampled token is known at a time"
+    )
+    places, row_index, starts = np.array(first_token)[sampled], row_index[sampled], starts[sampled]
+    positions[:, places] = rows.position_of(starts, rows.delta_R[row_index])
+    return {
+        "ids": ids,
+        "positions": positions,
+        "places": places.astype(np.int64),
+        "sources": rows.newest_places(row_index, starts),
+    }
 
 
 def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> None:
@@ -176,7 +216,7 @@ def _ahead(where: str, group: KVGroup) -> str:
     return "never" if where == "windowed media" and group.window is None else "ranges"
 
 
-def _layout(
+def _positions(
     slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int
 ) -> dict[str, np.ndarray]:
     """What attention reads on the device: lengths, bounds of the sequences' tokens, each group's slots and tables."""
@@ -199,15 +239,8 @@ def _layout(
     return made
 
 
-def _metadata(
-    slices: list[SeqSlice],
-    counts: list[int],
-    rows: Rows,
-    info: ModelInfo,
-    block_size: int,
-    made: Mapping[str, Tensor],
-) -> AttnMetadata:
-    """The layout as attention knows it, from what `_layout` gave once it is on the device."""
+def _metadata(laid: Layout, rows: Rows, info: ModelInfo, block_size: int, made: Mapping[str, Tensor]) -> AttnMetadata:
+    """The layout as attention knows it, from what `_positions` gave once it is on the device."""
     groups = tuple(
         GroupMetadata(
             slots_T=made[f"slots {index}"],
@@ -219,13 +252,13 @@ def _metadata(
         for index, group in enumerate(info.paged_groups)
     )
     return AttnMetadata(
-        num_decodes=sum(count == 1 for count in counts),
-        starts=tuple(s.start for s in slices),
-        lengths=tuple(s.stop for s in slices),
+        num_decodes=laid.num_decodes,
+        starts=tuple(s.start for s in laid.slices),
+        lengths=tuple(s.stop for s in laid.slices),
         lengths_B=made["lengths"],
         cu_q_B1=made["bounds"],
         groups=groups,
         block_size=block_size,
-        both_ways=_both_ways(slices, rows, info),
-        sequences=tuple(rows[s.row].serial for s in slices),
+        both_ways=laid.both_ways,
+        sequences=tuple(rows[s.row].serial for s in laid.slices),
     )

@@ -22,6 +22,7 @@ def capture(
     sizes: Sequence[Size],
     step: Callable[[Size], Out],
     *,
+    before: Callable[[Size], None] | None = None,
     first: Collection[Size] = (),
     long: Collection[Size] = (),
     show_progress: bool,
@@ -32,6 +33,7 @@ def capture(
     Args:
         sizes: the largest first, so that the others fit into its memory.
         step: launches the work of a size, on tensors that stay in place.
+        before: makes what a size reads fit to be computed.
         first: sizes beside the first of all that take another way through the model than the others.
         long: sizes that are not tried: that takes longer than what it saves their first use.
         show_progress: show a bar.
@@ -50,6 +52,8 @@ def capture(
     # `torch.cuda.graph` would give all cached memory back to the driver and take it anew for each of them.
     with torch.inference_mode(), torch.cuda.stream(stream):
         for size in sizes:
+            if before is not None:
+                before(size)
             # What is compiled or chosen in the first pass, a choice between kernels by their times say, cannot be
             # captured. Later sizes only load kernels that are compiled for them, which a relaxed capture allows.
             if not graphs or size in first:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -113,23 +113,37 @@ class EncoderStore:
             step    ... | first_token ......................... |
             span          start of slice .. span.start .. span.stop .. stop of slice
         """
+        for place, source_EH in self.taken(start, stop, spans):
+            if isinstance(place, range):
+                rows: slice | Tensor = slice(place.start + first_token, place.stop + first_token)
+            else:
+                rows = torch.from_numpy(place + first_token).to(embeds_TH.device)
+            embeds_TH[rows, : source_EH.shape[1]] = source_EH
+
+    def taken(self, start: int, stop: int, spans: Sequence[SpanView]) -> Iterator[tuple[range | np.ndarray, Tensor]]:
+        """For each span that brings embeddings to positions `start` to `stop`: which of these, counted from `start`,
+        and the embeddings (E, H).
+
+        Raises:
+            StepError: they are not there; the message says why.
+        """
         for span in spans:
             low, high = max(start, span.start), min(stop, span.stop)
             if low >= high:
                 continue
-            target = first_token + low - start
             if span.embed_mask is None:
                 source = self._source(span)
-                place = slice(target, target + high - low)
-                embeds_TH[place, : source.shape[1]] = source[low - span.start : high - span.start]
+                whole = high - low == len(source)
+                yield (
+                    range(low - start, high - start),
+                    source if whole else source[low - span.start : high - span.start],
+                )
                 continue
             mask = np.array(span.embed_mask)
             before, inside = int(mask[: low - span.start].sum()), mask[low - span.start : high - span.start]
             count = int(inside.sum())
             if count:
-                index = torch.from_numpy(np.flatnonzero(inside) + target).to(embeds_TH.device)
-                source = self._source(span)
-                embeds_TH[index, : source.shape[1]] = source[before : before + count]
+                yield np.flatnonzero(inside) + (low - start), self._source(span)[before : before + count]
 
     def states(self, span: SpanView) -> Tensor:
         """Keys and values of an item beside the text, (E, L, 2, K, C).

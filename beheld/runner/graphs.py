@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 # the next one will (Rows.newest_places), then one slot per KV group.
 _FIELDS = 6
 # The engine has at most two steps in flight; a third buffer is never being read while it is written.
-_RING = 3
+RING = 3
 # Graphs of more rows have one place for their logits, at the price of a copy: 1,024 rows take half a gigabyte for a
 # vocabulary of 262,144, and each graph would keep its own.
 _OWN_LOGITS = 512
@@ -60,7 +60,11 @@ def _shares_logits(size: int) -> bool:
 
 
 class DecodeGraphs:
-    """Captures and replays decode steps."""
+    """Captures and replays decode steps.
+
+    Attributes:
+        tables_GRN: block tables on the device; right after `refresh_tables`.
+    """
 
     def __init__(
         self,
@@ -81,11 +85,11 @@ class DecodeGraphs:
         fields = _FIELDS + len(self._groups)
         self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
         self._pinned = device.type == "cuda"
-        self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=self._pinned) for _ in range(_RING)]
+        self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=self._pinned) for _ in range(RING)]
         self._turn = 0
         self._counting_B = torch.arange(most, device=device)
         self._bounds_B1 = torch.arange(most + 1, dtype=torch.int32, device=device)
-        self._tables_GRN = torch.tensor(rows.tables_GRN, device=device)
+        self.tables_GRN = torch.tensor(rows.tables_GRN, device=device)
         self._logits_BV: Tensor | None = None
         # By whether rows may have LoRA adapters, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
@@ -108,7 +112,7 @@ class DecodeGraphs:
         groups = tuple(
             GroupMetadata(
                 slots_T=self._input_FB[_FIELDS + index, :size],
-                tables_BN=self._tables_GRN[index].index_select(0, rows_B),
+                tables_BN=self.tables_GRN[index].index_select(0, rows_B),
                 window=group.window,
                 chunk=group.chunk,
                 # Only a single row's kernels start early and can do something before it is their turn; convolutions
@@ -156,7 +160,7 @@ class DecodeGraphs:
         size = next(size for size in self._sizes if size >= count)
         self.refresh_tables()
         host = self._host[self._turn]
-        self._turn = (self._turn + 1) % _RING
+        self._turn = (self._turn + 1) % RING
         self._fill(host.numpy(), rows, starts)
         self._input_FB.copy_(host, non_blocking=True)
         kind = "lora" if self._rows.lora_slots_R[rows].any() else "plain"
@@ -170,8 +174,8 @@ class DecodeGraphs:
         if changes is None:
             return
         # Forgotten only when they are on their way: a step that failed before is launched again with all of them.
-        index, values = to_device({"changes": changes}, self._tables_GRN.device)["changes"]
-        self._tables_GRN.view(-1).index_copy_(0, index, values.int())
+        index, values = to_device({"changes": changes}, self.tables_GRN.device)["changes"]
+        self.tables_GRN.view(-1).index_copy_(0, index, values.int())
         self._rows.forget_changes()
 
     def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:

@@ -2,8 +2,8 @@
 
 Launching some ten kernels for each of a model's layers takes the host longer than a few hundred tokens take the
 device, and many times longer while threads of the same interpreter prepare media: 40 to 110 ms for a step of a 7 B
-model instead of 20. A replay is one call. As in `graphs.py`, all that changes lies in tensors that stay in place; here
-the step's own tensors are copied into them, padded:
+model instead of 20. A replay is one call. As in `graphs.py`, all that changes lies in tensors that stay in place; the
+step's numbers come there in one copy (mixed_layout.py), padded:
 
     tokens      d0 d1 .. | p0 p0 p0 p1 p1 ..... |     d: decode, one token each, padded to `decodes` of the graph
     sequences    0  1 .. |    D        D + 1 .. |     p: prefill, padded to its `tokens` and `sequences`
@@ -11,7 +11,7 @@ the step's own tensors are copied into them, padded:
 Padding that decodes has length 1 and slot 0, as in `graphs.py`; other padding has slot 0 and belongs to no sequence, so
 that no tile of attention's work holds it.
 
-Shapes: T tokens, B sequences (padded), S wanted logits, G KV groups, X position axes, H width of the inputs.
+Shapes: T tokens, B sequences (padded), S wanted logits, V vocabulary, H width of the inputs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +28,12 @@ from beheld.attention.backend import AttentionBackend, AttnMetadata, GroupMetada
 from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
-from beheld.runner.batch import Batch
+from beheld.runner.batch import Layout
 from beheld.runner.capture import capture
+from beheld.runner.encoder import EncoderStore
+from beheld.runner.graphs import RING, DecodeGraphs
+from beheld.runner.mixed_layout import Plan, Size, lay_in
+from beheld.runner.rows import Rows
 from beheld.runner.tail import FEWEST_ON_GPU
 
 # A step of few sequences computes logits of few rows, which its first token need not wait for.
@@ -47,22 +52,6 @@ _TRIED = 1024
 _MOST_PADDING = 512
 # As part of a small graph, a decoding sequence's keys are not split: with more of them than this, it had better be.
 _MOST_KEYS = 4096
-
-
-class Size(NamedTuple):
-    """What a graph holds.
-
-    Attributes:
-        tokens: of sequences that prefill; with no `decodes`, those that decode are among them.
-        sequences: that prefill; where some decode apart, of both together.
-        decodes: sequences that decode.
-        prefixes: True if sequences may continue what the cache holds.
-    """
-
-    tokens: int
-    sequences: int
-    decodes: int = 0
-    prefixes: bool = True
 
 
 class Need(NamedTuple):
@@ -123,34 +112,33 @@ class MixedGraphs:
         kv: dict[int, LayerKV],
         info: ModelInfo,
         config: EngineConfig,
-        blocks_per_row: int,
+        rows: Rows,
+        encoder: EncoderStore,
+        decode: DecodeGraphs,
     ) -> None:
         self._adapter, self._backend, self._kv = adapter, backend, kv
         self._groups = info.kv_groups
         self._block_size = config.block_size
+        self._rows, self._encoder, self._decode = rows, encoder, decode
         device = adapter.device
         self._sizes = ladder(config)
         self._kept_rows = kept_rows(config)
         self._logits_SV: Tensor | None = None
+        self._plans = {size: Plan.of(size, info.position_axes, len(self._groups)) for size in self._sizes}
         most = max(size.tokens + size.decodes for size in self._sizes)
-        sequences = max(size.sequences + size.decodes for size in self._sizes)
+        num_bytes = max(plan.num_bytes for plan in self._plans.values())
         # A tensor made outside of inference mode is of another kind to the compiler, which would compile all anew.
         with torch.inference_mode():
-            width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
-            self._embeds_TH = torch.zeros(most, width, dtype=adapter.dtype, device=device)
-            self._positions_XT = torch.zeros(info.position_axes, most, dtype=torch.int64, device=device)
-            self._slots_GT = torch.zeros(len(self._groups), most, dtype=torch.int64, device=device)
-            self._wanted_S = torch.zeros(sequences, dtype=torch.int64, device=device)
-            # The sequence of each wanted token, and how many positions that token sees.
-            self._owners_S = torch.zeros(sequences, dtype=torch.int64, device=device)
-            self._seen_S = torch.ones(sequences, dtype=torch.int32, device=device)
-            self._starts_B = torch.zeros(sequences, dtype=torch.int32, device=device)
-            self._lengths_B = torch.ones(sequences, dtype=torch.int32, device=device)
-            self._bounds_B1 = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+            hidden = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
+            self._embeds_TH = torch.zeros(most, hidden, dtype=adapter.dtype, device=device)
+            self._flat = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            sequences = max(size.sequences + size.decodes for size in self._sizes)
             self._counting_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
-            self._tables_GBN = torch.zeros(
-                len(self._groups), sequences, blocks_per_row, dtype=torch.int32, device=device
-            )
+            self._fields = {size: plan.on_device(self._flat) for size, plan in self._plans.items()}
+        pinned = device.type == "cuda"
+        self._host = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(RING)]
+        self._arrays = [{size: plan.on_host(host.numpy()) for size, plan in self._plans.items()} for host in self._host]
+        self._turn = 0
         self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:
@@ -160,37 +148,45 @@ class MixedGraphs:
             NotCapturedError: a step does something that no graph can hold.
         """
         sizes = self._sizes[::-1]
-        first = [size for size in sizes if not size.prefixes][:1]
-        long = [size for size in sizes if size.tokens > _TRIED]
         self._graphs = capture(
-            sizes, self._step, first=first, long=long, show_progress=show_progress, name="graphs of mixed steps"
+            sizes,
+            self._step,
+            before=self._blank,
+            first=[size for size in sizes if not size.prefixes][:1],
+            long=[size for size in sizes if size.tokens > _TRIED],
+            show_progress=show_progress,
+            name="graphs of mixed steps",
         )
+
+    @torch.inference_mode()
+    def _blank(self, size: Size) -> None:
+        """A step of nothing but padding: what lies there for another size would mean anything."""
+        self._flat.zero_()
+        self._fields[size].lengths_B.fill_(1)
+        self._fields[size].seen_S.fill_(1)
 
     def _step(self, size: Size) -> Tensor:
         """The step itself, on the tensors that stay in place."""
-        tokens, sequences = size.tokens + size.decodes, size.sequences + size.decodes
+        fields, sequences = self._fields[size], size.sequences + size.decodes
         groups = tuple(
-            GroupMetadata(
-                self._slots_GT[index, :tokens], self._tables_GBN[index, :sequences], group.window, chunk=group.chunk
-            )
-            for index, group in enumerate(self._groups)
+            GroupMetadata(slots_T, tables_RN.index_select(0, fields.rows_B), group.window, chunk=group.chunk)
+            for group, slots_T, tables_RN in zip(self._groups, fields.slots_GT, self._decode.tables_GRN, strict=True)
         )
         metadata = AttnMetadata(
             num_decodes=size.decodes,
             starts=(int(size.prefixes),) * sequences,
             lengths=(1,) * sequences,
-            lengths_B=self._lengths_B[:sequences],
-            cu_q_B1=self._bounds_B1[: sequences + 1],
+            lengths_B=fields.lengths_B,
+            cu_q_B1=fields.bounds_B,
             groups=groups,
             block_size=self._block_size,
-            starts_B=self._starts_B[:sequences],
+            starts_B=fields.starts_B,
         )
         self._backend.begin(metadata)
         tail = self._tail(size, metadata)
         with forward_context(ForwardContext(self._backend, metadata, self._kv, tail=tail)):
-            logits_SV = self._adapter.forward(
-                self._embeds_TH[:tokens], self._positions_XT[:, :tokens], self._wanted_S[: size.sequences]
-            )
+            embeds_TH = self._embeds_TH[: size.tokens + size.decodes]
+            logits_SV = self._adapter.forward(embeds_TH, fields.positions_XT, fields.wanted_S)
         if self._logits_SV is None:
             # In the first pass of all, which is not captured. Some thirty graphs would each keep their own.
             self._logits_SV = logits_SV.new_empty(self._kept_rows, logits_SV.shape[-1])
@@ -199,25 +195,23 @@ class MixedGraphs:
     def _tail(self, size: Size, metadata: AttnMetadata) -> Tail | None:
         """As runner/tail.py makes it, of tensors that stay in place.
 
-        Padding is the first token, again and again, which sees itself alone: all that stands before it would be read as
-        often.
+        Padding sees itself alone: all that stands before the first token would be read as often.
         """
-        first = self._adapter.tail_from
+        first, fields = self._adapter.tail_from, self._fields[size]
         if first is None or size.tokens < FEWEST_ON_GPU:
             return None
-        wanted_S, owners_S = self._wanted_S[: size.sequences], self._owners_S[: size.sequences]
         tail = replace(
             metadata,
             num_decodes=size.sequences,
             starts=(0,) * size.sequences,
             lengths=(1,) * size.sequences,
-            lengths_B=self._seen_S[: size.sequences],
+            lengths_B=fields.seen_S,
             cu_q_B1=self._counting_B1[: size.sequences + 1],
             groups=tuple(
                 replace(
                     group,
-                    slots_T=torch.zeros_like(wanted_S),
-                    tables_BN=group.tables_BN.index_select(0, owners_S),
+                    slots_T=torch.zeros_like(fields.wanted_S),
+                    tables_BN=group.tables_BN.index_select(0, fields.owners_S),
                     extra={},
                 )
                 for group in metadata.groups
@@ -226,70 +220,61 @@ class MixedGraphs:
             stored=True,
         )
         self._backend.begin(tail)
-        return Tail(first, wanted_S, tail)
+        return Tail(first, fields.wanted_S, tail)
 
     @staticmethod
     def worth(config: EngineConfig) -> bool:
         """True if steps can be as large as the smallest size."""
         return config.max_num_batched_tokens >= _SMALL[0]
 
-    def _size_of(self, batch: Batch) -> Size | None:
+    def _size_of(self, laid: Layout) -> Size | None:
         """The graph that carries out this step, if one can; those with LoRA adapters go without."""
-        if batch.prompt_targets or batch.metadata.both_ways or batch.lora_slots_T.any():
+        if laid.prompt_targets or laid.both_ways or laid.lora_slots_T.any():
             return None
-        metadata, decodes = batch.metadata, batch.metadata.num_decodes
+        decodes = laid.num_decodes
         need = Need(
-            tokens=batch.ids_T.shape[0] - decodes,
-            sequences=len(metadata.starts) - decodes,
+            tokens=len(laid.arrays["ids"]) - decodes,
+            sequences=len(laid.slices) - decodes,
             decodes=decodes,
-            keys=max(metadata.lengths[:decodes], default=0),
-            prefixes=any(metadata.starts[decodes:]),
+            keys=max((piece.stop for piece in laid.slices[:decodes]), default=0),
+            prefixes=any(piece.start for piece in laid.slices[decodes:]),
         )
         return smallest(self._sizes, need)
 
-    def replay(self, batch: Batch, embeds_TH: Tensor) -> Tensor | None:
-        """Logits (S, V) of this step, which stay valid until the next replay; None if no graph holds such a one."""
-        metadata, size = batch.metadata, self._size_of(batch)
+    def replay(self, laid: Layout) -> tuple[Tensor, Tensor] | None:
+        """Of this step, logits (S, V) of the sequences that sample, and where in Rows.newest_P the tokens that are
+        chosen from them go (S); None if no graph holds such a one. Both stay valid until the next replay.
+
+        Raises:
+            StepError: embeddings are missing.
+        """
+        size = self._size_of(laid)
         if size is None:
             return None
-        # Behind so many sequences, and as many tokens, so much padding follows.
-        split = metadata.num_decodes if size.decodes else 0
-        shift = size.decodes - split
-        last = embeds_TH.shape[0] + shift
-        _spread(self._embeds_TH, embeds_TH, split, shift)
-        for padding in (slice(split, split + shift), slice(last, size.tokens + size.decodes)):
-            self._embeds_TH[padding].zero_()
-            self._slots_GT[:, padding].zero_()
-        for axis, positions_T in zip(self._positions_XT, batch.positions_XT, strict=True):
-            _spread(axis, positions_T, split, shift)
-        for index, group in enumerate(metadata.groups):
-            _spread(self._slots_GT[index], group.slots_T, split, shift)
-            _spread(self._tables_GBN[index, :, : group.tables_BN.shape[1]], group.tables_BN, split, shift)
-        # What an earlier, larger step wanted may lie outside this one.
-        self._wanted_S.zero_()
-        wanted_S = batch.wanted_S
-        self._wanted_S[: wanted_S.shape[0]].copy_(torch.where(wanted_S < split, wanted_S, wanted_S + shift))
-        owners_S = torch.bucketize(wanted_S, metadata.cu_q_B1[1:], right=True)
-        self._seen_S.fill_(1)
-        self._seen_S[: wanted_S.shape[0]].copy_(metadata.lengths_B.index_select(0, owners_S))
-        self._owners_S.zero_()
-        self._owners_S[: wanted_S.shape[0]].copy_(torch.where(owners_S < split, owners_S, owners_S + shift))
-        # A sequence's first position is its length less its tokens of this step.
-        bounds_B1 = metadata.cu_q_B1
-        _spread(self._starts_B, metadata.lengths_B - bounds_B1.diff(), split, shift)
-        _spread(self._lengths_B, metadata.lengths_B, split, shift)
-        self._starts_B[split : split + shift].zero_()
-        self._lengths_B[split : split + shift].fill_(1)
-        self._bounds_B1.fill_(last)
-        self._bounds_B1[: size.decodes + 1].copy_(self._counting_B1[: size.decodes + 1])
-        self._bounds_B1[size.decodes : size.decodes + bounds_B1.shape[0] - split].copy_(bounds_B1[split:] + shift)
+        places: list[np.ndarray] = []
+        sources: list[Tensor] = []
+        for piece, first in zip(laid.slices, laid.first_token, strict=True):
+            spans = self._rows[piece.row].spans
+            if spans and piece.start < spans[-1].stop:
+                for place, source_EH in self._encoder.taken(piece.start, piece.stop, spans):
+                    places.append(np.asarray(place) + first)
+                    sources.append(source_EH)
+        merged = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
+        self._decode.refresh_tables()
+        fields, num_bytes, turn = self._fields[size], self._plans[size].num_bytes, self._turn
+        self._turn = (turn + 1) % RING
+        lay_in(self._arrays[turn][size], size, laid, merged)
+        self._flat[:num_bytes].copy_(self._host[turn][:num_bytes], non_blocking=True)
+        if len(laid.arrays["places"]):
+            newest_B = self._rows.newest_P.index_select(0, fields.sources_B)
+            fields.ids_T.index_copy_(0, fields.places_B, newest_B)
+        embeds_TH = self._embeds_TH[: size.tokens + size.decodes]
+        embeds_TH.copy_(self._adapter.embed(fields.ids_T[:-1]))
+        if sources:
+            # Of one picture the tensor itself: joining many takes one call, and so does writing them.
+            joined_EH = torch.cat(sources) if len(sources) > 1 else sources[0]
+            embeds_TH[:, : joined_EH.shape[1]].index_copy_(0, fields.merged_T[: len(merged)], joined_EH)
         graph, logits_SV = self._graphs[size]
         graph.replay()
-        return logits_SV[: wanted_S.shape[0]]
-
-
-def _spread(target: Tensor, source: Tensor, split: int, shift: int) -> None:
-    """Copy `source` to the start of `target`, what stands from `split` on `shift` places further."""
-    if split:
-        target[:split].copy_(source[:split])
-    target[split + shift : source.shape[0] + shift].copy_(source[split:])
+        count = len(laid.sampling)
+        return logits_SV[:count], fields.sampled_S[:count]

@@ -18,7 +18,7 @@ from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, Tok
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
 from beheld.runner import beside, kv
-from beheld.runner.batch import Batch, build
+from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
@@ -95,8 +95,9 @@ class ModelRunner:
             return
         self._graphs = graphs
         if self._backend.captures_prefill and self._cross_backend is None and MixedGraphs.worth(self.config):
-            width = self.rows.tables_GRN.shape[2]
-            mixed = MixedGraphs(self._adapter, self._backend, self.kv, self._info, self.config, width)
+            mixed = MixedGraphs(
+                self._adapter, self._backend, self.kv, self._info, self.config, self.rows, self.encoder, graphs
+            )
             try:
                 mixed.capture(show_progress=self.config.show_progress)
                 self._mixed_graphs = mixed
@@ -128,9 +129,13 @@ class ModelRunner:
         if replayed is not None:
             logits_BV, places_B, best = replayed
             return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, places_B, plan.masks, best)
-        batch = build(plan.slices, self.rows, self._info, self.config.block_size)
-        sampled_SV, prompts = self._forward(batch)
-        handle = Handle(plan.id, None, [], prompts, lost)
+        laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
+        handle = Handle(plan.id, None, [], {}, lost)
+        mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
+        if mixed is not None:
+            return self._sample(handle, laid.sampling, *mixed, plan.masks) if laid.sampling else handle
+        batch = build(laid, self.rows, self._info, self.config.block_size)
+        sampled_SV, handle.prompt_logprobs = self._forward(batch)
         if sampled_SV is None:
             return handle
         return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
@@ -148,9 +153,6 @@ class ModelRunner:
             spans = self.rows[piece.row].spans
             if spans and piece.start < spans[-1].stop:
                 self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
-        replayed = None if self._mixed_graphs is None else self._mixed_graphs.replay(batch, embeds_TH)
-        if replayed is not None:
-            return (replayed if batch.sampling else None), {}
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:
@@ -324,7 +326,8 @@ class ModelRunner:
                 layer.values[used].zero_()
 
     def _dry_pass(self, slices: Sequence[SeqSlice], tail: bool) -> tuple[torch.Tensor, ForwardContext]:
-        batch = build(slices, self.rows, self._info, self.config.block_size)
+        laid = lay_out(slices, self.rows, self._info, self.config.block_size)
+        batch = build(laid, self.rows, self._info, self.config.block_size)
         self._backend.begin(batch.metadata)
         blank = self._beside(self._blank_states(len(batch.ids_T)))
         part = tail_of(batch, self._adapter.tail_from) if tail and self._adapter.tail_from is not None else None

@@ -164,7 +164,7 @@ def test_the_copy_of_the_tables_is_right_after_every_replay(
 
     def checked() -> None:
         refresh()
-        assert np.array_equal(made._tables_GRN.numpy(), made._rows.tables_GRN)
+        assert np.array_equal(made.tables_GRN.numpy(), made._rows.tables_GRN)
 
     monkeypatch.setattr(made._rows, "changes", backwards)
     monkeypatch.setattr(made, "refresh_tables", checked)

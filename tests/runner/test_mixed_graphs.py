@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata
+from beheld.attention.backend import AttnMetadata
 from beheld.core.config import EngineConfig
+from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner import mixed_graphs
-from beheld.runner.batch import Batch
+from beheld.runner.batch import Layout
+from beheld.runner.encoder import EncoderStore
 from beheld.runner.mixed_graphs import MixedGraphs, Need, Size, ladder, smallest
 from tests.fakes import fake_config, fake_info
 from tests.runner.test_graphs import rows_held
@@ -89,42 +91,94 @@ WIDTH = 3
 
 
 class _Adapter:
-    """What MixedGraphs asks of a model before it captures."""
+    """What MixedGraphs asks of a model before it captures. An id's embedding tells it."""
 
     device, dtype = torch.device("cpu"), torch.float32
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(ids_T), WIDTH)
+        return ids_T.unsqueeze(-1) * torch.tensor([1.0, 2.0, 0.0])
 
 
-def batch_of(counts: list[int], starts: list[int], decodes: int, chance: torch.Generator) -> Batch:
-    """A step of these sequences, with random slots, tables and positions; the last token of each is wanted."""
-    total = sum(counts)
-    bounds = torch.tensor([0, *counts]).cumsum(0)
-    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+class _Row:
+    def __init__(self, spans: tuple[SpanView, ...]) -> None:
+        self.spans = spans
 
-    def numbers(*shape: int) -> torch.Tensor:
-        return torch.randint(1, 1000, shape, generator=chance)
 
-    metadata = AttnMetadata(
-        num_decodes=decodes,
-        starts=tuple(starts),
-        lengths=tuple(lengths),
-        lengths_B=torch.tensor(lengths).int(),
-        cu_q_B1=bounds.int(),
-        groups=(GroupMetadata(numbers(total), numbers(len(counts), 4).int(), None),),
-        block_size=4,
-    )
-    wanted = bounds[1:] - 1
-    slots = np.zeros(total, dtype=np.int64)
-    return Batch([], [], numbers(total), numbers(1, total), metadata, wanted, [], wanted, slots, [])
+class _Rows(dict[int, _Row]):
+    """Rows whose newest tokens are 1000 and their place."""
+
+    newest_P = torch.arange(1000, 1200)
+
+
+class _Decode:
+    """Tables of which a row's first block tells the row."""
+
+    tables_GRN = (torch.arange(64) * 10).int().reshape(1, 64, 1).repeat(1, 1, 8)
+    refreshed = 0
+
+    def refresh_tables(self) -> None:
+        self.refreshed += 1
+
+
+def graphs_of(adapter: Any, backend: Any, tokens: int, seats: int, rows: _Rows) -> MixedGraphs:
+    info = fake_info()
+    made: Any = (adapter, backend, {}, info, config(tokens, seats), rows, EncoderStore(adapter), _Decode())
+    return MixedGraphs(*made)
+
+
+def layout_of(counts: list[int], starts: list[int], decodes: int, chance: torch.Generator) -> tuple[Layout, _Rows]:
+    """A step of these sequences, with random numbers; the last token of each is wanted. Of those that decode, the
+    device alone knows the tokens. The last sequence has a picture.
+    """
+    total, many = sum(counts), len(counts)
+    bounds = np.cumsum([0, *counts])
+    lengths = np.array(starts) + counts
+    rows = torch.randperm(64, generator=chance)[:many].tolist()
+
+    def numbers(*shape: int) -> np.ndarray:
+        return torch.randint(1, 1000, shape, generator=chance).numpy()
+
+    arrays = {
+        "ids": numbers(total),
+        "positions": numbers(1, total),
+        "places": np.arange(decodes),
+        "sources": numbers(decodes) % 100,
+        "lengths": lengths.astype(np.int32),
+        "bounds": bounds.astype(np.int32),
+        "slots 0": numbers(total),
+        "tables 0": numbers(many, 4).astype(np.int32),
+        "wanted": bounds[1:] - 1,
+        "sampled": numbers(many) % 100,
+    }
+    pieces = [
+        SeqSlice(row, start, start + count, (), True) for row, start, count in zip(rows, starts, counts, strict=True)
+    ]
+    laid = Layout(pieces, counts, bounds[:-1].tolist(), arrays, pieces, np.zeros(total, dtype=np.int64), [], ())
+    span = SpanView("image", b"picture", starts[-1] + 1, starts[-1] + 3, None, 2, {})
+    return laid, _Rows({row: _Row((span,) if row == rows[-1] else ()) for row in rows})
+
+
+def embeds_of(laid: Layout, rows: _Rows) -> torch.Tensor:
+    """The inputs of a step's tokens."""
+    ids = torch.from_numpy(laid.arrays["ids"]).clone()
+    ids[laid.arrays["places"]] = rows.newest_P[laid.arrays["sources"]]
+    embeds = _Adapter().embed(ids)
+    embeds[laid.first_token[-1] + 1 : laid.first_token[-1] + 3, :2] = PICTURE
+    return embeds
+
+
+# Narrower than an input.
+PICTURE = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
 
 
 @pytest.mark.parametrize("decodes", [0, 2, 40, 62])
 @torch.inference_mode()
 def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
     """Whatever an earlier step left there."""
-    graphs = MixedGraphs(_Adapter(), None, {}, fake_info(), config(512, 64), 8)  # type: ignore[arg-type]
+    graphs = graphs_of(_Adapter(), None, 512, 64, _Rows())
+    graphs._flat.fill_(77)
+    for host in graphs._host:
+        host.fill_(77)
     chance = torch.Generator().manual_seed(decodes)
     seen: dict[str, Any] = {}
     for size in graphs._sizes:
@@ -134,33 +188,47 @@ def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
                 seen["size"] = size
 
         graphs._graphs[size] = (Graph(), torch.arange(float(size.sequences)))  # type: ignore[assignment]
+    graphs._encoder._embeds[b"picture"] = PICTURE
     for tokens in (300, 9):
         counts = [1] * decodes + [tokens - 5, 5]
         starts = [*range(3, 3 + decodes), 0, 17]
-        batch = batch_of(counts, starts, decodes, chance)
-        embeds_TH = torch.randn(sum(counts), WIDTH, generator=chance)
-        logits = graphs.replay(batch, embeds_TH)
-        assert logits is not None
+        laid, rows = layout_of(counts, starts, decodes, chance)
+        graphs._rows = rows  # type: ignore[assignment]
+        replayed = graphs.replay(laid)
+        assert replayed is not None
+        logits, sampled = replayed
         assert len(logits) == len(counts)
+        assert sampled.tolist() == laid.arrays["sampled"].tolist()
         size = seen["size"]
+        fields = graphs._fields[size]
         assert bool(size.decodes) == (decodes > 32)
         split, shift = (decodes, size.decodes - decodes) if size.decodes else (0, 0)
         place = torch.arange(sum(counts)) + shift * (torch.arange(sum(counts)) >= split)
         owner = torch.arange(len(counts)) + shift * (torch.arange(len(counts)) >= split)
+        embeds_TH = embeds_of(laid, rows)
         assert torch.equal(graphs._embeds_TH[place], embeds_TH)
-        assert torch.equal(graphs._positions_XT[:, place], batch.positions_XT)
-        assert torch.equal(graphs._slots_GT[0, place], batch.metadata.groups[0].slots_T)
-        assert torch.equal(graphs._tables_GBN[0, owner, :4], batch.metadata.groups[0].tables_BN)
-        assert graphs._starts_B[owner].tolist() == starts
-        assert torch.equal(graphs._lengths_B[owner], batch.metadata.lengths_B)
-        assert graphs._bounds_B1.diff()[owner].tolist() == counts
-        assert torch.equal(graphs._embeds_TH[graphs._wanted_S[: len(counts)]], embeds_TH[batch.wanted_S])
+        assert np.array_equal(fields.positions_XT[:, place], laid.arrays["positions"])
+        assert np.array_equal(fields.slots_GT[0, place], laid.arrays["slots 0"])
+        assert fields.rows_B[owner].tolist() == [piece.row for piece in laid.slices]
+        assert fields.starts_B[owner].tolist() == starts
+        assert np.array_equal(fields.lengths_B[owner], laid.arrays["lengths"])
+        assert fields.bounds_B.diff()[owner].tolist() == counts
+        assert torch.equal(graphs._embeds_TH[fields.wanted_S[: len(counts)]], embeds_TH[laid.arrays["wanted"]])
+        assert fields.seen_S[: len(counts)].tolist() == laid.arrays["lengths"].tolist()
+        assert fields.owners_S[: len(counts)].tolist() == owner.tolist()
         inside = size.tokens + size.decodes
         padding = torch.tensor(sorted(set(range(inside)) - set(place.tolist())))
-        assert not graphs._slots_GT[0, padding].any(), "padding writes nothing that counts"
-        assert (graphs._lengths_B[split : size.decodes] == 1).all(), "and sees nothing but itself"
-        assert graphs._bounds_B1.diff()[len(counts) + shift :].count_nonzero() == 0
-        assert (graphs._wanted_S[: size.sequences] < inside).all()
+        assert not fields.slots_GT[0, padding].any(), "padding writes nothing that counts"
+        assert not fields.positions_XT[:, padding].any()
+        assert not fields.ids_T[padding].any()
+        alone = torch.tensor(sorted(set(range(len(fields.lengths_B))) - set(owner.tolist())), dtype=torch.int64)
+        assert (fields.lengths_B[alone] == 1).all(), "and sees nothing but itself"
+        assert not fields.rows_B[alone].any()
+        assert not fields.starts_B[alone].any()
+        assert fields.bounds_B.diff()[len(counts) + shift :].count_nonzero() == 0
+        assert fields.bounds_B[: size.decodes + 1].tolist() == list(range(size.decodes + 1))
+        assert not fields.wanted_S[len(counts) :].any()
+        assert (fields.seen_S[len(counts) :] == 1).all()
 
 
 class _StandIn:
@@ -173,9 +241,14 @@ class _StandIn:
         self._step(self._size)
 
 
-def capture(sizes: Any, step: Any, **_: Any) -> dict[Size, Any]:
+def capture(sizes: Any, step: Any, *, before: Any = None, **_: Any) -> dict[Size, Any]:
     """In the place of beheld.runner.capture.capture."""
-    return {size: (_StandIn(step, size), step(size)) for size in sizes}
+    made = {}
+    for size in sizes:
+        if before is not None:
+            before(size)
+        made[size] = (_StandIn(step, size), step(size))
+    return made
 
 
 class _Backend:
@@ -195,19 +268,20 @@ class _Head(_Adapter):
 @torch.inference_mode()
 def test_graphs_have_one_place_for_their_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_graphs, "capture", capture)
-    made = MixedGraphs(_Head(), _Backend(), {}, fake_info(), config(512, 64), 8)  # type: ignore[arg-type]
+    made = graphs_of(_Head(), _Backend(), 512, 64, _Rows())
     made.capture(show_progress=False)
+    made._encoder._embeds[b"picture"] = PICTURE
     outs = [out for _, out in made._graphs.values()]
     assert rows_held(outs) == mixed_graphs.kept_rows(config(512, 64)) == 64
     assert all(len(out) == size.sequences for size, (_, out) in made._graphs.items())
     chance = torch.Generator().manual_seed(1)
     for tokens in (300, 9, 40):
         counts = [1, 1, tokens - 5, 5]
-        batch = batch_of(counts, [4, 9, 0, 17], 2, chance)
-        embeds_TH = torch.randn(sum(counts), WIDTH, generator=chance)
-        logits = made.replay(batch, embeds_TH)
-        assert logits is not None
-        assert torch.equal(logits, embeds_TH[batch.wanted_S].repeat(1, 5))
+        laid, rows = layout_of(counts, [4, 9, 0, 17], 2, chance)
+        made._rows = rows  # type: ignore[assignment]
+        replayed = made.replay(laid)
+        assert replayed is not None
+        assert torch.equal(replayed[0], embeds_of(laid, rows)[laid.arrays["wanted"]].repeat(1, 5))
 
 
 class _Tailed(_Head):
@@ -229,15 +303,20 @@ def test_what_pads_a_tail_looks_at_no_keys(decodes: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(mixed_graphs, "capture", capture)
     monkeypatch.setattr(mixed_graphs, "FEWEST_ON_GPU", 256)
     backend = _Listener()
-    made = MixedGraphs(_Tailed(), backend, {}, fake_info(), config(512, 64), 8)  # type: ignore[arg-type]
+    made = graphs_of(_Tailed(), backend, 512, 64, _Rows())
     made.capture(show_progress=False)
+    made._encoder._embeds[b"picture"] = PICTURE
     chance = torch.Generator().manual_seed(1)
     for prefix in (900, 17):
         counts, starts = [1] * decodes + [300], [50] * decodes + [prefix]
-        batch = batch_of(counts, starts, decodes, chance)
-        assert made.replay(batch, torch.randn(sum(counts), WIDTH, generator=chance)) is not None
-        assert backend.lengths[: decodes + 1] == batch.metadata.lengths_B.tolist()
+        laid, rows = layout_of(counts, starts, decodes, chance)
+        made._rows = rows  # type: ignore[assignment]
+        assert made.replay(laid) is not None
+        assert backend.lengths[: decodes + 1] == laid.arrays["lengths"].tolist()
         assert set(backend.lengths[decodes + 1 :]) == {1}
-    batch.wanted_S = batch.wanted_S[:0]
-    assert made.replay(batch, torch.randn(sum(counts), WIDTH, generator=chance)) is not None
+    laid.arrays["wanted"], laid.arrays["sampled"] = laid.arrays["wanted"][:0], laid.arrays["sampled"][:0]
+    laid.sampling = []
+    replayed = made.replay(laid)
+    assert replayed is not None
+    assert len(replayed[0]) == 0
     assert set(backend.lengths) == {1}
