@@ -1,10 +1,9 @@
 """Prepares jobs ahead of the engine: in threads where there are cores to spare, else when they are asked for.
 
-Jobs are begun one after the other, by one thread: what is done there needs the interpreter, which is shared with the
-thread that drives the device, and each thread that wants it makes every step wait longer. Those that are not done with
-that, new pictures say, are completed by several threads, which mostly wait for processes that decode and process media
-(inputs/workers.py). Jobs that are done in a moment are prepared when they are asked for. The order of the jobs is kept,
-and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their features.
+The threads mostly wait for processes that decode and process media (inputs/workers.py). Jobs that need neither are
+prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order of
+the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their
+features.
 
 Jobs come from what a user iterates over, which may take its time over each. Such a source is read in a thread of its
 own, so that asking for what is ready never waits for it.
@@ -19,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -47,8 +46,6 @@ class Job:
 
     Attributes:
         light: it is prepared in a fraction of a millisecond, all of it in the interpreter: no thread would help.
-        begin: the same as far as nothing is waited for: gives the requests, or what gives them. None if that is not
-            worth while, or takes long.
     """
 
     id: str
@@ -56,7 +53,6 @@ class Job:
     requests: Callable[[], list[Request]]
     tokenizer: Any
     light: bool = False
-    begin: Callable[[], list[Request] | Callable[[], list[Request]]] | None = None
 
 
 class Reading(Enum):
@@ -98,16 +94,6 @@ class Fed:
         return self.future.result()
 
 
-@dataclass(frozen=True, eq=False)
-class _Ahead:
-    """A job that was read; `times` are those of the start and the end of its preparation, as far as they have come."""
-
-    index: int
-    job: Job
-    future: Future[list[Request]] = field(default_factory=Future)
-    times: list[float] = field(default_factory=list)
-
-
 class Feed:
     """Gives prepared jobs in their order.
 
@@ -124,19 +110,12 @@ class Feed:
     def __init__(self, jobs: Jobs, threads: int, window: int, max_bytes: int = MAX_BYTES) -> None:
         self._each = jobs.each
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beheld-prepare") if threads else None
-        self._ahead: deque[_Ahead] = deque()
+        self._ahead: deque[tuple[int, Job, Future[list[Request]], list[float]]] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
         # Guards all that follows; told of whatever makes room or gives a job to take.
         self._changed = threading.Condition()
         self._num_read = 0
-        # Of those ahead, the ones that nobody has begun; and how many were begun and are being completed.
-        self._unbegun: deque[_Ahead] = deque()
-        self._incomplete = 0
-        self._beginner: threading.Thread | None = None
-        # Whoever takes a single job waits for it anyway: see `take`.
-        self._alone = jobs.total == 1
-        self._closed = False
         # Ready and not yet taken: jobs, and bytes. Prepared so far: the same.
         self._ready = (0, 0)
         self._prepared = (0, 0)
@@ -172,19 +151,15 @@ class Feed:
                 self._changed.wait_for(lambda: self._ahead or self._dry)
             if not self._ahead:
                 return None
-            head = self._ahead[0]
-        if self._pool is None or head.job.light:
-            self._prepare(head)
+            index, job, future, times = self._ahead[0]
+        if self._pool is None or job.light:
+            self._prepare(job, future, times)
         elif wait:
-            # Nobody is quicker than whoever waits for it.
-            if self._claim(head):
-                self._begin(head)
-            wait_for((head.future,))
-        elif not head.future.done():
-            self._start_beginner()
+            wait_for((future,))
+        elif not future.done():
             return None
-        self._count_taken(head.future)
-        return Fed(head.index, head.job, head.future, head.times[0], head.times[1])
+        self._count_taken(future)
+        return Fed(index, job, future, times[0], times[1])
 
     def finish(self) -> None:
         """To be called when there is no more: raises what the source raised in place of a further job, if it did."""
@@ -198,9 +173,8 @@ class Feed:
         so, and ends, when it gets it.
         """
         with self._changed:
-            self._dry = self._closed = True
+            self._dry = True
             self._ahead.clear()
-            self._unbegun.clear()
             self._changed.notify_all()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -239,20 +213,16 @@ class Feed:
         if job is None:
             self._end(None)
             return
+        future: Future[list[Request]] = Future()
+        times: list[float] = []
         with self._changed:
             if self._dry:
                 return
-            read = _Ahead(self._num_read, job)
-            self._ahead.append(read)
+            self._ahead.append((self._num_read, job, future, times))
             self._num_read += 1
             if self._pool is not None and not job.light:
-                if job.begin is None:
-                    self._pool.submit(self._prepare, read)
-                else:
-                    self._unbegun.append(read)
+                self._pool.submit(self._prepare, job, future, times)
             self._changed.notify_all()
-        if not self._alone:
-            self._start_beginner()
 
     def _end(self, failure: BaseException | None) -> None:
         with self._changed:
@@ -296,79 +266,19 @@ class Feed:
             self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
             self._changed.notify_all()
 
-    def _start_beginner(self) -> None:
-        """Begin in a thread of its own whatever is there to be begun."""
-        with self._changed:
-            if self._beginner is not None or self._closed or not self._unbegun:
-                return
-            self._beginner = threading.Thread(target=self._begin_all, name="beheld-begin", daemon=True)
-            self._beginner.start()
-
-    def _begin_all(self) -> None:
-        """The beginner's thread: what waits to be completed holds pictures, so no more is begun than that takes."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or (self._unbegun and self._incomplete < 2 * self._threads))
-                if self._closed:
-                    return
-                read = self._unbegun.popleft()
-            self._begin(read)
-
-    def _claim(self, read: _Ahead) -> bool:
-        """True if nobody else begins the job."""
-        with self._changed:
-            if not self._unbegun or self._unbegun[0] is not read:
-                return False
-            self._unbegun.popleft()
-            return True
-
-    def _begin(self, read: _Ahead) -> None:
-        """Prepare a job as far as nothing is waited for, and have the rest done."""
-        assert self._pool is not None
-        assert read.job.begin is not None
-        read.times.append(time.monotonic())
+    def _prepare(self, job: Job, future: Future[list[Request]], times: list[float]) -> None:
+        """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""
+        times.append(time.monotonic())
         try:
-            begun = read.job.begin()
+            requests = job.requests()
         except BaseException as error:
-            self._settle(read, error)
-            return
-        if not callable(begun):
-            self._settle(read, begun)
-            return
-        with self._changed:
-            if self._closed:
-                return
-            self._incomplete += 1
-            self._pool.submit(self._complete, read, begun)
-
-    def _complete(self, read: _Ahead, rest: Callable[[], list[Request]]) -> None:
-        """Do what is left of a job that was begun."""
-        try:
-            made: list[Request] | BaseException = rest()
-        except BaseException as error:
-            made = error
-        with self._changed:
-            self._incomplete -= 1
-        self._settle(read, made)
-
-    def _prepare(self, read: _Ahead) -> None:
-        """Run all of a job's preparation."""
-        read.times.append(time.monotonic())
-        try:
-            made: list[Request] | BaseException = read.job.requests()
-        except BaseException as error:
-            made = error
-        self._settle(read, made)
-
-    def _settle(self, read: _Ahead, made: list[Request] | BaseException) -> None:
-        """Keep what a job's preparation gave or raised."""
-        read.times.append(time.monotonic())
-        if isinstance(made, BaseException):
+            times.append(time.monotonic())
             self._count_prepared([])
-            read.future.set_exception(made)
+            future.set_exception(error)
         else:
-            self._count_prepared(made)
-            read.future.set_result(made)
+            times.append(time.monotonic())
+            self._count_prepared(requests)
+            future.set_result(requests)
 
 
 def feature_bytes(requests: list[Request]) -> int:

@@ -21,15 +21,13 @@ from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs import told
-from beheld.inputs.draft import Draft
 from beheld.inputs.pipeline import PromptType
-from beheld.inputs.tokens import SHORT_TEXT
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 Messages = list[dict[str, Any]]
-Drafting = Callable[..., Draft]
+Prepare = Callable[..., Request]
 
 
 class LLM:
@@ -85,7 +83,7 @@ class LLM:
             One output per prompt, in order.
         """
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
-        jobs = self._jobs(items, self._inputs.draft, sampling_params, lora_request, priority)
+        jobs = self._jobs(items, self._inputs.prepare, sampling_params, lora_request, priority)
         return self._all(jobs, use_tqdm, on_error)
 
     def generate_iter(
@@ -116,7 +114,7 @@ class LLM:
             (index of the prompt, its output) as each one finishes.
         """
         items = iterables.many(prompts)
-        jobs = self._jobs(items, self._inputs.draft, sampling_params, _lone(lora_request), None)
+        jobs = self._jobs(items, self._inputs.prepare, sampling_params, _lone(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
@@ -149,10 +147,10 @@ class LLM:
             "mm_processor_kwargs": mm_processor_kwargs,
         }
 
-        def draft(conversation: Messages, child: SamplingParams, **own: Any) -> Draft:
-            return self._inputs.draft_chat(conversation, child, **options, **own)
+        def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
+            return self._inputs.prepare_chat(conversation, child, **options, **own)
 
-        jobs = self._jobs(many, draft, sampling_params, lora_request, None)
+        jobs = self._jobs(many, prepare, sampling_params, lora_request, None)
         return self._all(jobs, use_tqdm, on_error)
 
     def chat_stream(
@@ -168,10 +166,10 @@ class LLM:
             options: as the keywords of `chat` that concern the template and the processor.
         """
 
-        def draft(conversation: Messages, child: SamplingParams, **own: Any) -> Draft:
-            return self._inputs.draft_chat(conversation, child, **options, **own)
+        def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
+            return self._inputs.prepare_chat(conversation, child, **options, **own)
 
-        (job,) = self._jobs([messages], draft, sampling_params, _lone(lora_request), None).each
+        (job,) = self._jobs([messages], prepare, sampling_params, _lone(lora_request), None).each
         return self._live().stream(job)
 
     # ------------------------------------------------------------------ asking about the engine
@@ -246,7 +244,7 @@ class LLM:
     def _jobs(
         self,
         items: Iterable[Any],
-        draft: Drafting,
+        prepare: Prepare,
         params: SamplingParams | Sequence[SamplingParams] | None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: Sequence[int] | None,
@@ -273,42 +271,35 @@ class LLM:
                     number = index + 1
                     # Of an iterator, only reading it shows how many there are.
                     _check_enough(counts, number)
-                    yield self._job(item, draft, _at(params, index), _at(lora, index), _at(priority, index) or 0)
+                    yield self._job(item, prepare, _at(params, index), _at(lora, index), _at(priority, index) or 0)
             _check_counts(counts, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
-    def _job(self, item: Any, draft: Drafting, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
+    def _job(self, item: Any, prepare: Prepare, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
         """A job whose n children are numbered, and whose unseeded children all differ."""
         number = next(self._numbers)
         executor = self._live().core.executor
 
-        def drafted() -> tuple[Draft, int]:
+        def requests() -> list[Request]:
             params.verify()
             base = params.seed if params.seed is not None else mix(self._config.seed, number)
-            order = {"lora": lora, "priority": priority, "arrival": time.monotonic(), "seed": base}
-            return draft(item, params, request_id=str(number), **order), base
-
-        def children(first: Request, base: int) -> list[Request]:
+            first = prepare(
+                item,
+                params,
+                request_id=str(number),
+                lora=lora,
+                priority=priority,
+                arrival=time.monotonic(),
+                seed=base,
+            )
             if first.lora is not None:
                 # Here, beside the engine's steps: its own reading would hold them up.
                 executor.read_lora(first.lora)
             return answers(first, params.n, base)
 
-        def requests() -> list[Request]:
-            made, base = drafted()
-            return children(self._inputs.request(made), base)
-
-        def begin() -> list[Request] | Callable[[], list[Request]]:
-            made, base = drafted()
-            begun = self._inputs.begin(made)
-            if callable(begun):
-                return lambda: children(begun(), base)
-            return (lambda: children(begun, base)) if begun.lora is not None else children(begun, base)
-
-        plain = lora is None and params.structured_outputs is None
-        quick = begin if plain and _letters(item) <= SHORT_TEXT else None
-        return Job(str(number), params, requests, self._inputs.tokenizer, plain and _is_light(item), quick)
+        light = _is_light(item) and lora is None and params.structured_outputs is None
+        return Job(str(number), params, requests, self._inputs.tokenizer, light)
 
     def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[RequestOutput]:
         outputs = dict(self._live().results(jobs, on_error, progress=use_tqdm))
@@ -330,15 +321,6 @@ def _is_light(prompt: Any) -> bool:
     if isinstance(prompt, Mapping):
         return "prompt_token_ids" in prompt and not prompt.get("multi_modal_data")
     return _is_ids(prompt)
-
-
-def _letters(item: Any) -> int:
-    """The length of a prompt's text, or of a conversation's; what is none of these is refused elsewhere."""
-    if isinstance(item, str):
-        return len(item)
-    if isinstance(item, Mapping):
-        return sum(_letters(item.get(name)) for name in ("prompt", "content", "text"))
-    return sum(map(_letters, item)) if isinstance(item, list | tuple) and not _is_ids(item) else 0
 
 
 def _check_counts(counts: Mapping[str, int], num_prompts: int) -> None:

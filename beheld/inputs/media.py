@@ -31,6 +31,7 @@ from beheld.inputs.processor import ItemProcessor, Job
 from beheld.inputs.tasks import Make
 from beheld.inputs.workers import Workers
 from beheld.utils.departure import Departure
+from beheld.utils.interpreter import in_turn
 
 _UNKNOWN_BYTES = 128 << 20
 
@@ -96,48 +97,6 @@ class _Clock:
             self.milliseconds[part] = self.milliseconds.get(part, 0.0) + spent
 
 
-@dataclass(frozen=True, eq=False)
-class Looked:
-    """An item that was looked for.
-
-    Attributes:
-        source: what came in; None where embeddings did.
-        prepared: the item, if it is known.
-    """
-
-    task: Task
-    clock: _Clock
-    source: Source | None
-    prepared: Prepared | None
-
-
-@contextmanager
-def _told(task: Task) -> Iterator[None]:
-    """What goes wrong with an item within the block is told with its name."""
-    task.departure.check()
-    try:
-        yield
-    except ParamsError as error:
-        if task.ref.options and task.ref.place is not None:
-            # They stand in the item's own part, beside it.
-            reason, remedy, detail = error.reason, error.remedy, error.detail
-            raise ParamsError(
-                reason, remedy, param=task.ref.place.rpartition(".")[0], item=task.name, detail=detail
-            ) from error
-        raise error.of(task.name) from error
-    except BeheldError as error:
-        if isinstance(error, EngineError) and not isinstance(error, WorkerError):
-            raise
-        raise error.of(task.name, task.ref.place) from error
-    except MemoryError as error:
-        reason = f"Preparing the {task.ref.modality} took more memory than there is."
-        raise LimitError(reason, "Send a smaller one.", item=task.name, param=task.ref.place) from error
-    except Exception as error:
-        # Nobody knows who is at fault. What content may do to libraries is told where they are asked.
-        error.add_note(f"While {task.name} was prepared.")
-        raise
-
-
 class ItemMaker:
     """Prepares items. Safe to use from several threads.
 
@@ -186,39 +145,44 @@ class ItemMaker:
             MediaError, ParamsError, WorkerError: with the item's name.
             Departed: nobody waits for it any more.
         """
-        return self.complete(self.look(task))
+        task.departure.check()
+        try:
+            return self._make(task)
+        except ParamsError as error:
+            if task.ref.options and task.ref.place is not None:
+                # They stand in the item's own part, beside it.
+                reason, remedy, detail = error.reason, error.remedy, error.detail
+                raise ParamsError(
+                    reason, remedy, param=task.ref.place.rpartition(".")[0], item=task.name, detail=detail
+                ) from error
+            raise error.of(task.name) from error
+        except BeheldError as error:
+            if isinstance(error, EngineError) and not isinstance(error, WorkerError):
+                raise
+            raise error.of(task.name, task.ref.place) from error
+        except MemoryError as error:
+            reason = f"Preparing the {task.ref.modality} took more memory than there is."
+            raise LimitError(reason, "Send a smaller one.", item=task.name, param=task.ref.place) from error
+        except Exception as error:
+            # Nobody knows who is at fault. What content may do to libraries is told where they are asked.
+            error.add_note(f"While {task.name} was prepared.")
+            raise
 
-    def look(self, task: Task) -> Looked:
-        """What came in is fetched, digested and looked up; nothing is waited for if there is nothing to be fetched.
-
-        Raises: see `make`.
-        """
-        with _told(task):
-            clock, ref = _Clock(), task.ref
-            if isinstance(ref.source, embeds.Embeddings) or embeds.given(ref.source):
-                return Looked(task, clock, None, self._from_embeddings(task, clock))
-            source = self._source(task, clock)
-            if task.salt and source.digest:
-                source = replace(source, digest=digest.salted(source.digest, task.salt))
-            content = self._cache.content(source.digest)
-            processed = None if content is None else self._known(task, content)
-            if content is None or processed is None:
-                return Looked(task, clock, source, None)
-            return Looked(task, clock, source, self._finish(task, source.kind, content, processed, clock, cached=True))
-
-    def complete(self, looked: Looked) -> Prepared:
-        """The item that was looked for, prepared now if it was not known.
-
-        Raises: see `make`.
-        """
-        if looked.prepared is not None:
-            return looked.prepared
-        task, source, clock = looked.task, looked.source, looked.clock
-        assert source is not None
-        with _told(task):
+    def _make(self, task: Task) -> Prepared:
+        clock = _Clock()
+        ref = task.ref
+        if isinstance(ref.source, embeds.Embeddings) or embeds.given(ref.source):
+            return self._from_embeddings(task, clock)
+        source = self._source(task, clock)
+        if task.salt and source.digest:
+            source = replace(source, digest=digest.salted(source.digest, task.salt))
+        content = self._cache.content(source.digest)
+        processed = None if content is None else self._known(task, content)
+        cached = processed is not None
+        if content is None or processed is None:
             make = self._made_elsewhere if self._workers.process_too else self._made_here
             content, processed, cached = make(task, source, clock)
-            return self._finish(task, source.kind, content, processed, clock, cached=cached)
+        return self._finish(task, source.kind, content, processed, clock, cached=cached)
 
     def _digest(self, task: Task, content: Content) -> bytes:
         identity, options = self._processor.identity(), self._options(task)
@@ -291,7 +255,7 @@ class ItemMaker:
         ref = task.ref
         given: Any = ref.source
         kind = "bytes"
-        if is_fetched(given):
+        if isinstance(given, str | Path):
             with clock.stage("fetch"):
                 fetched = fetch(given, ref.modality, self._rules)
             given, kind = fetched.data, fetched.source
@@ -352,10 +316,12 @@ class ItemMaker:
                 raise DecodeError(
                     "The picture is broken.", "Send it again, complete.", detail=first_line(error)
                 ) from error
-        if decode.is_plain_rgb(given):
-            pixels = packed(given)
-            return Source("PIL", digest.of_rgb(width, height, pixels.data.cast("B")), given, pixels=pixels)
-        return Source("PIL", digest.of_picture(given), given)
+        # Copying pixels out of a picture needs the interpreter; decoding, and hashing arrays and bytes, does not.
+        with in_turn():
+            if decode.is_plain_rgb(given):
+                pixels = packed(given)
+                return Source("PIL", digest.of_rgb(width, height, pixels.data.cast("B")), given, pixels=pixels)
+            return Source("PIL", digest.of_picture(given), given)
 
     def _video_source(self, given: Any) -> Source:
         frames, metadata = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
@@ -427,11 +393,6 @@ def _opened_bytes(modality: str, payload: Any) -> int:
         return _UNKNOWN_BYTES
     width, height = header.size_of(payload) or (0, 0)
     return 3 * width * height or _UNKNOWN_BYTES
-
-
-def is_fetched(source: Any) -> bool:
-    """Whether this has to be brought from somewhere first."""
-    return isinstance(source, str | Path)
 
 
 def _is_encoded(source: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import BeheldError, ParamsError, PromptError, TemplateError
-from beheld.core.media import MediaReceipt, MediaRef
+from beheld.core.errors import ParamsError, PromptError, TemplateError
+from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Sampling, SamplingParams, Thoughts
 from beheld.core.request import Request
 from beheld.inputs import chat, control, encoder_prompt, expand, told
@@ -22,7 +22,7 @@ from beheld.inputs.draft import Draft, ItemsByModality, Made, Order
 from beheld.inputs.families import family_of
 from beheld.inputs.fetch import FetchRules
 from beheld.inputs.fetching import Fetcher
-from beheld.inputs.media import ItemMaker, Prepared, Task, is_fetched, merge_size
+from beheld.inputs.media import ItemMaker, Prepared, Task, merge_size
 from beheld.inputs.options import merged
 from beheld.inputs.processor import ItemProcessor
 from beheld.inputs.prompt import ParsedPrompt, PromptType, parse, processor_options
@@ -33,6 +33,7 @@ from beheld.inputs.workers import Workers
 from beheld.structured.compile import Compiler
 from beheld.structured.thoughts import after
 from beheld.utils.departure import Departure
+from beheld.utils.interpreter import in_turn
 
 __all__ = ["InputPipeline", "PromptType"]
 
@@ -155,38 +156,20 @@ class InputPipeline:
     # ------------------------------------------------------------------ prompts
 
     def prepare(self, prompt: PromptType, params: SamplingParams, **order: Any) -> Request:
-        """A request from a prompt with its media; `draft` and `request` at one go, which say what may be raised."""
-        return self.request(self.draft(prompt, params, **order))
+        """A request from a prompt with its media; `draft`, `made` and `sealed` at one go, which say what is raised."""
+        return self._request(partial(self.draft, prompt, params, **order))
 
     def prepare_chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, **options: Any) -> Request:
-        """A request from OpenAI messages; `draft_chat` and `request` at one go, which say what may be raised."""
-        return self.request(self.draft_chat(messages, params, **options))
+        """A request from OpenAI messages; `draft_chat`, `made` and `sealed` at one go, which say what is raised."""
+        return self._request(partial(self.draft_chat, messages, params, **options))
 
-    def request(self, draft: Draft) -> Request:
-        """The request of a draft; `made` and `sealed` at one go.
-
-        Raises:
-            UserError: an item or a parameter is at fault.
-        """
-        return self.sealed(self.made(draft))
-
-    def begin(self, draft: Draft) -> Request | Callable[[], Request]:
-        """The request if its items are known; else what gives it, as `request` does, and mostly waits for others.
-
-        Raises:
-            UserError: a parameter is at fault.
-        """
-        tasks = self._tasks(draft.parsed, draft.order.departure)
-        if any(is_fetched(task.ref.source) for task in tasks):
-            return partial(self.request, draft)
-        try:
-            looked = [self._maker.look(task) for task in tasks]
-        except BeheldError:
-            # Which of several items is told of does not depend on which was looked at first.
-            return partial(self.request, draft)
-        if all(one.prepared is not None for one in looked):
-            return self.sealed(self._with(draft, [self._maker.complete(one) for one in looked]))
-        return lambda: self.sealed(self._with(draft, self._workers.map(self._maker.complete, looked)))
+    def _request(self, draft: Callable[[], Draft]) -> Request:
+        with in_turn():
+            drafted = draft()
+        made = self.made(drafted)
+        # A grammar is compiled by a process, which is waited for.
+        with nullcontext() if drafted.params.structured_outputs is not None else in_turn():
+            return self.sealed(made)
 
     def draft(self, prompt: PromptType, params: SamplingParams, **order: Any) -> Draft:
         """A prompt, read and checked. Its text is trusted: markers in it are markers.
@@ -302,19 +285,9 @@ class InputPipeline:
         Raises:
             UserError: an item is at fault.
         """
-        tasks = self._tasks(draft.parsed, draft.order.departure)
-        return self._with(draft, self._workers.map(self._maker.make, tasks))
-
-    def _with(self, draft: Draft, made: Sequence[Prepared]) -> Made:
-        """The draft with these items, which are in the order of its media."""
-        queues: dict[str, list[Prepared]] = {}
-        for ref, prepared in zip(draft.parsed.media, made, strict=True):
-            queues.setdefault(ref.modality, []).append(prepared)
-        items = {modality: [p.item for p in own] for modality, own in queues.items()}
-        waiting = {self._tokenizer.marks[modality]: iter(own) for modality, own in queues.items()}
-        in_order = [next(waiting[token]) for token in draft.ids if token in waiting]
+        items, receipts = self._items(draft.ids, draft.parsed, draft.order.departure)
         ids = draft.encode(items) if expand.has_edges(items) else draft.ids
-        return Made(draft, ids, items, tuple(prepared.receipt for prepared in in_order))
+        return Made(draft, ids, items, receipts)
 
     def _render(
         self,
@@ -428,17 +401,41 @@ class InputPipeline:
 
     # ------------------------------------------------------------------ items
 
-    def _tasks(self, parsed: ParsedPrompt, departure: Departure) -> list[Task]:
-        totals = _count(parsed.media)
+    def _items(
+        self, ids: Sequence[int], parsed: ParsedPrompt, departure: Departure
+    ) -> tuple[dict[str, list[MediaItem]], tuple[MediaReceipt, ...]]:
+        """The items of a request by modality, and their receipts in the order of the prompt."""
+        if not parsed.media:
+            return {}, ()
+        made = self._prepare_all(parsed.media, parsed.options, parsed.salt, departure)
+        queues: dict[str, list[Prepared]] = {}
+        for ref, prepared in zip(parsed.media, made, strict=True):
+            queues.setdefault(ref.modality, []).append(prepared)
+        items = {modality: [p.item for p in own] for modality, own in queues.items()}
+        waiting = {self._tokenizer.marks[modality]: iter(own) for modality, own in queues.items()}
+        in_order = [next(waiting[token]) for token in ids if token in waiting]
+        return items, tuple(prepared.receipt for prepared in in_order)
+
+    def _prepare_all(
+        self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, departure: Departure
+    ) -> list[Prepared]:
+        totals = _count(media)
         seen: dict[str, int] = {}
         tasks = []
-        for ref in parsed.media:
+        for ref in media:
             index = seen.get(ref.modality, 0)
             seen[ref.modality] = index + 1
-            own = merged(self._args.mm_processor_kwargs, parsed.options, ref.options)
-            setting = self._family.setting(ref.modality, index + 1, totals)
-            tasks.append(Task(ref, index, own, setting, parsed.salt, departure))
-        return tasks
+            tasks.append(
+                Task(
+                    ref,
+                    index,
+                    merged(self._args.mm_processor_kwargs, options, ref.options),
+                    self._family.setting(ref.modality, index + 1, totals),
+                    salt,
+                    departure,
+                )
+            )
+        return self._workers.map(self._maker.make, tasks)
 
     def count(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
         """What the model would see of these media, and the tokens each would take, in one prompt with all of them.
@@ -447,8 +444,8 @@ class InputPipeline:
             UserError: an item is at fault.
         """
         self._checks.modalities(media)
-        tasks = self._tasks(ParsedPrompt(None, None, tuple(media), {}, b""), Departure())
-        return [prepared.receipt for prepared in self._workers.map(self._maker.make, tasks)]
+        made = self._prepare_all(media, {}, b"", Departure())
+        return [prepared.receipt for prepared in made]
 
     # ------------------------------------------------------------------ sealing
 

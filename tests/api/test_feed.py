@@ -28,24 +28,6 @@ def number_of(fed: Fed) -> int:
     return int(request.id)
 
 
-@pytest.fixture(params=["at one go", "in parts"], autouse=True)
-def in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether jobs are begun first; of those, two of three are done with that."""
-    parts: bool = request.param == "in parts"
-    monkeypatch.setattr(f"{__name__}.IN_PARTS", parts)
-    return parts
-
-
-IN_PARTS = False
-
-
-def job_of(number: int, requests: Callable[[], list[Any]]) -> Job:
-    def begin() -> Any:
-        return requests if number % 3 == 2 else requests()
-
-    return Job(str(number), SamplingParams(), requests, None, begin=begin if IN_PARTS else None)
-
-
 def each(count: int, taken: list[int], act: Any = None) -> Generator[Job, None, None]:
     for number in range(count):
         taken.append(number)
@@ -55,7 +37,7 @@ def each(count: int, taken: list[int], act: Any = None) -> Generator[Job, None, 
                 act(number)
             return [fake_request(str(number), 1, made(number))]
 
-        yield job_of(number, requests)
+        yield Job(str(number), SamplingParams(), requests, None)
 
 
 def jobs(count: int, taken: list[int], act: Any = None, reading: Reading = Reading.TAKER) -> Jobs:
@@ -143,7 +125,7 @@ def test_features_beyond_the_bound_stop_the_looking_ahead(reading: Reading) -> N
     for number in range(60):
         assert feed.more
         until(lambda number=number: len(taken) - number >= min(7, 60 - number) or reading is Reading.TAKER)
-        until(lambda: all(entry.future.done() for entry in list(feed._ahead)))
+        until(lambda: all(entry[2].done() for entry in list(feed._ahead)))
         assert feed.more
         most.append(len(taken) - number)
         fed = feed.take(wait=True)

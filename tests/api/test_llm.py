@@ -351,14 +351,14 @@ def test_what_would_change_nothing_is_refused(llm: LLM) -> None:
 def test_whatever_goes_wrong_in_preparing_one_request_the_others_finish(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = llm._inputs.draft
+    honest = llm._inputs.prepare
 
     def broken(prompt: Any, *args: Any, **options: Any) -> Any:
         if prompt == "break":
             raise ZeroDivisionError("a defect of ours")
         return honest(prompt, *args, **options)
 
-    monkeypatch.setattr(llm._inputs, "draft", broken)
+    monkeypatch.setattr(llm._inputs, "prepare", broken)
     bad, good = llm.generate(["break", ask("x")], GREEDY, use_tqdm=False, on_error="return")
     assert isinstance(bad.error, EngineError)
     assert "a defect of ours" in str(bad.error)
