@@ -287,10 +287,10 @@ def test_a_crowd_in_graphs_says_what_it_says_without() -> None:
             if graphs is not None:
                 replay = graphs.replay
 
-                def counted(batch: Any, embeds_TH: Any) -> Any:
-                    if (size := graphs._size_of(batch)) is not None:
+                def counted(laid: Any) -> Any:
+                    if (size := graphs._size_of(laid)) is not None:
                         taken.add(size)
-                    return replay(batch, embeds_TH)
+                    return replay(laid)
 
                 graphs.replay = counted
             outputs = made.generate(prompts, params, use_tqdm=False)

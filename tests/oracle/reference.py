@@ -50,8 +50,8 @@ def model(family: str) -> Any:
     return load_model(family, tiny.plain(family))
 
 
-def load_model(family: str, folder: Path) -> Any:
-    """The model in `folder` in float32, set to greedy decoding and to ignoring every end-of-sequence id."""
+def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The model in `folder` in `dtype`, set to greedy decoding and to ignoring every end-of-sequence id."""
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
     if family in tiny.ADAPTED_FAMILIES:
         kind = transformers.Phi4MultimodalForCausalLM
@@ -59,7 +59,7 @@ def load_model(family: str, folder: Path) -> Any:
         kind = getattr(transformers, tiny.THINKERS[family])
     # Gemma 4's tower for sound takes no fused attention: transformers chooses for each part.
     attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if family == "gemma4" else "sdpa"
-    loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    loaded = kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     if loaded.config.is_encoder_decoder:
         # What such a checkpoint does to every answer is part of the answer.
