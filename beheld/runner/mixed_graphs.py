@@ -271,8 +271,8 @@ class MixedGraphs:
         embeds_TH = self._embeds_TH[: size.tokens + size.decodes]
         embeds_TH.copy_(self._adapter.embed(fields.ids_T[:-1]))
         if sources:
-            # Of one picture the tensor itself: joining many takes one call, and so does writing them.
-            joined_EH = torch.cat(sources) if len(sources) > 1 else sources[0]
+            # Of many, joining takes one call, and so does writing. Towers may compute in another type.
+            joined_EH = (torch.cat(sources) if len(sources) > 1 else sources[0]).to(embeds_TH.dtype)
             embeds_TH[:, : joined_EH.shape[1]].index_copy_(0, fields.merged_T[: len(merged)], joined_EH)
         graph, logits_SV = self._graphs[size]
         graph.replay()

@@ -167,8 +167,8 @@ def embeds_of(laid: Layout, rows: _Rows) -> torch.Tensor:
     return embeds
 
 
-# Narrower than an input.
-PICTURE = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
+# Narrower than an input, and of another type.
+PICTURE = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("decodes", [0, 2, 40, 62])
