@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Container
 from concurrent.futures import Future
 
 from beheld.core.request import LoRARequest
@@ -11,27 +12,32 @@ from beheld.lora.load import Form, LoRAWeights, load
 
 
 class ReadAhead:
-    """What was read and not yet taken. Safe to use from several threads.
+    """What was read and is not yet held. Safe to use from several threads.
 
     Args:
         form: what an adapter must fit.
         most: adapters kept; of more, those read first go.
+        held: numbers of adapters that need not be read. Whoever takes one adds its number here, and then calls
+            `forget`: at every moment in between it is found in one of the two places, and read once.
     """
 
-    def __init__(self, form: Form, most: int) -> None:
+    def __init__(self, form: Form, most: int, held: Container[int]) -> None:
         self._form = form
         self._most = most
+        self._held = held
         self._lock = threading.Lock()
         self._found: OrderedDict[LoRARequest, Future[LoRAWeights]] = OrderedDict()
 
     def read(self, lora: LoRARequest) -> None:
-        """Read it, or wait for the thread that is about to have read it.
+        """Read it, or wait for the thread that is about to have read it; nothing, if it is held.
 
         Raises:
             LoRAError: it cannot be used. That is not remembered: a folder may be put in order.
         """
         with self._lock:
             found = self._found.get(lora)
+            if found is None and lora.lora_int_id in self._held:
+                return
             mine: Future[LoRAWeights] = Future()
             if found is None:
                 self._found[lora] = mine
@@ -48,13 +54,13 @@ class ReadAhead:
             raise
 
     def take(self, lora: LoRARequest) -> LoRAWeights:
-        """The adapter; read now if nobody has begun to.
+        """The adapter, here until `forget`; read now if nobody has begun to.
 
         Raises:
             LoRAError: it cannot be used.
         """
         with self._lock:
-            found = self._found.pop(lora, None)
+            found = self._found.get(lora)
         return load(lora.lora_name, lora.lora_path, self._form) if found is None else found.result()
 
     def forget(self, lora_int_id: int) -> None:

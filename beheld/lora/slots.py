@@ -52,9 +52,9 @@ class LoRASlots:
         assert 1 <= max_loras <= max_host
         self.switch = switch
         self._layers = layers
-        self._ahead = ReadAhead(form, max_host)
         self._max_host = max_host
         self._host: OrderedDict[int, tuple[LoRARequest, LoRAWeights]] = OrderedDict()
+        self._ahead = ReadAhead(form, max_host, self._host)
         self._pinned: set[int] = set()
         # In the order of their last use.
         self._slots: OrderedDict[int, _Slot] = OrderedDict((number, _Slot()) for number in range(1, max_loras + 1))
@@ -68,8 +68,7 @@ class LoRASlots:
         Raises:
             LoRAError: it cannot be used.
         """
-        if request.lora_int_id not in self._host:
-            self._ahead.read(_named(request))
+        self._ahead.read(_named(request))
 
     def add(self, request: LoRARequest) -> LoRARequest:
         """Take an adapter into the host's memory, unless it is here; gives the request with its digest.
@@ -94,6 +93,7 @@ class LoRASlots:
         held = dataclasses.replace(asked, digest=weights.digest)
         self._make_room()
         self._host[request.lora_int_id] = held, weights
+        self._ahead.forget(request.lora_int_id)
         logger.info("Loaded the adapter %r from %s.", held.lora_name, held.lora_path)
         return held
 

@@ -52,17 +52,26 @@ def lora(number: int) -> LoRARequest:
     return LoRARequest(f"a{number}", number, f"/{number}")
 
 
-def test_what_was_read_is_taken_once(disk: Disk) -> None:
-    reading = ReadAhead(None, 2)  # type: ignore[arg-type]
+def test_what_was_read_is_here_until_it_is_held(disk: Disk) -> None:
+    """At no moment of being taken does anybody who asks for it read it again."""
+    held: set[int] = set()
+    reading = ReadAhead(None, 2, held)  # type: ignore[arg-type]
     reading.read(lora(1))
+    reading.read(lora(1))
+    assert reading.take(lora(1)) == "a1 read 1"
+    reading.read(lora(1))
+    held.add(1)
+    reading.read(lora(1))
+    reading.forget(1)
     reading.read(lora(1))
     assert disk.read == ["a1"]
-    assert reading.take(lora(1)) == "a1 read 1"
+    held.clear()
+    reading.read(lora(1))
     assert reading.take(lora(1)) == "a1 read 2"
 
 
 def test_many_threads_read_it_once_and_all_have_it(disk: Disk) -> None:
-    reading = ReadAhead(None, 2)  # type: ignore[arg-type]
+    reading = ReadAhead(None, 2, ())  # type: ignore[arg-type]
     disk.open.clear()
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(reading.read, lora(1)) for _ in range(4)]
@@ -74,7 +83,7 @@ def test_many_threads_read_it_once_and_all_have_it(disk: Disk) -> None:
 
 
 def test_who_takes_it_waits_for_the_thread_that_reads_it(disk: Disk) -> None:
-    reading = ReadAhead(None, 2)  # type: ignore[arg-type]
+    reading = ReadAhead(None, 2, ())  # type: ignore[arg-type]
     disk.open.clear()
     with ThreadPoolExecutor(2) as threads:
         begun = threads.submit(reading.read, lora(1))
@@ -86,7 +95,7 @@ def test_who_takes_it_waits_for_the_thread_that_reads_it(disk: Disk) -> None:
 
 
 def test_a_refusal_is_not_remembered(disk: Disk) -> None:
-    reading = ReadAhead(None, 2)  # type: ignore[arg-type]
+    reading = ReadAhead(None, 2, ())  # type: ignore[arg-type]
     disk.error = LoRAError("broken")
     for act in (reading.read, reading.read, reading.take):
         with pytest.raises(LoRAError, match="broken"):
@@ -98,7 +107,7 @@ def test_a_refusal_is_not_remembered(disk: Disk) -> None:
 
 @pytest.mark.parametrize("drop", [lambda reading: reading.forget(1), lambda reading: reading.read(lora(3))])
 def test_what_is_not_taken_does_not_pile_up(disk: Disk, drop: Callable[[ReadAhead], None]) -> None:
-    reading = ReadAhead(None, 2)  # type: ignore[arg-type]
+    reading = ReadAhead(None, 2, ())  # type: ignore[arg-type]
     reading.read(lora(1))
     reading.read(lora(2))
     drop(reading)
