@@ -114,9 +114,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     if width < 1 or height < 1:
         raise DecodeError(f"The picture is empty: {width} x {height} pixels.", "Give one of at least 1 x 1.")
     check_size(width, height, limits)
-    given: dict[str, Any] = {"width": width, "height": height, "mode": image.mode}
-    if file_format:
-        given["format"] = file_format
+    given = described(image, file_format)
     lost: list[str] = []
     frames = _frame_count(image)
     if frames > 1:
@@ -132,6 +130,14 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
         raise DecodeError("The picture is broken.", "Send it again, complete.", detail=first_line(error)) from error
     treated = {"exif_rotated": True} if orientation != 1 else {}
     return Picture(rgb, given, treated, tuple(lost))
+
+
+def described(image: Any, file_format: str | None) -> dict[str, Any]:
+    """What receipts say of a picture as it came in."""
+    given: dict[str, Any] = {"width": image.width, "height": image.height, "mode": image.mode}
+    if file_format:
+        given["format"] = file_format
+    return given
 
 
 def is_plain_rgb(image: Any) -> bool:

@@ -76,9 +76,9 @@ def of_bytes(data: bytes, what: str) -> bytes:
     return Digest("bytes").add(what).add(data).done()
 
 
-def of_rgb(width: int, height: int, pixels: Any) -> bytes:
-    """Digest of a picture as the model sees it: 8-bit RGB rows, top to bottom, without padding."""
-    return Digest("rgb").add(width).add(height).add(pixels).done()
+def of_rgb(width: int, height: int, rgbx: Any) -> bytes:
+    """Digest of a picture as the model sees it: rows of 8-bit RGB, top to bottom, a byte of 255 behind each pixel."""
+    return Digest("rgbx").add(width).add(height).add(rgbx).done()
 
 
 def of_picture(image: Any) -> bytes:

@@ -26,7 +26,7 @@ from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
 from beheld.inputs.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.gate import Gate
-from beheld.inputs.opening import Source, packed
+from beheld.inputs.opening import Source, plain_rgb, unpacked
 from beheld.inputs.processor import ItemProcessor, Job
 from beheld.inputs.tasks import Make
 from beheld.inputs.workers import Workers
@@ -220,7 +220,8 @@ class ItemMaker:
             self._processor.loaded()
         with clock.stage("process"):
             own = self._processor.options(modality, self._options(task))
-            processed = self._processor.process(Job(modality, opened, self._digest(task, content), own, task.setting))
+            job = Job(modality, unpacked(opened), self._digest(task, content), own, task.setting)
+            processed = self._processor.process(job)
         self._cache.put(processed)
         return content, processed, False
 
@@ -228,7 +229,7 @@ class ItemMaker:
         """Opened and processed by a worker at one go; True if the cache turned out to hold it."""
         with clock.stage("wait"):
             made = self._workers.make(
-                Make(task.ref.modality, source, None, self._options(task), task.setting, task.salt),
+                Make(task.ref.modality, source, self._options(task), task.setting, task.salt),
                 self._processor.rate,
                 task.departure,
             )
@@ -316,11 +317,10 @@ class ItemMaker:
                 raise DecodeError(
                     "The picture is broken.", "Send it again, complete.", detail=first_line(error)
                 ) from error
-        # Copying pixels out of a picture needs the interpreter; decoding, and hashing arrays and bytes, does not.
+        if decode.is_plain_rgb(given):
+            return plain_rgb(given)
+        # Repacking pixels needs the interpreter; decoding, copying and hashing do not.
         with in_turn():
-            if decode.is_plain_rgb(given):
-                pixels = packed(given)
-                return Source("PIL", digest.of_rgb(width, height, pixels.data.cast("B")), given, pixels=pixels)
             return Source("PIL", digest.of_picture(given), given)
 
     def _video_source(self, given: Any) -> Source:
@@ -392,7 +392,7 @@ def _opened_bytes(modality: str, payload: Any) -> int:
     if modality != "image":
         return _UNKNOWN_BYTES
     width, height = header.size_of(payload) or (0, 0)
-    return 3 * width * height or _UNKNOWN_BYTES
+    return 4 * width * height or _UNKNOWN_BYTES
 
 
 def _is_encoded(source: Any) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import MediaLimits
-from beheld.inputs import audio, decode, digest, video
+from beheld.inputs import audio, decode, video
 from beheld.inputs.cache import Content
+from beheld.inputs.pixels import Pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,19 +25,18 @@ class Source:
         digest: of the undecoded bytes, or of the content where that came decoded.
         payload: the bytes, or the decoded content.
         sampling: which frames to take of a video's bytes.
-        pixels: of a picture that came decoded and is what the model sees, as `packed` gives it: its digest was made of
-            them, and they need not be copied out of it again.
+        content: of a payload that is open already, as `open_source` gives it: what is to be remembered of it.
     """
 
     kind: str
     digest: bytes
     payload: Any
     sampling: video.Sampling | None = None
-    pixels: Any = None
+    content: Content | None = None
 
 
 def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callable[[], int]) -> tuple[Any, Content]:
-    """The decoded content (a PIL picture, a Clip or a Waveform), and what is to be remembered of it.
+    """The decoded content (Pixels, a Clip or a Waveform), and what is to be remembered of it.
 
     Args:
         modality: "image", "video" or "audio".
@@ -48,8 +48,10 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
         DecodeError, LimitError: the content is at fault.
     """
     payload = source.payload
+    if source.content is not None:
+        return payload, source.content
     if modality == "image":
-        return _open_image(source, limits)
+        return _open_image(payload, limits)
     if modality == "video":
         clip = payload
         if isinstance(payload, bytes):
@@ -61,32 +63,25 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
     return wave, Content(source.digest, wave.given, wave.lost)
 
 
-def _open_image(source: Source, limits: MediaLimits) -> tuple[Any, Content]:
-    payload = source.payload
+def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
     if isinstance(payload, bytes):
         picture = decode.open_bytes(payload, limits)
     elif decode.is_picture(payload):
         picture = decode.from_pil(payload, limits, getattr(payload, "format", None))
     else:
         picture = decode.from_array(payload, limits)
-    rgb = picture.image
-    key = source.digest
-    if rgb is not payload:
-        key = digest.of_rgb(rgb.width, rgb.height, rgb.tobytes())
-    return rgb, Content(key, {**picture.given, **picture.treated}, picture.lost)
+    pixels = Pixels.of(picture.image)
+    return pixels, Content(pixels.digest(), {**picture.given, **picture.treated}, picture.lost)
 
 
-def packed(opened: Any) -> Any:
-    """Decoded content as it crosses to another process: a picture as an array (height, width, 3) of bytes."""
-    import numpy as np
+def plain_rgb(picture: Any) -> Source:
+    """The source of a loaded PIL picture that is already what the model sees: see decode.is_plain_rgb."""
+    pixels = Pixels.of(picture)
+    key = pixels.digest()
+    given = decode.described(picture, getattr(picture, "format", None))
+    return Source("PIL", key, pixels, content=Content(key, given, ()))
 
-    return np.asarray(opened) if decode.is_picture(opened) else opened
 
-
-def unpacked(crossed: Any) -> Any:
-    """Decoded content from `packed`."""
-    if not decode.is_array(crossed):
-        return crossed
-    from PIL import Image
-
-    return Image.fromarray(crossed)
+def unpacked(opened: Any) -> Any:
+    """Decoded content as processors take it: pixels become a PIL picture."""
+    return opened.picture() if isinstance(opened, Pixels) else opened

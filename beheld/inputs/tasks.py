@@ -11,7 +11,8 @@ from beheld.core.config import EngineArgs, KVGroup, MediaLimits, ModelInfo
 from beheld.core.media import MediaItem
 from beheld.inputs import audio, digest, video
 from beheld.inputs.cache import Content, Processed
-from beheld.inputs.opening import Source, open_source, packed, unpacked
+from beheld.inputs.opening import Source, open_source, unpacked
+from beheld.inputs.pixels import Pixels
 from beheld.ipc.codec import Codec
 
 
@@ -42,26 +43,24 @@ class Open:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """Decoded content as `opening.packed` gives it, and what is to be remembered of it."""
+    """Decoded content as `opening.open_source` gives it, and what is to be remembered of it."""
 
-    crossed: Any
+    opened: Any
     content: Content
 
 
 @dataclass(frozen=True, eq=False)
 class Make:
-    """Make an item of a source, or of content that was opened already. The answer is Made.
+    """Make an item of a source. The answer is Made.
 
     Attributes:
         modality: "image", "video" or "audio".
-        source: what came in; its payload is as `opening.packed` gives it if `content` is there.
-        content: what is known of content that is decoded already.
+        source: what came in.
         options, setting, salt: see media.Task.
     """
 
     modality: str
     source: Source
-    content: Content | None
     options: Mapping[str, Any]
     setting: str
     salt: bytes
@@ -79,7 +78,7 @@ class Made:
 CODEC = Codec(
     (
         *(Settings, Open, Opened, Make, Made, Source, Content, Processed, MediaItem),
-        *(video.Sampling, video.Clip, audio.Waveform),
+        *(video.Sampling, video.Clip, audio.Waveform, Pixels),
         *(MediaLimits, ModelInfo, KVGroup, EngineArgs),
     )
 )
@@ -104,7 +103,7 @@ def load(settings: Settings) -> Callable[[Any], Any]:
         if isinstance(task, Make):
             return _make(task, processor, settings.limits)
         opened, content = open_source(task.modality, task.source, settings.limits, lambda: task.rate)
-        return Opened(packed(opened), content)
+        return Opened(opened, content)
 
     return work
 
@@ -130,13 +129,11 @@ def _make(task: Make, processor: Any, limits: MediaLimits) -> Made:
     from beheld.inputs.processor import Job
 
     begun = time.perf_counter()
-    opened, content = unpacked(task.source.payload), task.content
-    if content is None:
-        opened, content = open_source(task.modality, task.source, limits, processor.rate)
+    opened, content = open_source(task.modality, task.source, limits, processor.rate)
     decoded = time.perf_counter()
     own = processor.options(task.modality, task.options)
     key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
     key = digest.salted(key, task.salt)
-    processed = processor.process(Job(task.modality, opened, key, own, task.setting))
+    processed = processor.process(Job(task.modality, unpacked(opened), key, own, task.setting))
     done = time.perf_counter()
     return Made(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, MediaWork, ModelInfo
 from beheld.core.errors import BeheldError, LimitError, WorkerError
 from beheld.inputs.cache import Content
-from beheld.inputs.opening import Source, open_source, packed, unpacked
+from beheld.inputs.opening import Source, open_source
 from beheld.inputs.tasks import CODEC, Made, Make, Open, Opened, Settings
 from beheld.inputs.tokens import for_workers
 from beheld.ipc.pool import Fault, PoolSettings, WorkerFault, WorkerPool
@@ -81,7 +81,7 @@ class Workers:
         answer = self._run(modality, task, departure)
         if not isinstance(answer, Opened):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")
-        return unpacked(answer.crossed), answer.content
+        return answer.opened, answer.content
 
     def make(self, task: Make, rate: Callable[[], int], departure: Departure | None = None) -> Made:
         """Open and process a source, both by a worker; only bytes are opened there.
@@ -94,9 +94,7 @@ class Workers:
         source = task.source
         if not isinstance(source.payload, bytes):
             opened, content = open_source(task.modality, source, self._limits, rate)
-            known = source.pixels is not None and opened is source.payload
-            crossing = source.pixels if known else packed(opened)
-            task = replace(task, source=Source(source.kind, source.digest, crossing), content=content)
+            task = replace(task, source=Source(source.kind, source.digest, opened, content=content))
         answer = self._run(task.modality, task, departure)
         if not isinstance(answer, Made):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")

@@ -1,0 +1,96 @@
+"""Pixels are taken out of Pillow's pictures as they are, whatever lies between them, and by whichever way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from beheld.core.config import MediaLimits
+from beheld.inputs import opening, pixels
+from beheld.inputs.pixels import Pixels
+from tests import tiny
+
+SIZES = ((1, 1), (3, 1), (1, 5), (84, 56), (1023, 7))
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def made_otherwise(picture: Image.Image) -> list[Image.Image]:
+    """The same picture, made in ways that leave other bytes between its pixels."""
+    return [
+        Image.merge("RGB", picture.split()),
+        Image.frombytes("RGB", picture.size, picture.tobytes()),
+        picture.convert("RGBA").convert("RGB"),
+        picture.crop((0, 0, *picture.size)),
+    ]
+
+
+@pytest.fixture(params=["lent", "in strips", "repacked"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way of taking pixels out."""
+    whole = pixels._copied
+    if request.param == "in strips":
+        # Small pictures lie in one block each, and large ones take long.
+        monkeypatch.setattr(pixels, "_STRIP_BYTES", 2000)
+        monkeypatch.setattr(pixels, "_copied", lambda p: None if 4 * p.width * p.height > 4092 else whole(p))
+    elif request.param == "repacked":
+        monkeypatch.setattr(pixels, "_copied", lambda picture: None)
+    return request.param
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_taken_is_the_picture(size: tuple[int, int], way: str) -> None:
+    picture = noise(*size)
+    taken = Pixels.of(picture)
+    assert (taken.width, taken.height, taken.nbytes) == (*size, 4 * size[0] * size[1])
+    rows = taken.rgbx.reshape(size[1], size[0], 4)
+    assert np.array_equal(rows[:, :, :3], np.asarray(picture))
+    assert (rows[:, :, 3] == 255).all()
+    back = taken.picture()
+    assert (back.mode, back.size, back.tobytes()) == ("RGB", picture.size, picture.tobytes())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_lies_between_pixels_changes_nothing(size: tuple[int, int], way: str) -> None:
+    picture = noise(*size)
+    digests = {Pixels.of(one).digest() for one in (picture, *made_otherwise(picture))}
+    assert len(digests) == 1
+    assert Pixels.of(noise(*size[::-1])).digest() not in digests or size[0] == size[1]
+
+
+def test_pillow_leaves_different_bytes_there() -> None:
+    """Else the test before this one could not fail."""
+    picture = noise(84, 56)
+    between = {bytes(pixels._copied(one)[3::4]) for one in (picture, *made_otherwise(picture))}
+    assert len(between) > 1
+
+
+def test_a_picture_in_several_blocks() -> None:
+    picture = noise(2300, 2000)
+    assert pixels._copied(picture) is None
+    assert Pixels.of(picture).picture().tobytes() == picture.tobytes()
+
+
+def test_it_is_a_copy() -> None:
+    picture = noise(84, 56)
+    taken = opening.plain_rgb(picture)
+    before = picture.tobytes()
+    picture.paste((1, 2, 3), (0, 0, 84, 56))
+    assert taken.payload.picture().tobytes() == before
+    assert taken.payload.digest() == taken.digest != opening.plain_rgb(picture).digest
+
+
+def test_what_is_held_outlives_the_picture() -> None:
+    taken = [Pixels.of(noise(300 + i, 300)) for i in range(20)]
+    assert all(one.picture().tobytes() == noise(300 + i, 300).tobytes() for i, one in enumerate(taken))
+
+
+def test_every_source_of_a_picture_has_one_digest() -> None:
+    picture = tiny.picture(84, 56, 1)
+    limits = MediaLimits()
+    sources = [opening.Source("array", b"", np.asarray(picture)), opening.Source("PIL", b"", picture)]
+    contents = [opening.open_source("image", source, limits, lambda: 0)[1] for source in sources]
+    assert {content.digest for content in contents} == {opening.plain_rgb(picture).digest}
