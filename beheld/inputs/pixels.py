@@ -65,7 +65,9 @@ class Pixels:
                 bottom = min(height, top + rows)
                 strip = picture.crop((0, top, width, bottom))
                 copied = _copied(strip)
-                rgbx[top:bottom] = _padded(strip) if copied is None else copied.reshape(-1, 4 * width)
+                if copied is None:
+                    copied = np.frombuffer(strip.tobytes("raw", "RGBX"), np.uint8)
+                rgbx[top:bottom] = copied.reshape(-1, 4 * width)
             rgbx = rgbx.reshape(-1)
         # What Pillow has there depends on how the picture was made.
         words = rgbx.view("<u4")
@@ -111,12 +113,3 @@ def _copied(picture: Any) -> Any:
     copied = np.empty(num_bytes, np.uint8)
     ctypes.memmove(copied.ctypes.data, flat.buffers[1], num_bytes)
     return copied
-
-
-def _padded(picture: Any) -> Any:
-    """A picture's bytes as (height, width * 4), repacked by Pillow."""
-    import numpy as np
-
-    made = np.empty((picture.height, picture.width, 4), np.uint8)
-    made[:, :, :3] = np.asarray(picture)
-    return made.reshape(picture.height, -1)
