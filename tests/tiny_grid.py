@@ -18,7 +18,7 @@ SEEDS: dict[str, int] = {
     "qwen3_vl": 1,
     "qwen3_vl_moe": 13,
     "glm4v": 2,
-    "glm4v_moe": 1,
+    "glm4v_moe": 3,
     "glm46v": 2,
     "aria": 2,
 }
