@@ -44,7 +44,7 @@ class EncoderStore:
         """Run the towers for `items` and keep what they give.
 
         An item whose tower fails takes no other with it: it is tried alone, and its digest is returned. The sequences
-        that need it fail in `merge`, with the tower's reason.
+        that need it fail in `taken`, with the tower's reason.
         """
         waiting = [item for item in items if item.digest not in self._embeds]
         if not waiting:

@@ -23,7 +23,7 @@ from beheld.core.plan import SeqSlice
 from beheld.models.adapter import ModelAdapter
 from beheld.runner.capture import capture
 from beheld.runner.rows import Rows
-from beheld.runner.staging import to_device
+from beheld.runner.staging import Ring, to_device
 from beheld.sample.sampler import greedy
 from beheld.utils.log import get_logger
 
@@ -32,8 +32,6 @@ logger = get_logger(__name__)
 # Rows of the small input: which row, its length, its position, its LoRA slot, where its newest token stands and where
 # the next one will (Rows.newest_places), then one slot per KV group.
 _FIELDS = 6
-# The engine has at most two steps in flight; a third buffer is never being read while it is written.
-RING = 3
 # Graphs of more rows have one place for their logits, at the price of a copy: 1,024 rows take half a gigabyte for a
 # vocabulary of 262,144, and each graph would keep its own.
 _OWN_LOGITS = 512
@@ -84,9 +82,7 @@ class DecodeGraphs:
         device, most = adapter.device, self._sizes[-1]
         fields = _FIELDS + len(self._groups)
         self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
-        self._pinned = device.type == "cuda"
-        self._host = [torch.zeros(fields, most, dtype=torch.int64, pin_memory=self._pinned) for _ in range(RING)]
-        self._turn = 0
+        self._ring = Ring(lambda pinned: torch.zeros(fields, most, dtype=torch.int64, pin_memory=pinned), device)
         self._counting_B = torch.arange(most, device=device)
         self._bounds_B1 = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.tables_GRN = torch.tensor(rows.tables_GRN, device=device)
@@ -94,8 +90,9 @@ class DecodeGraphs:
         # By whether rows may have LoRA adapters, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, tuple[Tensor, tuple[Tensor, Tensor]]]] = {}
-        self._fill(self._host[0].numpy(), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-        self._input_FB.copy_(self._host[0])
+        none, turn = np.zeros(0, dtype=np.int64), self._ring.turn()
+        self._fill(self._ring.buffers[turn].numpy(), none, none)
+        self._ring.send(turn, self._input_FB)
 
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory."""
@@ -159,10 +156,9 @@ class DecodeGraphs:
             return None
         size = next(size for size in self._sizes if size >= count)
         self.refresh_tables()
-        host = self._host[self._turn]
-        self._turn = (self._turn + 1) % RING
-        self._fill(host.numpy(), rows, starts)
-        self._input_FB.copy_(host, non_blocking=True)
+        turn = self._ring.turn()
+        self._fill(self._ring.buffers[turn].numpy(), rows, starts)
+        self._ring.send(turn, self._input_FB)
         kind = "lora" if self._rows.lora_slots_R[rows].any() else "plain"
         graph, (logits_BV, (ids_B, nan_B)) = self._graphs[kind, size]
         graph.replay()

@@ -31,9 +31,10 @@ from beheld.models.adapter import ModelAdapter
 from beheld.runner.batch import Layout
 from beheld.runner.capture import capture
 from beheld.runner.encoder import EncoderStore
-from beheld.runner.graphs import RING, DecodeGraphs
+from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.mixed_layout import Plan, Size, lay_in
 from beheld.runner.rows import Rows
+from beheld.runner.staging import Ring
 from beheld.runner.tail import FEWEST_ON_GPU
 
 # A step of few sequences computes logits of few rows, which its first token need not wait for.
@@ -135,10 +136,10 @@ class MixedGraphs:
             sequences = max(size.sequences + size.decodes for size in self._sizes)
             self._counting_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
             self._fields = {size: plan.on_device(self._flat) for size, plan in self._plans.items()}
-        pinned = device.type == "cuda"
-        self._host = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(RING)]
-        self._arrays = [{size: plan.on_host(host.numpy()) for size, plan in self._plans.items()} for host in self._host]
-        self._turn = 0
+        self._ring = Ring(lambda pinned: torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned), device)
+        self._arrays = [
+            {size: plan.on_host(buffer.numpy()) for size, plan in self._plans.items()} for buffer in self._ring.buffers
+        ]
         self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:
@@ -251,30 +252,38 @@ class MixedGraphs:
         size = self._size_of(laid)
         if size is None:
             return None
-        places: list[np.ndarray] = []
-        sources: list[Tensor] = []
-        for piece, first in zip(laid.slices, laid.first_token, strict=True):
-            spans = self._rows[piece.row].spans
-            if spans and piece.start < spans[-1].stop:
-                for place, source_EH in self._encoder.taken(piece.start, piece.stop, spans):
-                    places.append(np.asarray(place) + first)
-                    sources.append(source_EH)
-        merged = np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
+        taken = self._taken(laid)
+        merged = [place for places, _ in taken.values() for place in places]
         self._decode.refresh_tables()
-        fields, num_bytes, turn = self._fields[size], self._plans[size].num_bytes, self._turn
-        self._turn = (turn + 1) % RING
-        lay_in(self._arrays[turn][size], size, laid, merged)
-        self._flat[:num_bytes].copy_(self._host[turn][:num_bytes], non_blocking=True)
+        fields, turn = self._fields[size], self._ring.turn()
+        lay_in(self._arrays[turn][size], size, laid, np.concatenate(merged) if merged else np.zeros(0, np.int64))
+        self._ring.send(turn, self._flat[: self._plans[size].num_bytes])
         if len(laid.arrays["places"]):
             newest_B = self._rows.newest_P.index_select(0, fields.sources_B)
             fields.ids_T.index_copy_(0, fields.places_B, newest_B)
         embeds_TH = self._embeds_TH[: size.tokens + size.decodes]
         embeds_TH.copy_(self._adapter.embed(fields.ids_T[:-1]))
-        if sources:
+        begin = 0
+        for width, (_, sources) in taken.items():
             # Of many, joining takes one call, and so does writing. Towers may compute in another type.
             joined_EH = (torch.cat(sources) if len(sources) > 1 else sources[0]).to(embeds_TH.dtype)
-            embeds_TH[:, : joined_EH.shape[1]].index_copy_(0, fields.merged_T[: len(merged)], joined_EH)
+            stop = begin + len(joined_EH)
+            embeds_TH[:, :width].index_copy_(0, fields.merged_T[begin:stop], joined_EH)
+            begin = stop
         graph, logits_SV = self._graphs[size]
         graph.replay()
         count = len(laid.sampling)
         return logits_SV[:count], fields.sampled_S[:count]
+
+    def _taken(self, laid: Layout) -> dict[int, tuple[list[np.ndarray], list[Tensor]]]:
+        """The embeddings that a step takes and their tokens, by the width of the former: of a model whose towers feed
+        its layers too, pictures bring more than sounds."""
+        taken: dict[int, tuple[list[np.ndarray], list[Tensor]]] = {}
+        for piece, first in zip(laid.slices, laid.first_token, strict=True):
+            spans = self._rows[piece.row].spans
+            if spans and piece.start < spans[-1].stop:
+                for place, source_EH in self._encoder.taken(piece.start, piece.stop, spans):
+                    places, sources = taken.setdefault(source_EH.shape[1], ([], []))
+                    places.append(np.asarray(place) + first)
+                    sources.append(source_EH)
+        return taken

@@ -6,12 +6,14 @@ pinned memory never does, and each costs the host some ten microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+# Buffers of a ring: while the device computes one step and the next is launched, the one after that is laid out.
+_TURNS = 3
 # Every array begins at a multiple of this, as vectorised loads want it.
 _ALIGNMENT = 16
 
@@ -44,3 +46,34 @@ def unpacked(flat: Tensor, arrays: Mapping[str, np.ndarray], begins: Mapping[str
         part = flat[begins[name] : begins[name] + array.nbytes]
         made[name] = part.view(torch.from_numpy(array[:0].reshape(-1)).dtype).view(array.shape)
     return made
+
+
+class Ring:
+    """A few equal buffers of the host, in turn, for what goes to the same place on the device step by step.
+
+    A buffer is written again only when its last copy has been made. Nobody else sees to that: the host waits for steps
+    that choose tokens, and runs ahead of those that only prefill.
+
+    Args:
+        make: gives a buffer; `pinned` says of what memory.
+    """
+
+    def __init__(self, make: Callable[[bool], Tensor], device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.buffers = tuple(make(on_gpu) for _ in range(_TURNS))
+        # When the last copy from each has been made; copies within the host are made at once.
+        self._copied = tuple(torch.cuda.Event() for _ in range(_TURNS if on_gpu else 0))
+        self._turn = 0
+
+    def turn(self) -> int:
+        """The buffer to be written now; waits until it may be."""
+        self._turn = (self._turn + 1) % _TURNS
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        return self._turn
+
+    def send(self, turn: int, target: Tensor) -> None:
+        """Copy the head of a buffer, of the target's size along its first axis, to the device."""
+        target.copy_(self.buffers[turn][: len(target)], non_blocking=True)
+        if self._copied:
+            self._copied[turn].record()

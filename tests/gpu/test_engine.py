@@ -330,6 +330,24 @@ def test_a_crowd_that_draws_is_answered_as_each_alone() -> None:
     assert together == alone
 
 
+def test_a_device_that_lags_behind_reads_every_step_s_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that only prefill choose nothing, and nobody waits for them: the host is several ahead."""
+    options = {**OPTIONS, "max_model_len": 1024, "max_num_batched_tokens": 64, "gpu_memory_utilization": 0.3}
+    prompts = [text(*(10 + (7 * n + first) % 50 for n in range(900))) for first in range(2)]
+    with LLM(str(tiny.checkpoint(FAMILY)), **options) as made:
+        want = tokens_of(made, prompts)
+        made.reset_prefix_cache()
+        runner = runner_of(made)
+        launch = runner.launch
+
+        def late(plan: Any) -> Any:
+            torch.cuda._sleep(40_000_000)
+            return launch(plan)
+
+        monkeypatch.setattr(runner, "launch", late)
+        assert tokens_of(made, prompts) == want
+
+
 def test_what_pytorch_holds_stays_flat_within_the_share() -> None:
     """Crowds of all kinds of requests; the first takes all that any will: pictures, prompts' reports, draws."""
     share = 0.2

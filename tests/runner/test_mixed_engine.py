@@ -18,7 +18,10 @@ from beheld.attention.torch_ref import TorchBackend
 from beheld.runner import graphs, mixed_graphs
 from beheld.runner.mixed_graphs import MixedGraphs, Size
 from tests import tiny
+from tests.oracle.cases import Ask
+from tests.oracle.test_oracle import request
 from tests.runner import test_graphs, test_mixed_graphs
+from tests.runner.test_staging import Moment
 
 ROWS = 12
 # With and without pictures, positions of one axis and of three, sliding windows, pictures that are read both ways.
@@ -170,6 +173,8 @@ def test_a_crowd_s_answers_are_those_without_graphs(engines: tuple[str, LLM, LLM
             max_tokens=int(chance.choice((1, 3, 20))),
             ignore_eos=True,
             logprobs=(None, 2)[n % 2],
+            # Such steps go without graphs, in between.
+            prompt_logprobs=1 if n == 10 else None,
         )
         for n in range(len(prompts))
     ]
@@ -184,6 +189,7 @@ def test_a_crowd_s_answers_are_those_without_graphs(engines: tuple[str, LLM, LLM
         assert one.outputs[0].token_ids == other.outputs[0].token_ids
         for ours, theirs in zip(one.outputs[0].logprobs or (), other.outputs[0].logprobs or (), strict=True):
             assert [v.logprob for v in theirs.values()] == pytest.approx([v.logprob for v in ours.values()], abs=1e-4)
+        assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
     assert plain.stats().retried == quick.stats().retried == 0
     assert sum(taken.values()) > 15
     kinds = {(bool(size.decodes), size.prefixes) for size in taken}
@@ -209,3 +215,41 @@ def test_a_nan_in_a_replay_is_one_request_s_own(
     assert "NaN" in str(ill.error)
     assert [one.outputs[0].token_ids, other.outputs[0].token_ids] == [clean[0], clean[2]]
     assert taken.total() > before
+
+
+def test_steps_that_only_prefill_wait_for_their_buffers(
+    engines: tuple[str, LLM, LLM, Counter[Size]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for what such steps choose, and a device may be several of them behind."""
+    _, _, quick, taken = engines
+    ring = quick._run.core.executor.runner._mixed_graphs._ring  # type: ignore[union-attr]
+    log: list[str] = []
+    monkeypatch.setattr(ring, "_copied", tuple(Moment(log, number) for number in range(len(ring.buffers))))
+    before = taken.total()
+    quick.reset_prefix_cache()
+    quick.generate({"prompt_token_ids": [10, *range(11, 60)] * 5}, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert taken.total() - before > 1
+    steps = [number for what, number in map(str.split, log) if what == "wait"]
+    assert len(steps) == taken.total() - before
+    assert log == [f"{what} {number}" for number in steps for what in ("wait", "copied")]
+
+
+@pytest.mark.skipif("qwen3_omni_moe" not in tiny.TINY, reason="this transformers has no such family")
+def test_a_picture_and_a_sound_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "capture", test_graphs.capture)
+    monkeypatch.setattr(mixed_graphs, "capture", test_mixed_graphs.capture)
+    family, params = "qwen3_omni_moe", SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    both = request(family, Ask("{i}{a}Hi", ((56, 56, 1),), sounds=((1.0, 2),)))
+    apart = [
+        request(family, Ask("{i}Hi", ((56, 56, 3),))),
+        request(family, Ask("{a}Hi", sounds=((1.0, 4),))),
+    ]
+    options: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 400}
+    options |= {"num_gpu_blocks_override": 200, "dtype": "float32", "seed": 0, "media_workers": 0}
+    path = str(tiny.checkpoint(family))
+    with LLM(path, **options) as plain, LLM(path, async_scheduling=True, **options) as quick:
+        equip(quick)
+        for prompts in ([both], apart):
+            want, got = (llm.generate(prompts, params, use_tqdm=False) for llm in (plain, quick))
+            assert [o.outputs[0].token_ids for o in want] == [o.outputs[0].token_ids for o in got]
+        assert quick.stats().retried == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -177,8 +178,8 @@ def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
     """Whatever an earlier step left there."""
     graphs = graphs_of(_Adapter(), None, 512, 64, _Rows())
     graphs._flat.fill_(77)
-    for host in graphs._host:
-        host.fill_(77)
+    for buffer in graphs._ring.buffers:
+        buffer.fill_(77)
     chance = torch.Generator().manual_seed(decodes)
     seen: dict[str, Any] = {}
     for size in graphs._sizes:
@@ -229,6 +230,32 @@ def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
         assert fields.bounds_B[: size.decodes + 1].tolist() == list(range(size.decodes + 1))
         assert not fields.wanted_S[len(counts) :].any()
         assert (fields.seen_S[len(counts) :] == 1).all()
+
+
+@pytest.mark.parametrize("what", ["prompt_targets", "both_ways", "lora_slots_T"])
+def test_what_no_graph_holds_is_launched(what: str) -> None:
+    """Reports on prompts would be lost, adapters be ignored."""
+    laid, rows = layout_of([300, 5], [0, 17], 0, torch.Generator().manual_seed(1))
+    graphs = graphs_of(_Adapter(), None, 512, 64, rows)
+    assert graphs._size_of(laid) is not None
+    one = {"prompt_targets": [None], "both_ways": ((0, 1),), "lora_slots_T": np.arange(305) == 304}[what]
+    assert graphs._size_of(dataclasses.replace(laid, **{what: one})) is None
+
+
+@torch.inference_mode()
+def test_embeddings_of_unlike_widths_in_one_step() -> None:
+    """Pictures of Qwen3-Omni bring what goes into later layers, sounds do not."""
+    laid, rows = layout_of([40, 30], [0, 17], 0, torch.Generator().manual_seed(1))
+    graphs = graphs_of(_Adapter(), None, 512, 64, rows)
+    for size in graphs._sizes:
+        graphs._graphs[size] = (type("Graph", (), {"replay": lambda self: None})(), torch.zeros(64))
+    want = embeds_of(laid, rows)
+    sounds = torch.tensor([[7.0], [8.0], [9.0]])
+    rows[laid.slices[0].row] = _Row((SpanView("audio", b"sound", 4, 7, None, 3, {}),))
+    want[4:7, :1] = sounds
+    graphs._encoder._embeds |= {b"picture": PICTURE, b"sound": sounds}
+    assert graphs.replay(laid) is not None
+    assert torch.equal(graphs._embeds_TH[:70], want)
 
 
 class _StandIn:
