@@ -24,6 +24,7 @@ from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
+from beheld.utils.interpreter import take_turns
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -109,7 +110,9 @@ class Feed:
 
     def __init__(self, jobs: Jobs, threads: int, window: int, max_bytes: int = MAX_BYTES) -> None:
         self._each = jobs.each
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beheld-prepare") if threads else None
+        self._pool: ThreadPoolExecutor | None = None
+        if threads:
+            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beheld-prepare", initializer=take_turns)
         self._ahead: deque[tuple[int, Job, Future[list[Request]], list[float]]] = deque()
         self._max_bytes = max_bytes
         self._threads = threads

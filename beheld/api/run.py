@@ -189,7 +189,8 @@ class OfflineRun:
             fed = feed.take(wait=idle and not self.core.has_work and not failures)
             if fed is None:
                 break
-            failed = self._add(fed, on_error)
+            with uninterrupted():
+                failed = self._add(fed, on_error)
             bars.added()
             if failed is not None:
                 bars.finished(failed)
@@ -227,8 +228,9 @@ class OfflineRun:
             live.first_token = time.monotonic()
             self._unheard.pop(live.index, None)
         if live.collector.push(event):
-            self.core.stop(event.request_id)
-            del self._live[event.request_id]
+            with uninterrupted():
+                self.core.stop(event.request_id)
+                del self._live[event.request_id]
         elif event.finish is not None:
             del self._live[event.request_id]
         if event.error is not None:
@@ -246,8 +248,9 @@ class OfflineRun:
         return output
 
     def _forget(self, request_id: str) -> None:
-        self.core.abort(request_id)
-        self._live.pop(request_id, None)
+        with uninterrupted():
+            self.core.abort(request_id)
+            self._live.pop(request_id, None)
 
     def _drop(self, in_flight: InFlight | None) -> None:
         """Abort what is left of a run that ended early, and read the step that may still be in flight."""

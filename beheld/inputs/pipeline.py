@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -167,8 +167,7 @@ class InputPipeline:
         with in_turn():
             drafted = draft()
         made = self.made(drafted)
-        # A grammar is compiled by a process, which is waited for.
-        with nullcontext() if drafted.params.structured_outputs is not None else in_turn():
+        with in_turn():
             return self.sealed(made)
 
     def draft(self, prompt: PromptType, params: SamplingParams, **order: Any) -> Draft:

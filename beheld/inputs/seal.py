@@ -16,6 +16,7 @@ from beheld.structured.compile import Compiler, grammar_of
 from beheld.structured.rehearsal import Rehearsal
 from beheld.structured.tasks import Settings
 from beheld.utils.departure import Departure
+from beheld.utils.interpreter import out_of_turn
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -137,7 +138,9 @@ class Sealer:
             if getattr(params, name):
                 raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
         grammar = grammar_of(params.structured_outputs, thoughts)
-        self._rehearsal.run(grammar, departure)
+        # By another process.
+        with out_of_turn():
+            self._rehearsal.run(grammar, departure)
         return grammar
 
     def _tokenizer_json(self) -> str | None:

@@ -17,10 +17,13 @@ from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.inputs.control import ControlTokens, PlainEncoder
 from beheld.inputs.families import Place, family_of
 from beheld.inputs.stretches import Stretches
+from beheld.utils.interpreter import out_of_turn
 
 # Letters. Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their
 # length.
 SHORT_TEXT = 1 << 16
+# Fewer take less time than a thread waits for its turn of the interpreter, and are tokenized without giving it away.
+_BRIEF_TEXT = 500
 
 
 # What transformers goes through from a text to ids.
@@ -28,9 +31,9 @@ _CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_p
 
 
 class PromptTokenizer:
-    """The checkpoint's tokenizer, behind one lock: transformers' fast tokenizers change their own state as they encode.
-
-    Long texts are read beside it, by a copy that needs no lock.
+    """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made behind
+    one lock. Where a call would mean what the tokenizer's backend gives, that is asked instead, by any number of
+    threads; for long texts a copy of it.
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
@@ -92,15 +95,18 @@ class PromptTokenizer:
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
-        if len(text) > SHORT_TEXT and _usual(tokenizer):
+        usual = _usual(tokenizer)
+        if len(text) > SHORT_TEXT and usual:
             before, after = self.ends() if add_special_tokens else ((), ())
-            return [*before, *self._long().encode(text, most), *after]
+            with out_of_turn():
+                return [*before, *self._long().encode(text, most), *after]
         ids: list[int]
-        if _usual(tokenizer) and _unset(tokenizer.backend_tokenizer):
-            # A short text takes less time than a lock whose holder has to wait for its turn of the interpreter.
-            ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
-        with self._lock:
+        if usual and _unset(tokenizer.backend_tokenizer):
+            ids = _encoded(tokenizer.backend_tokenizer, text, add_special_tokens)
+            # Else a call of the user's own, from another thread, may have come in between.
+            if _unset(tokenizer.backend_tokenizer):
+                return ids
+        with out_of_turn(), self._lock:
             ids = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
         return ids
 
@@ -233,6 +239,17 @@ def _usual(tokenizer: Any) -> bool:
 def _unset(backend: Any) -> bool:
     """Whether no call of the tokenizer has left anything behind that changes the next one."""
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
+
+
+def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+    ids: list[int]
+    if len(text) < _BRIEF_TEXT:
+        ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+    # Of this library's calls only those for many texts let other threads run meanwhile.
+    with out_of_turn():
+        ids = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:

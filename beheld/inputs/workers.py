@@ -15,6 +15,7 @@ from beheld.inputs.tasks import CODEC, Made, Make, Open, Opened, Settings
 from beheld.inputs.tokens import for_workers
 from beheld.ipc.pool import Fault, PoolSettings, WorkerFault, WorkerPool
 from beheld.utils.departure import Departure
+from beheld.utils.interpreter import take_turns
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -41,7 +42,9 @@ class Workers:
             self._pool = WorkerPool(pool, count)
         self.process_too = count > 0 and work is MediaWork.PROCESS
         # They only wait, each for one worker.
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media") if count > 1 else None
+        self._threads: ThreadPoolExecutor | None = None
+        if count > 1:
+            self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media", initializer=take_turns)
         if self._pool is not None and self.process_too:
             self._pool.warm()
 

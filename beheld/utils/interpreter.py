@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -15,25 +16,76 @@ from types import FrameType
 _SECONDS = 0.0002
 
 
-# Threads that prepare and are at work in the interpreter at a time; whoever drives a device is not counted. On an H200
-# with six such threads, known pictures, 7B: 181 requests/s with two, 169 with all, 174 with one.
+# Threads that prepare and are at work in the interpreter at a time. On an H200 with six such threads, known pictures,
+# 7B: 181 requests/s with two, 169 with all, 174 with one.
 _MOST_AT_WORK = 2
+
+
+class _Turns(threading.local):
+    """Of a thread: whether it takes turns, and whether it has one."""
+
+    counted = False
+    held = False
+
+
+_mine = _Turns()
 _free: SimpleQueue[None] = SimpleQueue()
-for _ in range(_MOST_AT_WORK):
-    _free.put(None)
+
+
+def _begin() -> None:
+    """No turn is taken."""
+    global _free
+    _free = SimpleQueue()
+    for _ in range(_MOST_AT_WORK):
+        _free.put(None)
+
+
+_begin()
+# Whoever had a turn is not there in a process that was forked.
+os.register_at_fork(after_in_child=_begin)
+
+
+def take_turns() -> None:
+    """The calling thread takes turns from now on: to be called by those of a pool as they start.
+
+    A main thread had better not: an interrupt between any two instructions could lose a turn for good.
+    """
+    _mine.counted = True
 
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Of all blocks of the process so marked, few run at a time. Within one, nothing may wait for another.
+    """Of all threads that take turns, few are within such a block at a time; others pass, as who drives a device does.
 
     Each thread that wants the interpreter takes a share of it from the one that drives the device.
     """
-    _free.get()
+    if not _mine.counted or _mine.held:
+        yield
+        return
+    free = _free
+    free.get()
+    _mine.held = True
     try:
         yield
     finally:
-        _free.put(None)
+        _mine.held = False
+        free.put(None)
+
+
+@contextmanager
+def out_of_turn() -> Iterator[None]:
+    """Within the block, which waits or needs no interpreter, a turn that the thread has is another one's."""
+    if not _mine.held:
+        yield
+        return
+    free = _free
+    _mine.held = False
+    free.put(None)
+    try:
+        yield
+    finally:
+        free.get()
+        _mine.held = True
 
 
 @contextmanager

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from beheld import LLM, SamplingParams
+from beheld.api.run import OfflineRun
 from beheld.engine.core import EngineCore
 from beheld.runner.runner import ModelRunner
+from beheld.scheduler.queue import WaitingQueue
+from beheld.scheduler.scheduler import Scheduler
 from beheld.utils.interpreter import uninterrupted
 from tests import tiny
-from tests.engine.test_retry import body, failing, idle
+from tests.engine.test_retry import before_statement, body, failing, idle
 
 FAMILY = "qwen2_5_vl"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -76,6 +79,35 @@ def test_an_interrupt_before_any_statement(llm: LLM, function: Callable[..., Any
             stats = core_of(llm).scheduler.stats()
             assert stats.num_embeds == sum(len(kept) for kept in runner.encoder._embeds.values()), where
         assert event > 2, "it was interrupted"
+
+
+BOOKS = [OfflineRun._add, Scheduler.add, WaitingQueue.push, Scheduler.stop, Scheduler._finish]
+
+
+@pytest.mark.parametrize("function", BOOKS, ids=lambda function: function.__qualname__)
+def test_a_signal_before_any_statement_that_keeps_books(llm: LLM, function: Callable[..., Any]) -> None:
+    """Where requests are queued and where they end, by a stop string too: nothing is left of a run that ended so."""
+    asked = [{"prompt_token_ids": list(range(first, first + 8))} for first in range(10, 20)]
+    clean = llm.generate(asked, GREEDY, use_tqdm=False)
+    stop = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, stop=[clean[0].outputs[0].text[:2]])
+    params = [stop, *[GREEDY] * 9]
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    for event in range(1, 100):
+        with before_statement(body(function), 2 if function in BOOKS[:3] else 1, event, interrupt) as where:
+            try:
+                llm.generate(asked, params, use_tqdm=False)
+            except KeyboardInterrupt:
+                assert where
+        if not where:
+            break
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        idle(llm)
+        again = llm.generate(asked, GREEDY, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in clean], where
+    assert event > 2, "it was interrupted"
 
 
 @pytest.mark.parametrize("where", ["inside", "behind"])

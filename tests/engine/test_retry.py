@@ -50,7 +50,18 @@ PARAMS = [
 
 @contextmanager
 def failing(code: CodeType, call: int, event: int, error: type[BaseException] = OUT) -> Iterator[list[str]]:
-    """Raise before the `event`-th statement of the `call`-th call of a function; tells where that was.
+    """Raise before the `event`-th statement of the `call`-th call of a function; tells where that was."""
+
+    def fail() -> None:
+        raise error("CUDA out of memory.")
+
+    with before_statement(code, call, event, fail) as where:
+        yield where
+
+
+@contextmanager
+def before_statement(code: CodeType, call: int, event: int, act: Callable[[], object]) -> Iterator[list[str]]:
+    """Act before the `event`-th statement of the `call`-th call of a function; tells where that was.
 
     The last event of a call is its return, behind all statements.
     """
@@ -62,7 +73,7 @@ def failing(code: CodeType, call: int, event: int, error: type[BaseException] = 
             events[0] += 1
             if events[0] == event:
                 raised.append(f"{code.co_name}, line {frame.f_lineno}")
-                raise error("CUDA out of memory.")
+                act()
         return inside
 
     def called(frame: FrameType, what: str, _: Any) -> Any:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 from transformers import AutoTokenizer
 
 from beheld.inputs import tokens
 from beheld.inputs.tokens import PromptTokenizer
+from beheld.utils.interpreter import in_turn, take_turns
 from tests import tiny
 
-TEXTS = ("Hi", "", "What is  in this picture?\n", "naïve 你好 — 3.14 <|im_end|></s>", "a " * 300)
+TEXTS = (
+    "Hi",
+    "",
+    "What is  in this picture?\n",
+    "naïve 你好 — 3.14 <|im_end|></s>",
+    "a " * 300,
+    "naïve 你好 </s> " * 40,
+)
 
 
 def of(family: str) -> PromptTokenizer:
@@ -43,3 +54,31 @@ def test_one_that_splits_special_tokens_does_so() -> None:
     assert len(made.encode("<|im_end|>", add_special_tokens=False)) > 1
     made.inner.split_special_tokens = False
     assert made.encode("<|im_end|>", add_special_tokens=False) == whole
+
+
+def test_a_user_s_call_in_between_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, after the tokenizer was found to be as it came."""
+    made = of("qwen2_5_vl")
+    wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
+    encoded = tokens._encoded
+
+    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+        made.inner("some text of theirs", truncation=True, max_length=2)
+        return encoded(backend, text, add_special_tokens)
+
+    monkeypatch.setattr(tokens, "_encoded", late)
+    assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
+
+
+def test_waiting_for_the_lock_holds_up_nobody_s_turn() -> None:
+    """A tokenizer that must be called goes through its lock, whose holder has no turn."""
+    made = of("qwen2_5_vl")
+    made.inner.split_special_tokens = True
+    with ThreadPoolExecutor(8, initializer=take_turns) as threads:
+
+        def work(number: int) -> list[int]:
+            with in_turn():
+                return made.encode(TEXTS[number % len(TEXTS)] * 3, add_special_tokens=True)
+
+        found = [future.result(60) for future in [threads.submit(work, number) for number in range(200)]]
+    assert found == [made.encode(TEXTS[n % len(TEXTS)] * 3, add_special_tokens=True) for n in range(200)]
