@@ -36,6 +36,10 @@ _ArrowArray._fields_ = [
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
+_memory_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+_READ_ONLY = 0x100
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +70,9 @@ class Pixels:
                 strip = picture.crop((0, top, width, bottom))
                 copied = _copied(strip)
                 if copied is None:
-                    copied = np.frombuffer(strip.tobytes("raw", "RGBX"), np.uint8)
+                    copied = _opaque(strip.tobytes("raw", "RGBX"))
                 rgbx[top:bottom] = copied.reshape(-1, 4 * width)
             rgbx = rgbx.reshape(-1)
-        # What Pillow has there depends on how the picture was made.
-        words = rgbx.view("<u4")
-        words |= np.uint32(0xFF000000)
         return cls(width, height, rgbx)
 
     @property
@@ -91,9 +92,7 @@ class Pixels:
 
 
 def _copied(picture: Any) -> Any:
-    """A picture's memory; None where Pillow does not lend it: before 11.2, or if it lies in several blocks."""
-    import numpy as np
-
+    """What a picture's memory holds. None if Pillow does not lend it: before 11.2, or if it lies in several blocks."""
     lend = getattr(picture, "__arrow_c_array__", None)
     if lend is None:
         return None
@@ -110,6 +109,12 @@ def _copied(picture: Any) -> Any:
     flat = whole.children[0].contents
     if (flat.length, flat.offset, flat.n_buffers) != (num_bytes, 0, 2):
         return None
-    copied = np.empty(num_bytes, np.uint8)
-    ctypes.memmove(copied.ctypes.data, flat.buffers[1], num_bytes)
-    return copied
+    return _opaque(_memory_at(flat.buffers[1], num_bytes, _READ_ONLY))
+
+
+def _opaque(rgbx: Any) -> Any:
+    """A copy in which every fourth byte is 255: what Pillow has there depends on how the picture was made."""
+    import numpy as np
+
+    # One call: each that gives the interpreter away waits to get it back.
+    return np.bitwise_or(np.frombuffer(rgbx, "<u4"), np.uint32(0xFF000000)).view(np.uint8)
