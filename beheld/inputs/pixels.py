@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from beheld.inputs import digest
@@ -92,12 +93,11 @@ class Pixels:
 
 
 def _copied(picture: Any) -> Any:
-    """What a picture's memory holds. None if Pillow does not lend it: before 11.2, or if it lies in several blocks."""
-    lend = getattr(picture, "__arrow_c_array__", None)
-    if lend is None:
+    """What a picture's memory holds. None if Pillow does not lend it: older ones, or if it lies in several blocks."""
+    if not _lends():
         return None
     try:
-        schema, array = lend()
+        schema, array = picture.__arrow_c_array__()
     except ValueError:
         return None
     # What they point at is there as long as the two capsules are.
@@ -110,6 +110,14 @@ def _copied(picture: Any) -> Any:
     if (flat.length, flat.offset, flat.n_buffers) != (num_bytes, 0, 2):
         return None
     return _opaque(_memory_at(flat.buffers[1], num_bytes, _READ_ONLY))
+
+
+@cache
+def _lends() -> bool:
+    """Pillow 11.2 lends memory as well, and never frees what it has lent."""
+    import PIL
+
+    return tuple(int(part) for part in PIL.__version__.split(".")[:2]) >= (11, 3)
 
 
 def _opaque(rgbx: Any) -> Any:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -95,3 +99,24 @@ def test_every_source_of_a_picture_has_one_digest() -> None:
     sources = [opening.Source("array", b"", np.asarray(picture)), opening.Source("PIL", b"", picture)]
     contents = [opening.open_source("image", source, limits, lambda: 0)[1] for source in sources]
     assert {content.digest for content in contents} == {opening.plain_rgb(picture).digest}
+
+
+def test_nothing_is_kept_of_pictures_that_are_gone(way: str) -> None:
+    """As Pillow 11.2 kept what it had lent."""
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    size = (1000, 1000) if way == "lent" else (200, 200)
+    for _ in range(10):
+        Pixels.of(Image.new("RGB", size))
+    before = held()
+    for _ in range(200 if way == "lent" else 5000):
+        Pixels.of(Image.new("RGB", size))
+    assert held() - before < 150 << 20, "they took 800 MB in all"
+
+
+@pytest.mark.parametrize(("version", "lends"), [("11.0.0", False), ("11.2.1", False), ("11.3.0", True), ("13.0", True)])
+def test_which_pillow_lends(monkeypatch: pytest.MonkeyPatch, version: str, lends: bool) -> None:
+    monkeypatch.setattr(PIL, "__version__", version)
+    assert pixels._lends.__wrapped__() is lends
