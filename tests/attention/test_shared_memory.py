@@ -85,8 +85,8 @@ def prefill_bytes(dtype: str, size: int, capability: int) -> int:
     return shared_bytes(triton_prefill._prefill, types, constants, CODE[capability], **options)
 
 
-def decode_bytes(dtype: str, size: int, capability: int) -> int:
-    tile, warps, stages = triton_decode.shape_of(triton.next_power_of_2(size), TYPES[dtype])
+def decode_bytes(dtype: str, size: int, capability: int, crowded: bool) -> int:
+    tile, warps, stages = triton_decode.shape_of(triton.next_power_of_2(size), TYPES[dtype], crowded)
     types, constants = common(dtype, size)
     types |= {"items_ptr": "*i32", "slots_ptr": "*i64", "acc_ptr": "*fp32", "sums_ptr": "*fp32", "arrived_ptr": "*i32"}
     constants |= {"ROWS": 16, "TILE": tile, "PARTS": triton_decode._JOINED, "EARLY": capability >= 90}
@@ -124,8 +124,9 @@ def test_prefill_fits(dtype: str, size: int, capability: int) -> None:
 
 @pytest.mark.parametrize("capability", [86, 90, 100] if LONG else [86])
 @pytest.mark.parametrize(("dtype", "size"), CASES if LONG else NEAR[1:])
-def test_decode_fits(dtype: str, size: int, capability: int) -> None:
-    assert 0 < decode_bytes(dtype, size, capability) <= LIMITS[capability]
+@pytest.mark.parametrize("crowded", [False, True])
+def test_decode_fits(dtype: str, size: int, capability: int, crowded: bool) -> None:
+    assert 0 < decode_bytes(dtype, size, capability, crowded) <= LIMITS[capability]
 
 
 @pytest.mark.parametrize("capability", [86, 90, 100] if LONG else [86])

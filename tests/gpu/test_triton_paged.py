@@ -7,6 +7,7 @@ are not crossed: every value of each stands in some row, beside values of the ot
 from __future__ import annotations
 
 import dataclasses
+import random
 import warnings
 
 import pytest
@@ -239,6 +240,20 @@ def test_never_waits_for_the_device() -> None:
         run(decodes)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "softcap"),
+    [((28, 4, 128, 16), None, None), ((32, 32, 80, 16), 100, None), ((16, 4, 256, 32), None, 7.0)],
+    ids=str,
+)
+def test_a_crowd_of_rows(shape: Shape, window: int | None, softcap: float | None) -> None:
+    """More programs than the device runs side by side: they have another shape."""
+    chance = random.Random(1)
+    pieces = [(n, n + 1) for n in (0, 1, 63, 64, 65, 2000, *(chance.randrange(900) for _ in range(250)))]
+    case = make(pieces, shape, HALF, window=window)
+    check(case, run(case, softcap), softcap)
+    assert case.metadata.groups[0].extra["decode"].crowded
 
 
 @pytest.mark.parametrize("rows", [8, 1])
