@@ -314,6 +314,7 @@ ON_A_GPU = frozenset(
     (
         *("chameleon", "ernie4_5_vl_moe", "florence2", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava"),
         *("llava_onevision", "mllama", "molmo2", "paligemma", "phi4_mm", "qwen2_5_vl", "qwen2_audio", "qwen3_vl"),
+        "qwen3_omni_moe",
     )
 )
 """Families whose tokens are also compared on a GPU, with graphs and compiled layers."""

@@ -17,6 +17,8 @@ FAMILIES = (
     *("qwen3_vl", "mllama", "llava", "llava_onevision", "gemma3", "qwen2_5_vl", "paligemma"),
     # Layers, caches and towers of other kinds.
     *("lfm2_vl", "llama4", "ernie4_5_vl_moe", "qwen2_audio", "gemma3n", "florence2", "molmo2", "chameleon", "phi4_mm"),
+    # A picture and a sound in one prompt, and experts.
+    "qwen3_omni_moe",
 )
 
 
