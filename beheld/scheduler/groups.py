@@ -119,11 +119,8 @@ class GroupTables:
         """
         if not self._caching or not sequence.may_hit:
             return 0
-        limit = (len(sequence.token_ids) - 1) // self.block_size
+        limit = self._longest_run(sequence, (len(sequence.token_ids) - 1) // self.block_size)
         keys = extend_keys(sequence, limit, self.block_size)
-        for store in self.stores:
-            if store.window is None:
-                limit = longest_run(store.pool, keys, limit)
         while True:
             before = limit
             for store in self._sliding:
@@ -134,6 +131,25 @@ class GroupTables:
                     limit = start // self.block_size
             if limit == before:
                 return limit
+
+    def _longest_run(self, sequence: Sequence, limit: int) -> int:
+        """How many of the first `limit` blocks all groups that keep everything have without a gap.
+
+        Keys take long, and those behind a gap are of no use now: each piece is twice as long as the one before.
+        """
+        pools = [store.pool for store in self.stores if store.window is None]
+        if not pools:
+            return limit
+        found, piece = 0, 1
+        while found < limit:
+            stop = min(limit, found + piece)
+            keys = extend_keys(sequence, stop, self.block_size)
+            for pool in pools:
+                stop = longest_run(pool, keys, stop, found)
+            if stop < min(limit, found + piece):
+                return stop
+            found, piece = stop, 2 * piece
+        return found
 
     def reach(self, sequence: Sequence, num_hit: int) -> int:
         """How far a waiting sequence could be computed now, after taking a hit of `num_hit` blocks.

@@ -78,9 +78,9 @@ def _within(spans: Ordered[MediaSpan], joint: tuple[int, int]) -> list[MediaSpan
     return [span for span in spans if span.start < joint[1] and joint[0] < span.stop]
 
 
-def longest_run(pool: BlockPool, keys: Ordered[bytes], limit: int) -> int:
-    """How many of the first `limit` blocks are cached without a gap."""
-    for index in range(limit):
+def longest_run(pool: BlockPool, keys: Ordered[bytes], limit: int, known: int = 0) -> int:
+    """How many of the first `limit` blocks are cached without a gap, where the first `known` are."""
+    for index in range(known, limit):
         if not pool.holds(keys[index]):
             return index
     return limit
