@@ -16,6 +16,11 @@ from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
 from beheld.utils.interpreter import quick_turns, uninterrupted
 
+# How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
+# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known pictures, 7B: 180
+# requests/s against 172, and none of six runs at 157.
+_LULL_S = 0.002
+
 
 @dataclass(eq=False)
 class _Live:
@@ -174,11 +179,13 @@ class OfflineRun:
         """Queue jobs that are ready, and wait for one if there is nothing else to do; those that failed at once.
 
         Args:
-            idle: the device has nothing to do. It then gets its first step as soon as there is enough for one. Else
-                only jobs that are prepared here, which holds up the next step, are so bounded.
+            idle: the device has nothing to do. It then gets its first step as soon as there is enough for one, or
+                nothing more comes soon. Else only jobs that are prepared here, which holds up the next step, are so
+                bounded.
         """
         failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0
+        first = idle and not self.core.has_work
         while self.core.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 break
@@ -187,6 +194,9 @@ class OfflineRun:
                 break
             # Nor is there nothing to do while a failure has not been told.
             fed = feed.take(wait=idle and not self.core.has_work and not failures)
+            if fed is None and first and feed.more:
+                time.sleep(_LULL_S)
+                fed = feed.take(wait=False)
             if fed is None:
                 break
             with uninterrupted():
@@ -196,9 +206,9 @@ class OfflineRun:
                 bars.finished(failed)
                 failures.append((fed.index, failed))
             else:
-                own = sum(len(request.token_ids) for request in fed.requests())
-                tokens += own
-                light += own if fed.job.light else 0
+                requests = fed.requests()
+                tokens += sum(self.core.num_unseen(request.id) for request in requests) if idle else 0
+                light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
         return failures
 
     def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:

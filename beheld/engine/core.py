@@ -127,6 +127,10 @@ class EngineCore:
         """Requests that are queued and hold no row yet."""
         return self.scheduler.num_waiting
 
+    def num_unseen(self, request_id: str) -> int:
+        """See Scheduler.num_unseen."""
+        return self.scheduler.num_unseen(request_id)
+
     def stats(self) -> EngineStats:
         """Counters since the start."""
         return EngineStats(self.scheduler.stats(), self._steps, self._retried, self._encode_s)

@@ -426,6 +426,11 @@ class Scheduler:
         """Sequences that wait for a row or for blocks."""
         return len(self._queue)
 
+    def num_unseen(self, request_id: str) -> int:
+        """Tokens of a waiting request that would have to be computed if it were admitted now: no prefix has them."""
+        sequence = self._sequences[request_id]
+        return len(sequence.token_ids) - self._tables.find_hit(sequence) * self._config.block_size
+
     def stats(self) -> SchedulerStats:
         """A snapshot of counts."""
         pools = {store.group: store.pool for store in self._tables.stores}

@@ -186,6 +186,33 @@ def test_what_is_queued_is_bounded_by_the_bytes_of_its_features(workers: int, mo
     assert 3 <= max(waiting) <= 6
 
 
+def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for more than it can compute, nor where nothing more comes."""
+    family = "qwen2_vl"
+    prompts = [
+        {"prompt": tiny.prompt(family, 1, 0, "Hi?"), "multi_modal_data": {"image": tiny.picture(56, 56, seed)}}
+        for seed in range(16)
+    ]
+    options = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 16, "block_size": 16, "seed": 0}
+    options |= {"max_num_batched_tokens": 128, "media_workers": 2, "async_scheduling": True}
+    with LLM(str(tiny.checkpoint(family)), **options) as llm:
+        core, first = llm._live().core, list[int]()
+        length = len(llm._inputs.prepare(prompts[0], GREEDY, request_id="x").token_ids)
+        assert 15 * length > 128
+        # Whoever waits where nothing more comes waits for long here.
+        monkeypatch.setattr(run, "_LULL_S", 20.0)
+        llm.generate(prompts[0], GREEDY, use_tqdm=False)
+        monkeypatch.setattr(run, "_LULL_S", 0.5)
+        for _ in range(2):
+            seen = list[int]()
+            watched(
+                llm, monkeypatch, lambda number, seen=seen: seen.append(core.scheduler.num_running + core.num_waiting)
+            )
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+            first.append(seen[0])
+    assert first[0] < first[1] == 16
+
+
 def test_a_sequence_is_read_by_the_caller_and_anything_else_by_a_thread(llm: LLM) -> None:
     where: set[int] = set()
 

@@ -343,6 +343,19 @@ def test_a_hit_may_end_inside_a_picture_but_not_of_a_model_that_needs_it_whole()
         assert_right(bench, one, two)
 
 
+@pytest.mark.parametrize("shared", range(0, 40, 3))
+def test_what_is_unseen_is_what_no_prefix_has(shared: int) -> None:
+    """Looked for piece by piece: keys that are of no use yet are not computed."""
+    bench = Bench(fake_config(), fake_info())
+    size = bench.config.block_size
+    bench.run(fake_request("1", range(40 * size)))
+    bench.add(fake_request("2", range(shared * size), range(900, 900 + (40 - shared) * size), 1))
+    assert bench.scheduler.num_unseen("2") == (40 - shared) * size + 1
+    assert shared <= len(bench.scheduler._sequences["2"].block_keys) <= 2 * shared + 1
+    bench.run()
+    assert bench.events["2"][0].num_cached == shared * size
+
+
 def test_salt_separates_and_clearing_forgets() -> None:
     bench = Bench(fake_config(), fake_info())
     bench.run(fake_request("1", range(9)))
