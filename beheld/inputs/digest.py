@@ -13,6 +13,8 @@ from typing import Any
 from blake3 import blake3
 
 _LENGTH = struct.Struct("<Q")
+# What is shorter is gathered: each call of the hash takes longer than its bytes.
+_LONG = 4096
 
 
 class Digest:
@@ -20,6 +22,7 @@ class Digest:
 
     def __init__(self, kind: str) -> None:
         self._hash = blake3()
+        self._gathered = bytearray()
         self.add(kind)
 
     def add(self, value: Any) -> Digest:
@@ -58,11 +61,21 @@ class Digest:
 
     def _frame(self, tag: bytes, payload: Any) -> None:
         size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-        self._hash.update(tag + _LENGTH.pack(size))
-        self._hash.update(payload)
+        self._gathered += tag
+        self._gathered += _LENGTH.pack(size)
+        if size < _LONG:
+            self._gathered += payload
+        else:
+            self._flush()
+            self._hash.update(payload)
+
+    def _flush(self) -> None:
+        self._hash.update(self._gathered)
+        self._gathered.clear()
 
     def done(self) -> bytes:
         """The 32 bytes."""
+        self._flush()
         return self._hash.digest()
 
 

@@ -26,7 +26,7 @@ from beheld.inputs.cache import Content, MediaCache, Processed
 from beheld.inputs.families import Family
 from beheld.inputs.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.gate import Gate
-from beheld.inputs.opening import Source, plain_rgb, unpacked
+from beheld.inputs.opening import Source, plain_rgb, taken, unpacked
 from beheld.inputs.processor import ItemProcessor, Job
 from beheld.inputs.tasks import Make
 from beheld.inputs.workers import Workers
@@ -173,13 +173,14 @@ class ItemMaker:
         ref = task.ref
         if isinstance(ref.source, embeds.Embeddings) or embeds.given(ref.source):
             return self._from_embeddings(task, clock)
-        source = self._source(task, clock)
-        if task.salt and source.digest:
-            source = replace(source, digest=digest.salted(source.digest, task.salt))
+        source = _salted(task, self._source(task, clock))
         content = self._cache.content(source.digest)
         processed = None if content is None else self._known(task, content)
         cached = processed is not None
         if content is None or processed is None:
+            if source.borrowed:
+                with clock.stage("digest"):
+                    source = _salted(task, taken(source))
             make = self._made_elsewhere if self._workers.process_too else self._made_here
             content, processed, cached = make(task, source, clock)
         return self._finish(task, source.kind, content, processed, clock, cached=cached)
@@ -383,6 +384,11 @@ class ItemMaker:
             digest=processed.item.digest.hex(),
         )
         return Prepared(processed.item, receipt)
+
+
+def _salted(task: Task, source: Source) -> Source:
+    """Known only to those who give the same salt."""
+    return replace(source, digest=digest.salted(source.digest, task.salt)) if task.salt and source.digest else source
 
 
 def _opened_bytes(modality: str, payload: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.inputs import audio, decode, video
 from beheld.inputs.cache import Content
-from beheld.inputs.pixels import Pixels
+from beheld.inputs.pixels import Pixels, digest_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,7 @@ class Source:
         payload: the bytes, or the decoded content.
         sampling: which frames to take of a video's bytes.
         content: of a payload that is open already, as `open_source` gives it: what is to be remembered of it.
+        borrowed: the payload is the caller's own picture; see `taken`.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Source:
     payload: Any
     sampling: video.Sampling | None = None
     content: Content | None = None
+    borrowed: bool = False
 
 
 def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callable[[], int]) -> tuple[Any, Content]:
@@ -75,7 +77,22 @@ def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
 
 
 def plain_rgb(picture: Any) -> Source:
-    """The source of a loaded PIL picture that is already what the model sees: see decode.is_plain_rgb."""
+    """The source of a loaded PIL picture that is already what the model sees: see decode.is_plain_rgb.
+
+    To find one that is known, its pixels are read where they lie: copying them takes as long again, and several times
+    as long where that needs new pages.
+    """
+    key = digest_of(picture)
+    return _copied(picture) if key is None else Source("PIL", key, picture, borrowed=True)
+
+
+def taken(source: Source) -> Source:
+    """A borrowed source with a copy of its own, and the digest of that: the picture may have changed meanwhile."""
+    assert source.borrowed
+    return _copied(source.payload)
+
+
+def _copied(picture: Any) -> Source:
     pixels = Pixels.of(picture)
     key = pixels.digest()
     given = decode.described(picture, getattr(picture, "format", None))

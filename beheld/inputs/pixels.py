@@ -92,24 +92,48 @@ class Pixels:
         return Image.frombytes("RGB", (self.width, self.height), self.rgbx, "raw", "RGBX")
 
 
+def digest_of(picture: Any) -> bytes | None:
+    """The digest of `Pixels.of(picture)` without a copy; None if what Pillow lends, if anything, is not the same bytes.
+
+    Most pictures' are: those that were read from files or made of arrays.
+    """
+    import numpy as np
+
+    lent = _lent(picture)
+    if lent is None:
+        return None
+    memory, _owners = lent
+    if int(np.bitwise_and.reduce(np.frombuffer(memory, "<u4"))) < 0xFF000000:
+        return None
+    return digest.of_rgb(picture.width, picture.height, memory)
+
+
 def _copied(picture: Any) -> Any:
-    """What a picture's memory holds. None if Pillow does not lend it: older ones, or if it lies in several blocks."""
+    """What a picture's memory holds; None if Pillow does not lend it."""
+    lent = _lent(picture)
+    if lent is None:
+        return None
+    memory, _owners = lent
+    return _opaque(memory)
+
+
+def _lent(picture: Any) -> tuple[memoryview, Any] | None:
+    """A picture's memory, and what must be held as long as it is read. None if Pillow is old, or has several blocks."""
     if not _lends():
         return None
     try:
-        schema, array = picture.__arrow_c_array__()
+        owners = picture.__arrow_c_array__()
     except ValueError:
         return None
-    # What they point at is there as long as the two capsules are.
-    kind = _ArrowSchema.from_address(_pointer_of(schema, b"arrow_schema"))
-    whole = _ArrowArray.from_address(_pointer_of(array, b"arrow_array"))
+    kind = _ArrowSchema.from_address(_pointer_of(owners[0], b"arrow_schema"))
+    whole = _ArrowArray.from_address(_pointer_of(owners[1], b"arrow_array"))
     num_bytes = 4 * picture.width * picture.height
     if kind.format != b"+w:4" or (whole.offset, whole.n_children) != (0, 1):
         return None
     flat = whole.children[0].contents
     if (flat.length, flat.offset, flat.n_buffers) != (num_bytes, 0, 2):
         return None
-    return _opaque(_memory_at(flat.buffers[1], num_bytes, _READ_ONLY))
+    return _memory_at(flat.buffers[1], num_bytes, _READ_ONLY), owners
 
 
 @cache

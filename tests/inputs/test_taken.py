@@ -14,6 +14,7 @@ from beheld.core.config import MediaLimits
 from beheld.inputs import opening, pixels
 from beheld.inputs.pixels import Pixels
 from tests import tiny
+from tests.inputs import pipes
 
 SIZES = ((1, 1), (3, 1), (1, 5), (84, 56), (1023, 7))
 
@@ -81,11 +82,64 @@ def test_a_picture_in_several_blocks() -> None:
 
 def test_it_is_a_copy() -> None:
     picture = noise(84, 56)
-    taken = opening.plain_rgb(picture)
+    found = opening.plain_rgb(picture)
+    taken = opening.taken(found)
     before = picture.tobytes()
     picture.paste((1, 2, 3), (0, 0, 84, 56))
     assert taken.payload.picture().tobytes() == before
-    assert taken.payload.digest() == taken.digest != opening.plain_rgb(picture).digest
+    assert taken.payload.digest() == taken.digest == found.digest != opening.plain_rgb(picture).digest
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_digest_needs_no_copy(size: tuple[int, int]) -> None:
+    picture = noise(*size)
+    wanted = Pixels.of(picture).digest()
+    assert pixels.digest_of(picture) == wanted
+    others = [pixels.digest_of(one) for one in made_otherwise(picture)]
+    assert None in others, "some have other bytes between their pixels"
+    assert set(others) <= {None, wanted}
+
+
+def test_who_lends_nothing_has_its_digest_from_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = noise(2300, 2000), noise(84, 56)
+    assert pixels.digest_of(large) is None, "it lies in several blocks"
+    monkeypatch.setattr(pixels, "_lends", lambda: False)
+    assert pixels.digest_of(small) is None
+    for picture in (large, small):
+        found = opening.plain_rgb(picture)
+        assert not found.borrowed
+        assert found.payload.picture().tobytes() == picture.tobytes()
+
+
+@pytest.mark.parametrize("salt", [{}, {"cache_salt": "mine"}], ids=["shared", "salted"])
+def test_a_known_picture_is_not_copied(salt: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pipes.make("llava")
+    first = pipes.ask(pipe, "llava", [noise(56, 56)], **salt)
+    monkeypatch.setattr(opening, "_copied", None)
+    again = pipes.ask(pipe, "llava", [noise(56, 56)], **salt)
+    assert [one.receipts[0].cached for one in (first, again)] == [False, True]
+    assert again.spans[0].item.digest == first.spans[0].item.digest
+    with pytest.raises(TypeError):
+        pipes.ask(pipe, "llava", [noise(56, 57)], **salt)
+
+
+def test_a_picture_that_changes_while_it_is_prepared_becomes_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, copied = pipes.make("llava"), opening._copied
+
+    def late(picture: Image.Image) -> opening.Source:
+        picture.paste((1, 2, 3), (0, 0, 56, 56))
+        return copied(picture)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opening, "_copied", late)
+        changed = pipes.ask(pipe, "llava", [noise(56, 56)])
+    assert (
+        changed.spans[0].item.digest
+        == pipes.ask(pipe, "llava", [Image.new("RGB", (56, 56), (1, 2, 3))]).spans[0].item.digest
+    )
+    plain = pipes.ask(pipe, "llava", [noise(56, 56)])
+    assert not plain.receipts[0].cached
+    assert plain.spans[0].item.digest != changed.spans[0].item.digest
 
 
 def test_what_is_held_outlives_the_picture() -> None:
