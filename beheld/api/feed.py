@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -117,7 +118,8 @@ class Feed:
         self._max_bytes = max_bytes
         self._threads = threads
         # Guards all that follows; told of whatever makes room or gives a job to take.
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._num_read = 0
         # Ready and not yet taken: jobs, and bytes. Prepared so far: the same.
         self._ready = (0, 0)
@@ -175,6 +177,19 @@ class Feed:
         The source is closed by the thread that reads it. If that waits for the source's next item for too long, it does
         so, and ends, when it gets it.
         """
+        try:
+            self._let_go()
+            self._close()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Give back what Ctrl-C left: it may come where the lock is taken, before the block that would give it back."""
+        with suppress(RuntimeError):
+            while True:
+                self._lock.release()
+
+    def _close(self) -> None:
         with self._changed:
             self._dry = True
             self._ahead.clear()

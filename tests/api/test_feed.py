@@ -321,3 +321,38 @@ def test_closing_at_any_moment_leaves_nothing_behind() -> None:
         assert not readers()
         assert next(source, None) is None
         assert len(taken) <= len(got) + 9
+
+
+def test_ctrl_c_where_the_lock_is_taken_holds_up_nobody() -> None:
+    """Between the taking and the block: the threads would wait for ever, and so would the interpreter's end."""
+    go = threading.Event()
+
+    def work() -> list[Any]:
+        assert go.wait(60)
+        return []
+
+    jobs = (Job(str(n), SamplingParams(), work, None) for n in range(4))
+    feed = Feed(Jobs(jobs, Reading.TAKER, 4), 2, 4)
+    assert feed.more
+    pool, lock = feed._pool, feed._lock
+    assert pool is not None
+
+    class Interrupted:
+        """The lock, and a signal behind its taking."""
+
+        def __enter__(self) -> None:
+            lock.acquire()
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None:
+            raise AssertionError
+
+    feed._changed._lock = Interrupted()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        feed.take(wait=True)
+    feed._changed._lock = lock  # type: ignore[attr-defined]
+    feed.close()
+    go.set()
+    for thread in pool._threads:
+        thread.join(60)
+        assert not thread.is_alive()
