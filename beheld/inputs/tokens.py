@@ -102,10 +102,10 @@ class PromptTokenizer:
                 return [*before, *self._long().encode(text, most), *after]
         ids: list[int]
         if usual and _unset(tokenizer.backend_tokenizer):
-            ids = _encoded(tokenizer.backend_tokenizer, text, add_special_tokens)
+            found = _encoded(tokenizer.backend_tokenizer, text, add_special_tokens)
             # Else a call of the user's own, from another thread, may have come in between.
-            if _unset(tokenizer.backend_tokenizer):
-                return ids
+            if found is not None and _unset(tokenizer.backend_tokenizer):
+                return found
         with out_of_turn(), self._lock:
             ids = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
         return ids
@@ -241,15 +241,15 @@ def _unset(backend: Any) -> bool:
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
 
 
-def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
-    ids: list[int]
+def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int] | None:
+    """Token ids; None if they were cut or padded by what another thread has set and, perhaps, unset since."""
     if len(text) < _BRIEF_TEXT:
-        ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-    # Of this library's calls only those for many texts let other threads run meanwhile.
-    with out_of_turn():
-        ids = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-    return ids
+        found = backend.encode(text, add_special_tokens=add_special_tokens)
+    else:
+        # Of this library's calls only those for many texts let other threads run meanwhile.
+        with out_of_turn():
+            found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    return None if found.overflowing or 0 in found.attention_mask else found.ids
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:

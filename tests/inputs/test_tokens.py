@@ -62,9 +62,27 @@ def test_a_user_s_call_in_between_changes_nothing(monkeypatch: pytest.MonkeyPatc
     wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
     encoded = tokens._encoded
 
-    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int] | None:
         made.inner("some text of theirs", truncation=True, max_length=2)
         return encoded(backend, text, add_special_tokens)
+
+    monkeypatch.setattr(tokens, "_encoded", late)
+    assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
+
+
+@pytest.mark.parametrize("call", [{"truncation": True, "max_length": 2}, {"padding": "max_length", "max_length": 200}])
+def test_a_user_s_call_that_was_undone_changes_nothing(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the tokenizer is as it came, and the ids are those of their call."""
+    made = of("qwen2_5_vl")
+    made.inner.pad_token = made.inner.pad_token or made.inner.eos_token
+    wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
+    encoded = tokens._encoded
+
+    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int] | None:
+        made.inner("some text of theirs", **call)
+        found = encoded(backend, text, add_special_tokens)
+        made.inner("another")
+        return found
 
     monkeypatch.setattr(tokens, "_encoded", late)
     assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
