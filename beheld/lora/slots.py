@@ -91,9 +91,12 @@ class LoRASlots:
             return held
         weights = self._ahead.take(asked)
         held = dataclasses.replace(asked, digest=weights.digest)
-        self._make_room()
-        self._host[request.lora_int_id] = held, weights
-        self._ahead.forget(request.lora_int_id)
+        try:
+            self._make_room()
+            self._host[request.lora_int_id] = held, weights
+        finally:
+            # Also where there is no room: by the time there is, its files may be others.
+            self._ahead.forget(request.lora_int_id)
         logger.info("Loaded the adapter %r from %s.", held.lora_name, held.lora_path)
         return held
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from beheld import LLM, LoRARequest, SamplingParams
 from beheld.core.errors import LoRAError
 from beheld.lora import ahead
 from beheld.lora.ahead import ReadAhead
+from beheld.lora.slots import LoRASlots
 from tests import tiny
 from tests.lora import adapters
 from tests.lora.adapters import Adapter
@@ -68,6 +70,20 @@ def test_what_was_read_is_here_until_it_is_held(disk: Disk) -> None:
     held.clear()
     reading.read(lora(1))
     assert reading.take(lora(1)) == "a1 read 2"
+
+
+def test_what_found_no_room_is_read_again(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then its files may be others."""
+    monkeypatch.setattr(ahead, "load", lambda *given: SimpleNamespace(digest=disk(*given).encode()))
+    slots = LoRASlots([], None, max_loras=1, max_host=1, switch=None)  # type: ignore[arg-type]
+    slots.add(lora(1))
+    slots.pin(1)
+    slots.read(lora(2))
+    with pytest.raises(LoRAError, match="pinned"):
+        slots.add(lora(2))
+    slots.remove(1)
+    slots.read(lora(2))
+    assert slots.add(lora(2)).digest == b"a2 read 3"
 
 
 def test_many_threads_read_it_once_and_all_have_it(disk: Disk) -> None:
