@@ -221,7 +221,9 @@ class ItemMaker:
             self._processor.loaded()
         with clock.stage("process"):
             own = self._processor.options(modality, self._options(task))
-            job = Job(modality, unpacked(opened), self._digest(task, content), own, task.setting)
+            # Pixels are let go of as soon as they are a picture.
+            opened = unpacked(opened)
+            job = Job(modality, opened, self._digest(task, content), own, task.setting)
             processed = self._processor.process(job)
         self._cache.put(processed)
         return content, processed, False
@@ -307,8 +309,7 @@ class ItemMaker:
                 f"A {type(given).__name__} cannot be read as a picture.",
                 "Give a PIL picture, an array, bytes or a path.",
             )
-        width, height = given.size
-        if width * height > self._limits.max_pixels or min(width, height) < 1:
+        if self._misfits(given):
             # Refused with its reason by the decoder, before its pixels are touched.
             return Source("PIL", b"", given)
         with clock.stage("decode"):
@@ -318,11 +319,18 @@ class ItemMaker:
                 raise DecodeError(
                     "The picture is broken.", "Send it again, complete.", detail=first_line(error)
                 ) from error
+        if self._misfits(given):
+            # Some files tell their size only now.
+            return Source("PIL", b"", given)
         if decode.is_plain_rgb(given):
             return plain_rgb(given)
         # Repacking pixels needs the interpreter; decoding, copying and hashing do not.
         with in_turn():
             return Source("PIL", digest.of_picture(given), given)
+
+    def _misfits(self, picture: Any) -> bool:
+        width, height = picture.size
+        return bool(width * height > self._limits.max_pixels or min(width, height) < 1)
 
     def _video_source(self, given: Any) -> Source:
         frames, metadata = given if isinstance(given, tuple) and len(given) == 2 else (given, None)

@@ -134,6 +134,8 @@ def _make(task: Make, processor: Any, limits: MediaLimits) -> Made:
     own = processor.options(task.modality, task.options)
     key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
     key = digest.salted(key, task.salt)
-    processed = processor.process(Job(task.modality, unpacked(opened), key, own, task.setting))
+    # Pixels are let go of as soon as they are a picture.
+    opened = unpacked(opened)
+    processed = processor.process(Job(task.modality, opened, key, own, task.setting))
     done = time.perf_counter()
     return Made(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})

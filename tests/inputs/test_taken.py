@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from beheld.core.config import MediaLimits
+from beheld.core.errors import LimitError
 from beheld.inputs import opening, pixels
 from beheld.inputs.pixels import Pixels
 from tests import tiny
@@ -153,6 +155,36 @@ def test_every_source_of_a_picture_has_one_digest() -> None:
     sources = [opening.Source("array", b"", np.asarray(picture)), opening.Source("PIL", b"", picture)]
     contents = [opening.open_source("image", source, limits, lambda: 0)[1] for source in sources]
     assert {content.digest for content in contents} == {opening.plain_rgb(picture).digest}
+
+
+def test_rows_with_something_between_them_are_not_taken_for_whole_ones() -> None:
+    """Pillow 11.3 to 12.3 lends them as if there were nothing; PILLOW_ALIGNMENT asks for it."""
+    wanted = noise(7, 5)
+    core: Any = vars(Image)["core"]
+    core.set_alignment(64)
+    try:
+        picture = wanted.rotate(180).rotate(180)
+        taken, key = Pixels.of(picture), pixels.digest_of(picture)
+    finally:
+        core.set_alignment(1)
+    assert taken.picture().tobytes() == wanted.tobytes()
+    assert key in (None, Pixels.of(wanted).digest())
+
+
+def test_a_picture_that_grows_as_it_is_loaded_is_refused() -> None:
+    class Growing(Image.Image):
+        def load(self) -> Any:
+            if self.size == (56, 56):
+                grown = noise(2000, 2000)
+                self._im, self._size = grown.im, grown.size
+            return super().load()
+
+    picture = Growing()
+    small = noise(56, 56)
+    picture._im, picture._size, picture._mode = small.im, small.size, "RGB"
+    pipe = pipes.make("llava", media_limits={"max_pixels": 1_000_000})
+    with pytest.raises(LimitError, match="2000 x 2000"):
+        pipes.ask(pipe, "llava", [picture])
 
 
 def test_nothing_is_kept_of_pictures_that_are_gone(way: str) -> None:
