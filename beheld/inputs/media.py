@@ -174,13 +174,13 @@ class ItemMaker:
         if isinstance(ref.source, embeds.Embeddings) or embeds.given(ref.source):
             return self._from_embeddings(task, clock)
         source = _salted(task, self._source(task, clock))
-        content = self._cache.content(source.digest)
-        processed = None if content is None else self._known(task, content)
+        content, processed = self._found(task, source)
+        if processed is None and source.borrowed:
+            with clock.stage("digest"):
+                source = _salted(task, taken(source))
+            content, processed = self._found(task, source)
         cached = processed is not None
         if content is None or processed is None:
-            if source.borrowed:
-                with clock.stage("digest"):
-                    source = _salted(task, taken(source))
             make = self._made_elsewhere if self._workers.process_too else self._made_here
             content, processed, cached = make(task, source, clock)
         return self._finish(task, source.kind, content, processed, clock, cached=cached)
@@ -197,6 +197,11 @@ class ItemMaker:
                 detail=first_line(error),
             ) from error
         return digest.salted(key, task.salt)
+
+    def _found(self, task: Task, source: Source) -> tuple[Content | None, Processed | None]:
+        """What is remembered of a source, and what was made of it."""
+        content = self._cache.content(source.digest)
+        return content, None if content is None else self._known(task, content)
 
     def _known(self, task: Task, content: Content) -> Processed | None:
         return self._cache.get(self._digest(task, content))
