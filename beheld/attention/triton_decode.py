@@ -51,7 +51,7 @@ class DecodePlan:
         acc_WHC, sums_WH2: workspace for the parts' results; made by the first layer that knows its shape.
         settled: made before anything of the step's layers ran, as block tables are, with a kernel between that does not
             start early: the embeddings' is one. To wait is not enough where a kernel signals before it does.
-        crowded: there are more programs than the device runs side by side.
+        crowded: the rows alone, in one part each, take more than half of the programs asked for; see shape_of.
     """
 
     items_W8: Tensor
