@@ -20,6 +20,8 @@ from beheld.utils.interpreter import quick_turns, uninterrupted
 # launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known pictures, 7B: 180
 # requests/s against 172, and none of six runs at 157.
 _LULL_S = 0.002
+# And from its first such wait on, at most so long in all: 256 known pictures take half of it.
+_MOST_LULLS_S = 0.25
 
 
 @dataclass(eq=False)
@@ -137,7 +139,7 @@ class OfflineRun:
             while feed.more or in_flight is not None or self.core.has_work:
                 # Threads that prepare media want the interpreter as well.
                 with quick_turns():
-                    failures = self._fill(feed, bars, on_error, idle=in_flight is None)
+                    failures = self._fill(feed, bars, on_error, idle=in_flight is None, reading=jobs.reading)
                 for index, failed in failures:
                     yield index, failed, None
                 with uninterrupted():
@@ -175,17 +177,22 @@ class OfflineRun:
                 self.core.abort(name)
             return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
 
-    def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool) -> list[tuple[int, RequestOutput]]:
+    def _fill(
+        self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading
+    ) -> list[tuple[int, RequestOutput]]:
         """Queue jobs that are ready, and wait for one if there is nothing else to do; those that failed at once.
 
         Args:
             idle: the device has nothing to do. It then gets its first step as soon as there is enough for one, or
                 nothing more comes soon. Else only jobs that are prepared here, which holds up the next step, are so
                 bounded.
+            reading: who reads the jobs. Of a list, more come for certain; of anything else nobody knows when, and its
+                first is not kept waiting.
         """
         failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0
-        first = idle and not self.core.has_work
+        first = idle and reading is Reading.TAKER and not self.core.has_work
+        until: float | None = None
         while self.core.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 break
@@ -195,8 +202,10 @@ class OfflineRun:
             # Nor is there nothing to do while a failure has not been told.
             fed = feed.take(wait=idle and not self.core.has_work and not failures)
             if fed is None and first and feed.more:
-                time.sleep(_LULL_S)
-                fed = feed.take(wait=False)
+                until = until or time.monotonic() + _MOST_LULLS_S
+                if time.monotonic() < until:
+                    time.sleep(_LULL_S)
+                    fed = feed.take(wait=False)
             if fed is None:
                 break
             with uninterrupted():

@@ -6,6 +6,7 @@ import contextvars
 import io
 import itertools
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -203,6 +204,7 @@ def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.Monk
         monkeypatch.setattr(run, "_LULL_S", 20.0)
         llm.generate(prompts[0], GREEDY, use_tqdm=False)
         monkeypatch.setattr(run, "_LULL_S", 0.5)
+        monkeypatch.setattr(run, "_MOST_LULLS_S", 10.0)
         for _ in range(2):
             seen = list[int]()
             watched(
@@ -211,6 +213,31 @@ def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.Monk
             llm.generate(prompts, GREEDY, use_tqdm=False)
             first.append(seen[0])
     assert first[0] < first[1] == 16
+
+
+@pytest.mark.parametrize("source", ["iterator", "list"])
+def test_the_first_step_does_not_wait_for_all_that_comes_slowly(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iterator's first item is computed as it is there; a list's within a bounded time, for any number of rows."""
+    family = "qwen2_vl"
+    prompt = {"prompt": tiny.prompt(family, 1, 0, "Hi?"), "multi_modal_data": {"image": tiny.picture(56, 56, 1)}}
+    options = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 64, "num_gpu_blocks_override": 300, "seed": 0}
+    with LLM(str(tiny.checkpoint(family)), media_workers=1, async_scheduling=True, **options) as llm:
+        list(llm.generate_iter([prompt], GREEDY))
+        seen = list[int]()
+        core, prepare = llm._live().core, llm._inputs.prepare
+        watched(llm, monkeypatch, lambda number: seen.append(core.scheduler.num_running + core.num_waiting))
+
+        def slow(*given: Any, **more: Any) -> Any:
+            time.sleep(0.01)
+            return prepare(*given, **more)
+
+        monkeypatch.setattr(llm._inputs, "prepare", slow)
+        # Each next one comes while it is waited for, and all together take more than half a second.
+        monkeypatch.setattr(run, "_LULL_S", 0.1)
+        prompts = [prompt] * 64
+        outputs = dict(llm.generate_iter(iter(prompts) if source == "iterator" else prompts, GREEDY))
+    assert [index for index, output in outputs.items() if output.error] == []
+    assert seen[0] < 48
 
 
 def test_a_sequence_is_read_by_the_caller_and_anything_else_by_a_thread(llm: LLM) -> None:
