@@ -8,9 +8,12 @@ from beheld.core.errors import EngineDeadError
 from beheld.utils.frames import clear_frames
 
 _OUT_OF_MEMORY = "out of memory"
-# How PyTorch and the libraries under it begin what a device said. Errors of a kernel's arguments read alike, and an
-# engine whose own kernels are launched wrongly should not go on either.
+# How PyTorch and the libraries under it begin what a device said.
 _DEVICE_SAYS = ("CUDA error:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "NCCL error")
+
+# What it says of a launch that it did not begin, for sizes that it does not take. Nothing was computed, and the driver
+# does not hold it against what comes.
+_NOT_LAUNCHED = ("invalid configuration argument", "invalid argument", "too many resources requested for launch")
 
 
 def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
@@ -22,14 +25,21 @@ def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
     if _of_memory(error):
         return None
     said = str(error)
-    if isinstance(error, torch.AcceleratorError) or any(word in said for word in _DEVICE_SAYS):
+    of_device = isinstance(error, torch.AcceleratorError) or any(word in said for word in _DEVICE_SAYS)
+    if of_device and not any(word in said for word in _NOT_LAUNCHED):
         return _dead(said)
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)
+            if of_device and not _computes(device):
+                return _dead(said)
         except RuntimeError as second:
             return _dead(str(second))
     return None
+
+
+def _computes(device: torch.device) -> bool:
+    return int(torch.arange(4, device=device).sum()) == 6
 
 
 def let_go(error: Exception, device: torch.device) -> None:

@@ -178,7 +178,14 @@ def test_32_features_that_do_not_fit_their_places_fail_one_request(
     idle(llm)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("no such kernel")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("no such kernel"),
+        RuntimeError("CUDA error: invalid configuration argument"),
+    ],
+)
 def test_a_batch_that_fails_is_run_one_by_one(llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Too large together, or one of them at fault: whoever can be computed alone is."""
     runner = runner_of(llm)
@@ -356,6 +363,8 @@ def test_a_mistake_of_our_own_ends_the_engine_too() -> None:
         (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"), True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
         (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA error: invalid configuration argument\nCompile with"), False),
+        (RuntimeError("CUDA error: too many resources requested for launch"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("a value"), False),
     ],

@@ -10,10 +10,13 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
@@ -166,6 +169,41 @@ def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.
     assert outputs[0].error is None
     assert outputs[2].error is None
     assert tokens_of(llm, [picture(31)])[0] == tuple(outputs[0].outputs[0].token_ids)
+
+
+@triton.jit
+def _beyond(out) -> None:
+    tl.store(out, 1.0)
+
+
+def more_programs_than_a_grid_may_have() -> None:
+    _beyond[(1, 1 << 16, 1)](torch.zeros(1, device="cuda"))
+
+
+def as_pytorch_tells_of_it() -> None:
+    raise RuntimeError("CUDA error: invalid configuration argument\nCUDA kernel errors might be reported later")
+
+
+@pytest.mark.parametrize("refuse", [more_programs_than_a_grid_may_have, as_pytorch_tells_of_it])
+def test_a_launch_that_the_device_refuses_fails_one_request(
+    llm: LLM, refuse: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(llm)
+    launch, prompts = runner.launch, [text(*range(first, first + 3)) for first in (110, 120, 130)]
+    clean = tokens_of(llm, prompts)
+
+    def refused(plan: Any) -> Any:
+        if any(121 in admission.token_ids for admission in plan.admitted):
+            refuse()
+        return launch(plan)
+
+    llm.reset_prefix_cache()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "launch", refused)
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False, on_error="return")
+    assert [output.error is not None for output in outputs] == [False, True, False]
+    assert [tuple(outputs[n].outputs[0].token_ids) for n in (0, 2)] == [clean[0], clean[2]]
+    assert tokens_of(llm, prompts) == clean
 
 
 LOST = """
