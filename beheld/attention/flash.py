@@ -119,7 +119,7 @@ def computes(size: int, group: int, softcap: float) -> bool:
 
 @torch.inference_mode()
 def _try(flash: Flash, device: torch.device, size: int = 64, group: int = 1, softcap: float = 0.0) -> None:
-    """One small call, compared with the definition of attention.
+    """Two small calls, compared with the definition of attention: of text, and of two windows of a tower.
 
     Raises:
         ValueError: the results differ by more than rounding does.
@@ -127,16 +127,25 @@ def _try(flash: Flash, device: torch.device, size: int = 64, group: int = 1, sof
     generator = torch.Generator(device).manual_seed(0)
     q, k, v = torch.randn(3, 100, 2 * group, size, generator=generator, device=device).bfloat16().unbind(0)
     k, v = k[:, :2], v[:, :2]
-    bounds = torch.tensor([0, 100], dtype=torch.int32, device=device)
-    out = flash(q, k, v, bounds, 0.125, causal=True, softcap=softcap)
-    k, v = (x.float().repeat_interleave(group, 1) for x in (k, v))
-    scores_HTT = torch.einsum("thc,shc->hts", q.float(), k) * 0.125
+    number_T = torch.arange(100, device=device)
+    seen_TT = {True: number_T[:, None] >= number_T, False: (number_T[:, None] < 60) == (number_T < 60)}
+    for causal, lengths in ((True, [0, 100]), (False, [0, 60, 100])):
+        bounds = torch.tensor(lengths, dtype=torch.int32, device=device)
+        out = flash(q, k, v, bounds, 0.125, causal=causal, softcap=softcap)
+        want = _defined(q, k, v, seen_TT[causal], 0.125, softcap)
+        if not (out - want).norm() < 0.02 * want.norm():
+            raise ValueError("its results are not those of attention")
+
+
+def _defined(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, seen_TT: Tensor, scale: float, softcap: float) -> Tensor:
+    """Attention by its definition, in float32."""
+    group = q_THC.shape[1] // k_TKC.shape[1]
+    k_THC, v_THC = (x.float().repeat_interleave(group, 1) for x in (k_TKC, v_TKC))
+    scores_HTT = torch.einsum("thc,shc->hts", q_THC.float(), k_THC) * scale
     if softcap:
         scores_HTT = softcap * torch.tanh(scores_HTT / softcap)
-    ahead_TT = torch.ones(100, 100, dtype=torch.bool, device=device).triu(1)
-    want = torch.einsum("hts,shc->thc", torch.softmax(scores_HTT.masked_fill(ahead_TT, float("-inf")), -1), v)
-    if not (out - want).norm() < 0.02 * want.norm():
-        raise ValueError("its results are not those of attention")
+    weights_HTT = torch.softmax(scores_HTT.masked_fill(~seen_TT, float("-inf")), -1)
+    return torch.einsum("hts,shc->thc", weights_HTT, v_THC)
 
 
 def takes_windows(q_THC: Tensor, num_windows: int) -> bool:

@@ -57,6 +57,16 @@ def select(device: str, wanted: str | None, both_ways: str = "nowhere") -> Atten
     return _make(name, flash)
 
 
+def select_tower(device: str, wanted: str | None) -> str:
+    """What computes attention within the windows of towers that pack them: "flash", "triton" or "torch".
+
+    As for the text, `wanted` names it outright; that there is such a backend is for `select` to say.
+    """
+    if device == "cpu" or wanted == "torch" or not HAS_TRITON:
+        return "torch"
+    return "flash" if wanted in (None, "flash") and _flash() is not None else "triton"
+
+
 def select_cross(device: str) -> CrossBackend:
     """How layers of a cross group attend on `device`."""
     backend, reason = _cross_of(device)

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.utils.triton import HAS_TRITON
-
 NAME = "beheld_flash_tower"
 
 # With more lengths than this, windows are computed one by one.
@@ -29,12 +27,17 @@ PACKING |= frozenset({"glm46v", "ernie4_5_vl_moe", "hunyuan_vl"})
 PACKING |= frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
 
 
-def register() -> str:
-    """Register the function (again is harmless) and return its name."""
+def register(how: str = "torch") -> str:
+    """Register the function (again is harmless) and return its name.
+
+    Args:
+        how: what computes it: "flash", "triton" or "torch"; see select.select_tower.
+    """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, tower_attention)
-    return NAME
+    name = f"{NAME}_{how}"
+    AttentionInterface.register(name, {"flash": _by_flash, "triton": _by_triton, "torch": tower_attention}[how])
+    return name
 
 
 def tower_attention(
@@ -45,28 +48,38 @@ def tower_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    how: str = "torch",
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention within each window, both ways. query, key, value (1, H, T, C) -> (1, T, H, C)."""
     assert attention_mask is None
     assert cu_seq_lens_q is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return torch.ops.beheld.tower(query, key, value, cu_seq_lens_q, scale), None
+    return torch.ops.beheld.tower(query, key, value, cu_seq_lens_q, scale, how), None
 
 
-def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
+def _by_flash(*inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    return tower_attention(*inputs, how="flash", **options)
+
+
+def _by_triton(*inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    return tower_attention(*inputs, how="triton", **options)
+
+
+def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float, how: str) -> Tensor:
     q_THC, k_THC, v_THC = (x[0].transpose(0, 1) for x in (q_1HTC, k_1HTC, v_1HTC))
-    if q_THC.is_cuda and HAS_TRITON:
-        from beheld.attention import flash, triton_tower
+    if how == "torch":
+        return _windows(q_THC, k_THC, v_THC, bounds_W1, scale).contiguous().unsqueeze(0)
+    from beheld.attention import flash, triton_tower
 
-        q_THC, k_THC, v_THC = _dense(q_THC), _dense(k_THC), _dense(v_THC)
-        if flash.takes_windows(q_THC, bounds_W1.shape[0] - 1) and (attend := flash.installed()) is not None:
-            return attend(q_THC, k_THC, v_THC, bounds_W1.int(), scale).unsqueeze(0)
-        return triton_tower.attend_windows(q_THC, k_THC, v_THC, bounds_W1, scale).unsqueeze(0)
-    return _windows(q_THC, k_THC, v_THC, bounds_W1, scale).contiguous().unsqueeze(0)
+    q_THC, k_THC, v_THC = _dense(q_THC), _dense(k_THC), _dense(v_THC)
+    attend = flash.installed() if how == "flash" and flash.takes_windows(q_THC, bounds_W1.shape[0] - 1) else None
+    if attend is not None:
+        return attend(q_THC, k_THC, v_THC, bounds_W1.int(), scale).unsqueeze(0)
+    return triton_tower.attend_windows(q_THC, k_THC, v_THC, bounds_W1, scale).unsqueeze(0)
 
 
-def _tower_shape(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
+def _tower_shape(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float, how: str) -> Tensor:
     """What a compiler needs to know of the result."""
     return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], q_1HTC.shape[3]))
 
@@ -99,6 +112,6 @@ def _batch(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, length: int, scale: floa
 
 
 _library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("tower(Tensor q, Tensor k, Tensor v, Tensor bounds, float scale) -> Tensor")
+_library.define("tower(Tensor q, Tensor k, Tensor v, Tensor bounds, float scale, str how) -> Tensor")
 _library.impl("tower", _tower, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::tower", _tower_shape, lib=_library)

@@ -63,11 +63,16 @@ _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 class HFAdapter:
     """Wraps a loaded transformers model; see ModelAdapter for the methods' shapes.
 
+    Args:
+        model, info: it, and what its checkpoint says.
+        lora: its adapters' slots, if it has any.
+        windows: how towers that pack windows attend within them; see select_tower.
+
     Raises:
         ModelError: the model lacks one of the seams; the message names it.
     """
 
-    def __init__(self, model: Any, info: ModelInfo, lora: LoRASlots | None = None) -> None:
+    def __init__(self, model: Any, info: ModelInfo, lora: LoRASlots | None = None, windows: str = "torch") -> None:
         self.info = info
         self.lora = lora
         self.model = model.eval().requires_grad_(False)
@@ -94,7 +99,7 @@ class HFAdapter:
         self._embeds = embeds_of(info.model_type)
         self._keywords = keywords_of(info.model_type)
         self._read_by_host = _READ_BY_HOST.get(info.model_type, set())
-        self._route_attention()
+        self._route_attention(windows)
 
     def _positions_of(self, model: Any) -> Callable[..., Any] | None:
         """The model's own function for positions of several axes; None if it has one axis.
@@ -116,7 +121,7 @@ class HFAdapter:
             raise ModelError(f"{name} has {axes}-axis positions but {has}.")
         return found
 
-    def _route_attention(self) -> None:
+    def _route_attention(self, windows: str) -> None:
         """Send the text model's attention to our hook and leave the towers alone."""
         if self.info.is_encoder_decoder:
             # Its decoder shares a configuration with its encoder, and was sent there when the family was adapted.
@@ -133,7 +138,8 @@ class HFAdapter:
                 raise ModelError(f"{self.info.architecture} does not name its text configuration among its parts.")
             routes = {keys[0]: name}
             if self.info.model_type in tower.PACKING:
-                routes |= dict.fromkeys({"vision_config", "audio_config"} & set(config.sub_configs), tower.register())
+                towers = {"vision_config", "audio_config"} & set(config.sub_configs)
+                routes |= dict.fromkeys(towers, tower.register(windows))
             self.model.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from beheld.attention.select import select_tower
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
 
@@ -34,4 +35,5 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
     with told("load the weights", config.device, _SMALLER):
         model = load_model(hf_config, info, config)
     with told("join and arrange the weights", config.device, _SMALLER):
-        return HFAdapter(model, info, prepare(model, config))
+        windows = select_tower(config.device, config.attention_backend)
+        return HFAdapter(model, info, prepare(model, config), windows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from beheld.attention import select as module
-from beheld.attention.select import select
+from beheld.attention.select import select, select_tower
 from beheld.core.errors import ConfigError
 from beheld.utils.triton import HAS_TRITON
 
@@ -45,21 +46,38 @@ def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
 class Installed:
     """Stands for FlashAttention-3's module: what it computes, and how often it was asked."""
 
-    def __init__(self, off: float = 0.0) -> None:
-        self.off = off
+    def __init__(self, off: float = 0.0, where: str = "everywhere") -> None:
+        self.off, self.where = off, where
 
     def flash_attn_varlen_func(self, q: Any, k: Any, v: Any, *bounds: Any, softmax_scale: float, **how: Any) -> Any:
-        heads = (x.transpose(0, 1) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(*heads, is_causal=how["causal"], scale=softmax_scale)
-        return out.transpose(0, 1) + self.off, "sums"
+        off = self.off if self.where in ("everywhere", "text" if how["causal"] else "windows") else 0.0
+        return packed(q, k, v, bounds[0], softmax_scale, how["causal"]) + off, "sums"
+
+
+def packed(q: Any, k: Any, v: Any, bounds: Any, scale: float, causal: bool) -> Any:
+    """What FlashAttention gives: each sequence alone."""
+    parts = []
+    for first, last in itertools.pairwise(bounds.tolist()):
+        heads = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale, enable_gqa=True)
+        parts.append(out.transpose(0, 1))
+    return torch.cat(parts)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 @pytest.mark.parametrize(
-    ("off", "capability", "used"), [(0.0, (9, 0), "flash"), (0.5, (9, 0), "triton"), (0.0, (8, 9), "triton")]
+    ("off", "where", "capability", "used"),
+    [
+        (0.0, "everywhere", (9, 0), "flash"),
+        (0.5, "everywhere", (9, 0), "triton"),
+        (0.5, "text", (9, 0), "triton"),
+        (0.5, "windows", (9, 0), "triton"),
+        (0.0, "everywhere", (8, 9), "triton"),
+    ],
 )
 def test_flash_attention_where_it_is_installed_and_right(
     off: float,
+    where: str,
     capability: tuple[int, int],
     used: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -68,7 +86,7 @@ def test_flash_attention_where_it_is_installed_and_right(
     from beheld.attention import flash
 
     monkeypatch.setattr(flash.importlib.util, "find_spec", lambda name: name == "fa3_fwd_interface" or None)
-    monkeypatch.setattr(flash.importlib, "import_module", lambda name: Installed(off))
+    monkeypatch.setattr(flash.importlib, "import_module", lambda name: Installed(off, where))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(flash, "_DEVICE", torch.device("cpu"))
     monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
@@ -77,6 +95,9 @@ def test_flash_attention_where_it_is_installed_and_right(
         with caplog.at_level(logging.INFO, "beheld"):
             assert select("cuda", None).name == used
             assert select("cuda", "triton").name == "triton"
+            towers = {wanted: select_tower("cuda", wanted) for wanted in (None, "triton", "torch")}
+            assert towers == {None: used, "triton": "triton", "torch": "torch"}
+            assert select_tower("cpu", None) == "torch"
     finally:
         flash.installed.cache_clear()
     assert ("results are not those of attention" in caplog.text) == bool(off)
@@ -91,8 +112,7 @@ def test_a_build_without_some_heads_leaves_these_to_triton(
     def attend(q: Any, k: Any, v: Any, bounds: Any, scale: float, *, causal: bool = False, softcap: float = 0.0) -> Any:
         if q.shape[2] == 256 or softcap:
             raise RuntimeError("not built")
-        heads = (x.transpose(0, 1) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale, enable_gqa=True).transpose(0, 1)
+        return packed(q, k, v, bounds, scale, causal)
 
     monkeypatch.setattr(flash, "installed", lambda: attend)
     monkeypatch.setattr(flash, "_DEVICE", torch.device("cpu"))

@@ -11,9 +11,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from beheld.attention import flash
+from beheld.attention import flash, tower
 from tests.attention.naive import Case
-from tests.gpu.test_triton_paged import HALF, LONG, MIXED, USUAL, Shape, check, make
+from tests.gpu.test_triton_paged import HALF, LONG, MIXED, ROUNDING, USUAL, Shape, check, make
 
 WHOLE = [(0, 700), (0, 513), (0, 1024), (0, 64)]
 # Heads, key-value heads, size, block size.
@@ -87,3 +87,26 @@ def test_heads_of_128_are_computed(counted: Counted) -> None:
     """Those of the shapes in docs/performance.md: a build without them would do nothing."""
     assert flash.computes(128, 8, 0.0)
     assert flash.computes(128, 7, 0.0)
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1024] * 3, [256, 300, 1], [64] * 40, [5000]], ids=["large", "unlike", "short", "one"]
+)
+@pytest.mark.parametrize("size", [64, 72, 80, 128])
+def test_windows_of_a_tower(size: int, lengths: list[int], counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the function that transformers' towers call, from strided heads as they give them."""
+    assert tower.register("flash") != tower.register("triton")
+    monkeypatch.setattr(flash, "installed", lambda: counted)
+    generator = torch.Generator("cuda").manual_seed(0)
+    heads = torch.randn(1, sum(lengths), 3, 5, size, generator=generator, device="cuda", dtype=HALF)
+    q, k, v = heads.transpose(1, 3).unbind(2)
+    bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    found, _ = tower._by_flash(None, q, k, v, None, 0.2, cu_seq_lens_q=bounds)
+    other, _ = tower._by_triton(None, q, k, v, None, 0.2, cu_seq_lens_q=bounds)
+    worth = sum(lengths) >= flash._LONG_WINDOW * len(lengths)
+    assert counted.calls == (1 if worth and flash.computes(size, 1, 0.0) else 0)
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        q_HLC, k_HLC, v_HLC = (x[0, :, start:stop].double() for x in (q, k, v))
+        want = (torch.softmax(q_HLC @ k_HLC.transpose(1, 2) * 0.2, -1) @ v_HLC).transpose(0, 1)
+        for out in (found, other):
+            assert (out[0, start:stop].double() - want).norm() <= ROUNDING[HALF] * want.norm()
