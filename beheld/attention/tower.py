@@ -59,11 +59,13 @@ def tower_attention(
 
 
 def _by_flash(*inputs: Any, **options: Any) -> tuple[Tensor, None]:
-    return tower_attention(*inputs, how="flash", **options)
+    options["how"] = "flash"
+    return tower_attention(*inputs, **options)
 
 
 def _by_triton(*inputs: Any, **options: Any) -> tuple[Tensor, None]:
-    return tower_attention(*inputs, how="triton", **options)
+    options["how"] = "triton"
+    return tower_attention(*inputs, **options)
 
 
 def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float, how: str) -> Tensor:

@@ -248,6 +248,29 @@ def test_74_a_device_that_is_lost_ends_the_engine_and_takes_no_more() -> None:
     assert "dead: The device has failed" in done.stdout
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "glm4v_moe", "aria", "ernie4_5_vl_moe", "llama4"])
+def test_experts_in_bfloat16_are_grouped_within_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expert by expert, the host would have to know how many rows each has, and no graph could hold it."""
+    grouped, calls = torch.nn.functional.grouped_mm, itertools.count()
+
+    def counted(*inputs: Any, **options: Any) -> torch.Tensor:
+        next(calls)
+        return grouped(*inputs, **options)
+
+    # Before any layer is compiled: what is compiled calls what stood there.
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", counted)
+    monkeypatch.setenv("BEHELD_COMPILE", "0")
+    options = {**OPTIONS, "dtype": "bfloat16"}
+    with LLM(str(tiny.checkpoint(family)), **options, gpu_memory_utilization=0.2) as llm:
+        assert runner_of(llm)._graphs is not None
+        before = next(calls)
+        assert before > 0
+        (answer,) = tokens_of(llm, [text(*range(20, 40))])
+        assert len(answer) == 12
+        # One prefill at most was no replay: two products for each of its layers.
+        assert next(calls) - before - 1 <= 2 * runner_of(llm)._info.num_layers
+
+
 def test_items_that_do_not_fit_together_are_encoded_one_by_one() -> None:
     """Each takes most of what is free: alone it fits only if nothing of the failed attempt is held any more."""
     torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from beheld.models import fuse
-from beheld.models.experts import Experts, replace_experts
+from beheld.models.experts import Experts, GroupedExperts, experts_of, replace_experts
 from beheld.models.families import llama4
 from tests import tiny
 
@@ -81,6 +82,41 @@ def test_llama4_computes_chosen_experts_and_gives_the_same() -> None:
         expected = block(x_1TH)[0]
         found = llama4.ChosenExperts(block)(x_1TH)[0]
         torch.testing.assert_close(found.view_as(expected), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_grouped_experts_give_what_single_ones_give(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up, down = torch.randn(5, 16, 48).to(dtype), torch.randn(5, 24, 16).to(dtype)
+    alone, grouped = experts_of(gate_up, down, nn.SiLU(), transposed=True), GroupedExperts(gate_up, down, nn.SiLU())
+    for experts_TK in (torch.tensor([[4, 0], [0, 1], [4, 1], [1, 4]]), torch.full((3, 1), 2), torch.arange(5)[:, None]):
+        x_TH = torch.randn(len(experts_TK), 16).to(dtype)
+        weights_TK = torch.rand(experts_TK.shape)
+        expected = alone(x_TH, experts_TK, weights_TK).float()
+        error = (grouped(x_TH, experts_TK, weights_TK).float() - expected).norm() / expected.norm()
+        assert error < (1e-6 if dtype == torch.float32 else 1e-2)
+
+
+@torch.inference_mode()
+def test_off_a_cpu_llama4_computes_chosen_experts_alone() -> None:
+    """Counted where nothing is computed: the chosen expert, the shared one, and the router."""
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import Llama4TextConfig
+    from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 16, "num_experts_per_tok": 1}
+    for dtype, grouped in ((torch.bfloat16, True), (torch.float32, False)):
+        with torch.device("meta"):
+            block = Llama4TextMoe(Llama4TextConfig(**sizes)).to(dtype)
+        attention = SimpleNamespace(attn_temperature_tuning=False)
+        layer = SimpleNamespace(feed_forward=block, self_attn=attention)
+        decoder = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
+        llama4.adapt(SimpleNamespace(get_decoder=lambda decoder=decoder: decoder))
+        with FlopCounterMode(display=False) as counted:
+            layer.feed_forward(torch.empty(1, 256, 64, device="meta", dtype=dtype))
+        one = 256 * 2 * 3 * 64 * 128
+        assert (counted.get_total_flops() < 2.2 * one) == grouped
 
 
 def test_experts_of_another_form_are_left_alone() -> None:

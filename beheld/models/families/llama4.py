@@ -1,6 +1,6 @@
 """Llama 4: pictures pass a projector behind the tower, and layers without positions scale their queries by position.
 
-On a CPU, only the experts that a token chose are computed for it; transformers computes all of them.
+Only the experts that a token chose are computed for it, on a GPU in bfloat16; transformers computes all of them.
 
 Shapes: T tokens of a step, V picture tiles, P embeddings of a tile, H hidden size, K experts that a token takes.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
-from beheld.models.experts import experts_of
+from beheld.models.experts import GroupedExperts, can_group, experts_of
 
 
 class ChosenExperts(nn.Module):
@@ -29,7 +29,11 @@ class ChosenExperts(nn.Module):
         self.router = block.router
         self.shared_expert = block.shared_expert
         old = block.experts
-        self.experts = experts_of(old.gate_up_proj.data, old.down_proj.data, old.act_fn, transposed=True)
+        weights = old.gate_up_proj.data, old.down_proj.data
+        if weights[0].device.type == "cpu":
+            self.experts: nn.Module = experts_of(*weights, old.act_fn, transposed=True)
+        else:
+            self.experts = GroupedExperts(*weights, old.act_fn)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
         """hidden_states (1, T, H) -> (T, H), as the block gives it, and no router logits."""
@@ -46,11 +50,14 @@ class ChosenExperts(nn.Module):
 def adapt(model: Any) -> None:
     """Let attention scale the queries, see `keywords`: a layer counts from zero, whoever's tokens it is given.
 
-    On other devices than a CPU, the sizes of what was chosen would have to be waited for.
+    Off a CPU, experts that cannot be grouped stay as they are: how many rows each has would have to be waited for.
     """
     for layer in model.get_decoder().model.layers:
-        if isinstance(layer.feed_forward, Llama4TextMoe) and layer.feed_forward.router.weight.device.type == "cpu":
-            layer.feed_forward = ChosenExperts(layer.feed_forward)
+        block = layer.feed_forward
+        if isinstance(block, Llama4TextMoe):
+            weights = block.experts.gate_up_proj.data, block.experts.down_proj.data
+            if weights[0].device.type == "cpu" or can_group(*weights):
+                layer.feed_forward = ChosenExperts(block)
         attention = layer.self_attn
         if attention.attn_temperature_tuning and not attention.use_rope:
             attention.attn_temperature_tuning = False
