@@ -277,7 +277,12 @@ class AsyncLLM:
         return await self._in(self._pools.text, lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer."""
+        """The checkpoint's tokenizer. Requests are tokenized by a copy from now on: calls of it change nothing."""
+        return self._inputs.share_tokenizer()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The same, for reading alone: its calls would change what requests become."""
         return self._inputs.tokenizer
 
     @property

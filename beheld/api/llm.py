@@ -179,8 +179,8 @@ class LLM:
         return self._inputs.count(list(media))
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer."""
-        return self._inputs.tokenizer
+        """The checkpoint's tokenizer. Prompts are tokenized by a copy from now on: calls of it change nothing."""
+        return self._inputs.share_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters the model's own generation_config.json recommends."""

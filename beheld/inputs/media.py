@@ -226,7 +226,7 @@ class ItemMaker:
             self._processor.loaded()
         with clock.stage("process"):
             own = self._processor.options(modality, self._options(task))
-            # Pixels are let go of as soon as they are a picture.
+            # Pixels of bytes are let go of as soon as they are a picture; a source that came open holds its own.
             opened = unpacked(opened)
             job = Job(modality, opened, self._digest(task, content), own, task.setting)
             processed = self._processor.process(job)
@@ -317,21 +317,22 @@ class ItemMaker:
         if self._misfits(given):
             # Refused with its reason by the decoder, before its pixels are touched.
             return Source("PIL", b"", given)
-        with clock.stage("decode"):
+        with clock.stage("decode"), decode.alone_with(given):
             try:
                 given.load()
             except Exception as error:
                 raise DecodeError(
                     "The picture is broken.", "Send it again, complete.", detail=first_line(error)
                 ) from error
+            plain = decode.is_plain_rgb(given)
+            if not plain and not self._misfits(given):
+                # Repacking pixels needs the interpreter; decoding, copying and hashing do not.
+                with in_turn():
+                    return Source("PIL", digest.of_picture(given), given)
         if self._misfits(given):
             # Some files tell their size only now.
             return Source("PIL", b"", given)
-        if decode.is_plain_rgb(given):
-            return plain_rgb(given)
-        # Repacking pixels needs the interpreter; decoding, copying and hashing do not.
-        with in_turn():
-            return Source("PIL", digest.of_picture(given), given)
+        return plain_rgb(given)
 
     def _misfits(self, picture: Any) -> bool:
         width, height = picture.size
@@ -382,6 +383,11 @@ class ItemMaker:
                 or_engine="start without strict_media, whose receipts say what it reads",
             )
         given = {**content.given, "source": kind}
+        if kind == "PIL":
+            # What is remembered may be that of another file with the same pixels.
+            given.pop("format", None)
+            if form := getattr(task.ref.source, "format", None):
+                given["format"] = form
         if task.ref.uuid is not None:
             given["uuid"] = task.ref.uuid
         treated = {"exif_rotated": given.pop("exif_rotated")} if "exif_rotated" in given else {}

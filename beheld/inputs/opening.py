@@ -66,13 +66,15 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
 
 
 def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
-    if isinstance(payload, bytes):
-        picture = decode.open_bytes(payload, limits)
-    elif decode.is_picture(payload):
-        picture = decode.from_pil(payload, limits, getattr(payload, "format", None))
+    if decode.is_picture(payload):
+        with decode.alone_with(payload):
+            picture = decode.from_pil(payload, limits, getattr(payload, "format", None))
+            # That may be the same one.
+            pixels = Pixels.of(picture.image)
     else:
-        picture = decode.from_array(payload, limits)
-    pixels = Pixels.of(picture.image)
+        encoded = isinstance(payload, bytes)
+        picture = decode.open_bytes(payload, limits) if encoded else decode.from_array(payload, limits)
+        pixels = Pixels.of(picture.image)
     return pixels, Content(pixels.digest(), {**picture.given, **picture.treated}, picture.lost)
 
 

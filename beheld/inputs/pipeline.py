@@ -100,8 +100,12 @@ class InputPipeline:
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer; None with skip_tokenizer_init."""
+        """transformers' tokenizer, for reading; None with skip_tokenizer_init."""
         return self._tokenizer.inner
+
+    def share_tokenizer(self) -> Any:
+        """The same, for whoever may call it, too."""
+        return self._tokenizer.share()
 
     @property
     def chat_template(self) -> str | None:

@@ -16,6 +16,8 @@ from beheld.inputs import digest
 
 # Of a picture that Pillow keeps in several blocks, which it does from 16 MiB on, so much is copied at a time.
 _STRIP_BYTES = 8 << 20
+# Pillow's filter that only picks pixels.
+_NEAREST = 0
 
 
 class _ArrowSchema(ctypes.Structure):
@@ -68,7 +70,8 @@ class Pixels:
             rows = max(1, _STRIP_BYTES // (4 * width))
             for top in range(0, height, rows):
                 bottom = min(height, top + rows)
-                strip = picture.crop((0, top, width, bottom))
+                # Cutting it out any other way asks Pillow's own bound on pictures, which is for those it opens.
+                strip = picture.resize((width, bottom - top), _NEAREST, box=(0, top, width, bottom))
                 copied = _copied(strip)
                 if copied is None:
                     copied = _opaque(strip.tobytes("raw", "RGBX"))

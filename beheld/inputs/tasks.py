@@ -134,7 +134,7 @@ def _make(task: Make, processor: Any, limits: MediaLimits) -> Made:
     own = processor.options(task.modality, task.options)
     key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
     key = digest.salted(key, task.salt)
-    # Pixels are let go of as soon as they are a picture.
+    # Pixels of bytes are let go of as soon as they are a picture; a task that came with them holds its own.
     opened = unpacked(opened)
     processed = processor.process(Job(task.modality, opened, key, own, task.setting))
     done = time.perf_counter()

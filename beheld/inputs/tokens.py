@@ -33,7 +33,7 @@ _CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_p
 class PromptTokenizer:
     """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made behind
     one lock. Where a call would mean what the tokenizer's backend gives, that is asked instead, by any number of
-    threads; for long texts a copy of it.
+    threads; for long texts, and once the user has the tokenizer too, a copy of it.
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
@@ -65,6 +65,8 @@ class PromptTokenizer:
         self._runs: dict[str, int] = {}
         self._longest = 0
         self._stretches: Stretches | None = None
+        self._shared = False
+        self._copied: tuple[int, Any] | None = None
 
     @property
     def marks(self) -> Mapping[str, int]:
@@ -100,15 +102,31 @@ class PromptTokenizer:
             before, after = self.ends() if add_special_tokens else ((), ())
             with out_of_turn():
                 return [*before, *self._long().encode(text, most), *after]
-        ids: list[int]
-        if usual and _unset(tokenizer.backend_tokenizer):
-            found = _encoded(tokenizer.backend_tokenizer, text, add_special_tokens)
-            # Else a call of the user's own, from another thread, may have come in between.
-            if found is not None and _unset(tokenizer.backend_tokenizer):
-                return found
+        if usual:
+            backend = tokenizer.backend_tokenizer
+            if not self._shared and _unset(backend):
+                found = _encoded(backend, text, add_special_tokens)
+                # Else it was given away in between, and its new owner may have called it.
+                if not self._shared:
+                    return found
+            return _encoded(self._own(backend), text, add_special_tokens)
         with out_of_turn(), self._lock:
-            ids = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
+            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
         return ids
+
+    def share(self) -> Any:
+        """The tokenizer itself, for whoever may call it from now on, in other threads and in other ways."""
+        self._shared = True
+        return self.inner
+
+    def _own(self, backend: Any) -> Any:
+        """A copy of the backend which nobody's calls cut, pad or split; made anew once tokens were added."""
+        size = backend.get_vocab_size(with_added_tokens=True)
+        copied = self._copied
+        if copied is None or copied[0] != size:
+            with out_of_turn(), self._lock:
+                self._copied = copied = (size, _copy(backend))
+        return copied[1]
 
     def _long(self) -> Stretches:
         with self._lock:
@@ -241,15 +259,33 @@ def _unset(backend: Any) -> bool:
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
 
 
-def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int] | None:
-    """Token ids; None if they were cut or padded by what another thread has set and, perhaps, unset since."""
+def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+    found: list[int]
     if len(text) < _BRIEF_TEXT:
-        found = backend.encode(text, add_special_tokens=add_special_tokens)
+        found = backend.encode(text, add_special_tokens=add_special_tokens).ids
     else:
         # Of this library's calls only those for many texts let other threads run meanwhile.
         with out_of_turn():
-            found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    return None if found.overflowing or 0 in found.attention_mask else found.ids
+            found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return found
+
+
+def _copy(backend: Any) -> Any:
+    """A tokenizer that shares what never changes: copying a large vocabulary would take half a second."""
+    own = type(backend)(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        setattr(own, part, getattr(backend, part))
+    added = backend.get_added_tokens_decoder()
+    for _, token in sorted(added.items()):
+        (own.add_special_tokens if token.special else own.add_tokens)([token])
+    if {id_: str(token) for id_, token in own.get_added_tokens_decoder().items()} != {
+        id_: str(token) for id_, token in added.items()
+    }:
+        own = type(backend).from_str(backend.to_str())
+        own.no_truncation()
+        own.no_padding()
+        own.encode_special_tokens = False
+    return own
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:

@@ -299,7 +299,14 @@ def _stack(frames: Sequence[Any], limits: MediaLimits) -> Any:
         raise DecodeError("The video is empty: it has 0 frames.", "Give at least one frame.")
     if len(frames) > limits.max_frames:
         raise LimitError(f"The video has {len(frames)} frames; the limit is {limits.max_frames}.", "Sample it first.")
-    arrays = [np.asarray(decode.from_pil(f, limits).image) if decode.is_picture(f) else np.asarray(f) for f in frames]
+
+    def array_of(frame: Any) -> Any:
+        if not decode.is_picture(frame):
+            return np.asarray(frame)
+        with decode.alone_with(frame):
+            return np.asarray(decode.from_pil(frame, limits).image)
+
+    arrays = [array_of(frame) for frame in frames]
     if len({array.shape for array in arrays}) > 1:
         raise DecodeError("The frames of the video have different sizes.", "Bring them to one size first.")
     return np.stack(arrays)

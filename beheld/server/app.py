@@ -64,7 +64,7 @@ class Service:
         self.ledger = Ledger(self.metrics)
         self._reader = Reader(self.desk, options, max(bounds.MAX_VALUES, 2 * llm.config.max_model_len))
         self.created = int(time.time())
-        self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.get_tokenizer())
+        self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
 
     def app(self) -> Starlette:
         """The application."""
@@ -307,7 +307,7 @@ class Service:
     def _head(self, request: Request, kind: str, model: str | None) -> Head:
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
-        number, tokenizer = request.state.number, self.llm.get_tokenizer()
+        number, tokenizer = request.state.number, self.llm.tokenizer
         return Head(
             f"{kind}-{number}",
             int(time.time()),

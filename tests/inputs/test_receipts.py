@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -322,3 +324,13 @@ def test_the_number_of_a_grid_is_read_as_its_processor_writes_it() -> None:
             seen = look(given)
             assert seen is not None
             assert (seen.width, seen.height, seen.tiles) == (56 * columns, 56 * rows, rows * columns)
+
+
+def test_a_known_picture_s_receipt_tells_of_its_own_file() -> None:
+    picture, pipe = tiny.picture(56, 56, 5), pipes.make("llava")
+    pixels = np.asarray(picture)
+    for form in ("PNG", "BMP", None):
+        given = Image.fromarray(pixels) if form is None else Image.open(io.BytesIO(pipes.encoded(picture, form)))
+        (receipt,) = pipes.ask(pipe, "llava", [given]).receipts
+        assert receipt.given.get("format") == form
+        assert receipt.cached == (form != "PNG")

@@ -82,6 +82,13 @@ def test_a_picture_in_several_blocks() -> None:
     assert Pixels.of(picture).picture().tobytes() == picture.tobytes()
 
 
+def test_pillow_s_bound_on_what_it_opens_says_nothing_of_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = noise(2300, 2000)
+    whole = Pixels.of(large).digest()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900_000)
+    assert Pixels.of(large).digest() == whole
+
+
 def test_it_is_a_copy() -> None:
     picture = noise(84, 56)
     found = opening.plain_rgb(picture)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from beheld.core.errors import DecodeError
 from tests import tiny
@@ -71,3 +76,45 @@ def test_text_alone_loads_no_torchvision() -> None:
     script = [sys.executable, "-c", LIGHT, str(tiny.checkpoint("qwen2"))]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def opened(form: str) -> Any:
+    """A picture as `Image.open` gives it: nothing of it is read yet, but for its header."""
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(np.kron(np.roll(noise, n), np.ones((8, 8, 1), np.uint8))) for n in range(3)]
+    options: dict[str, Any] = {"save_all": True, "append_images": pictures[1:]} if form in ("TIFF", "GIF") else {}
+    first = pictures[0]
+    if form == "JPEG":
+        tags = first.getexif()
+        tags[0x0112] = 6
+        options["exif"] = tags
+    if form == "PNG":
+        first = first.convert("P")
+    file = io.BytesIO()
+    first.save(file, form, **options)
+    return Image.open(io.BytesIO(file.getvalue()))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF", "GIF"])
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_one_opened_picture_in_prompts_of_many_threads(form: str, kind: str) -> None:
+    """Pillow reads it when it is first asked for, seeks in it and reads its tags, none of that for several threads."""
+    family = "llava" if kind == "image" else "qwen2_vl"
+    pipe = pipes.make(family)
+
+    def digests(picture: Any) -> bytes:
+        items = (picture, None) if kind == "image" else (None, [[picture, picture]])
+        return pipes.ask(pipe, family, *items).spans[0].item.digest
+
+    wanted = digests(opened(form))
+    found = set()
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(12):
+            shared, gate = opened(form), threading.Barrier(8)
+
+            def one(shared: Any = shared, gate: Any = gate) -> bytes:
+                gate.wait()
+                return digests(shared)
+
+            found |= {future.result() for future in [threads.submit(one) for _ in range(8)]}
+    assert found == {wanted}

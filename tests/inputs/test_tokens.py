@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,36 +57,67 @@ def test_one_that_splits_special_tokens_does_so() -> None:
     assert made.encode("<|im_end|>", add_special_tokens=False) == whole
 
 
-def test_a_user_s_call_in_between_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From another thread, after the tokenizer was found to be as it came."""
-    made = of("qwen2_5_vl")
-    wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
-    encoded = tokens._encoded
-
-    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int] | None:
-        made.inner("some text of theirs", truncation=True, max_length=2)
-        return encoded(backend, text, add_special_tokens)
-
-    monkeypatch.setattr(tokens, "_encoded", late)
-    assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
+CALLS: list[dict[str, Any]] = [
+    {"truncation": True, "max_length": 2},
+    {"padding": "max_length", "max_length": 200},
+    {"split_special_tokens": True},
+]
 
 
-@pytest.mark.parametrize("call", [{"truncation": True, "max_length": 2}, {"padding": "max_length", "max_length": 200}])
-def test_a_user_s_call_that_was_undone_changes_nothing(call: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards the tokenizer is as it came, and the ids are those of their call."""
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: next(iter(call)))
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_user_s_call_in_between_changes_nothing(
+    call: dict[str, Any], undone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another thread, just before a text is tokenized; afterwards the tokenizer may be as it came."""
     made = of("qwen2_5_vl")
     made.inner.pad_token = made.inner.pad_token or made.inner.eos_token
     wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
     encoded = tokens._encoded
 
-    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int] | None:
-        made.inner("some text of theirs", **call)
+    def late(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+        theirs = made.share()
+        theirs("some text of theirs", **call)
         found = encoded(backend, text, add_special_tokens)
-        made.inner("another")
+        if undone:
+            theirs("another")
         return found
 
     monkeypatch.setattr(tokens, "_encoded", late)
     assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: next(iter(call)))
+def test_a_user_s_threads_change_nothing(call: dict[str, Any]) -> None:
+    made = of("qwen2_5_vl")
+    theirs = made.share()
+    theirs.pad_token = theirs.pad_token or theirs.eos_token
+    wanted, done = [made.encode(text, add_special_tokens=True) for text in TEXTS], threading.Event()
+
+    def user() -> None:
+        while not done.is_set():
+            theirs("some text of theirs that is longer than that", **call)
+            theirs("another")
+
+    threads = [threading.Thread(target=user) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = {tuple(made.encode(text, add_special_tokens=True)) for _ in range(300) for text in TEXTS}
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert found == {tuple(ids) for ids in wanted}
+
+
+def test_tokens_that_a_user_adds_are_known() -> None:
+    made = of("qwen2_5_vl")
+    before = made.encode("a<mine>b", add_special_tokens=False)
+    made.share().add_tokens(["<mine>"])
+    after = made.encode("a<mine>b", add_special_tokens=False)
+    assert len(after) == 3 < len(before)
+    assert after == made.inner("a<mine>b", add_special_tokens=False)["input_ids"]
 
 
 def test_waiting_for_the_lock_holds_up_nobody_s_turn() -> None:
