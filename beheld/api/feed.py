@@ -17,15 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
-from beheld.utils.interpreter import take_turns
+from beheld.utils.interpreter import take_turns, uninterrupted
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -96,6 +95,17 @@ class Fed:
         return self.future.result()
 
 
+@dataclass(eq=False)
+class _Ahead:
+    """A job that was read and not taken: its place, when its preparation began and ended, and whether it has."""
+
+    index: int
+    job: Job
+    future: Future[list[Request]] = field(default_factory=Future)
+    times: list[float] = field(default_factory=list)
+    done: bool = False
+
+
 class Feed:
     """Gives prepared jobs in their order.
 
@@ -114,7 +124,7 @@ class Feed:
         self._pool: ThreadPoolExecutor | None = None
         if threads:
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="beheld-prepare", initializer=take_turns)
-        self._ahead: deque[tuple[int, Job, Future[list[Request]], list[float]]] = deque()
+        self._ahead: deque[_Ahead] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
         # Guards all that follows; told of whatever makes room or gives a job to take.
@@ -134,7 +144,8 @@ class Feed:
             # A daemon, since a source may never return; in the caller's context, as if it were read there.
             run = contextvars.copy_context().run
             self._reader = threading.Thread(target=run, args=(self._read,), name="beheld-read", daemon=True)
-            self._reader.start()
+        # Not yet: whoever is interrupted before it has this feed could not close it.
+        self._begun = False
 
     @property
     def more(self) -> bool:
@@ -156,15 +167,16 @@ class Feed:
                 self._changed.wait_for(lambda: self._ahead or self._dry)
             if not self._ahead:
                 return None
-            index, job, future, times = self._ahead[0]
-        if self._pool is None or job.light:
-            self._prepare(job, future, times)
-        elif wait:
-            wait_for((future,))
-        elif not future.done():
-            return None
-        self._count_taken(future)
-        return Fed(index, job, future, times[0], times[1])
+            ahead = self._ahead[0]
+        if self._pool is None or ahead.job.light:
+            self._prepare(ahead)
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: ahead.done)
+            elif not ahead.done:
+                return None
+        self._count_taken(ahead.future)
+        return Fed(ahead.index, ahead.job, ahead.future, ahead.times[0], ahead.times[1])
 
     def finish(self) -> None:
         """To be called when there is no more: raises what the source raised in place of a further job, if it did."""
@@ -184,7 +196,12 @@ class Feed:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Give back what Ctrl-C left: it may come where the lock is taken, before the block that would give it back."""
+        """Give back what Ctrl-C left: it may come where the lock is taken, before the block that would give it back.
+
+        It comes to the main thread alone. Another may hold the lock with reason, and be collecting garbage.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         with suppress(RuntimeError):
             while True:
                 self._lock.release()
@@ -195,8 +212,10 @@ class Feed:
             self._ahead.clear()
             self._changed.notify_all()
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._reader is None:
+            # Locks of others, one of them the whole process's.
+            with uninterrupted():
+                self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._reader is None or not self._begun:
             self._close_source()
         elif self._reader is not threading.current_thread():
             self._reader.join(_PATIENCE_S)
@@ -218,7 +237,11 @@ class Feed:
         self._close_source()
 
     def _look_ahead(self) -> None:
-        """Read as far as there is room, if that is not a reader's work."""
+        """Read as far as there is room, if that is not a reader's work; that is begun."""
+        if self._reader is not None and not self._begun:
+            with uninterrupted():
+                self._begun = True
+                self._reader.start()
         while self._reader is None and not self._dry and self._has_room():
             self._read_one()
 
@@ -231,15 +254,14 @@ class Feed:
         if job is None:
             self._end(None)
             return
-        future: Future[list[Request]] = Future()
-        times: list[float] = []
-        with self._changed:
+        with uninterrupted(), self._changed:
             if self._dry:
                 return
-            self._ahead.append((self._num_read, job, future, times))
+            ahead = _Ahead(self._num_read, job)
+            self._ahead.append(ahead)
             self._num_read += 1
             if self._pool is not None and not job.light:
-                self._pool.submit(self._prepare, job, future, times)
+                self._pool.submit(self._prepare, ahead)
             self._changed.notify_all()
 
     def _end(self, failure: BaseException | None) -> None:
@@ -270,11 +292,12 @@ class Feed:
             return in_work < 2 * self._threads
         return num_bytes + in_work * total / prepared < self._max_bytes
 
-    def _count_prepared(self, requests: list[Request]) -> None:
+    def _count_prepared(self, ahead: _Ahead, requests: list[Request]) -> None:
         num_bytes = feature_bytes(requests)
         with self._changed:
             self._ready = (self._ready[0] + 1, self._ready[1] + num_bytes)
             self._prepared = (self._prepared[0] + 1, self._prepared[1] + num_bytes)
+            ahead.done = True
             self._changed.notify_all()
 
     def _count_taken(self, future: Future[list[Request]]) -> None:
@@ -284,19 +307,19 @@ class Feed:
             self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
             self._changed.notify_all()
 
-    def _prepare(self, job: Job, future: Future[list[Request]], times: list[float]) -> None:
+    def _prepare(self, ahead: _Ahead) -> None:
         """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""
-        times.append(time.monotonic())
+        ahead.times.append(time.monotonic())
         try:
-            requests = job.requests()
+            requests = ahead.job.requests()
         except BaseException as error:
-            times.append(time.monotonic())
-            self._count_prepared([])
-            future.set_exception(error)
+            requests = []
+            ahead.times.append(time.monotonic())
+            ahead.future.set_exception(error)
         else:
-            times.append(time.monotonic())
-            self._count_prepared(requests)
-            future.set_result(requests)
+            ahead.times.append(time.monotonic())
+            ahead.future.set_result(requests)
+        self._count_prepared(ahead, requests)
 
 
 def feature_bytes(requests: list[Request]) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from beheld.api import feed as feeding
-from beheld.api.feed import Fed, Feed, Job, Jobs, Reading
+from beheld.api.feed import _PATIENCE_S, Fed, Feed, Job, Jobs, Reading
 from beheld.core.errors import PromptError
 from beheld.core.media import MediaItem
 from beheld.core.params import SamplingParams
@@ -42,6 +45,19 @@ def each(count: int, taken: list[int], act: Any = None) -> Generator[Job, None, 
 
 def jobs(count: int, taken: list[int], act: Any = None, reading: Reading = Reading.TAKER) -> Jobs:
     return Jobs(each(count, taken, act), reading)
+
+
+def jobs_until(go: threading.Event, reading: Reading, begun: threading.Event, closed: threading.Event) -> Jobs:
+    """Jobs whose preparation waits for `go`; their source tells when it is begun and closed."""
+
+    def source() -> Generator[Job, None, None]:
+        begun.set()
+        try:
+            yield from each(1000, [], lambda _: go.wait(60))
+        finally:
+            closed.set()
+
+    return Jobs(source(), reading)
 
 
 def until(reached: Callable[[], bool]) -> None:
@@ -99,6 +115,7 @@ def test_where_nothing_is_prepared_ahead_a_thread_reads_a_few() -> None:
     taken: list[int] = []
     done: list[int] = []
     feed = Feed(jobs(100, taken, done.append, Reading.THREAD), 0, 50)
+    assert feed.more
     until(lambda: len(taken) >= 4)
     assert feed.take(wait=False) is not None
     until(lambda: len(taken) >= 5)
@@ -125,7 +142,7 @@ def test_features_beyond_the_bound_stop_the_looking_ahead(reading: Reading) -> N
     for number in range(60):
         assert feed.more
         until(lambda number=number: len(taken) - number >= min(7, 60 - number) or reading is Reading.TAKER)
-        until(lambda: all(entry[2].done() for entry in list(feed._ahead)))
+        until(lambda: all(ahead.done for ahead in list(feed._ahead)))
         assert feed.more
         most.append(len(taken) - number)
         fed = feed.take(wait=True)
@@ -221,6 +238,7 @@ def test_what_a_slow_source_gave_is_prepared_while_it_is_at_work_and_nobody_asks
         assert gate.wait(10)
 
     feed = Feed(Jobs(slow(), Reading.THREAD), 1, 4)
+    assert feed.more
     assert prepared.wait(10)
     gate.set()
     feed.close()
@@ -298,7 +316,7 @@ def test_a_source_that_fails_when_it_is_closed_is_told_of(caplog: pytest.LogCapt
             raise OwnError("in its finally")
 
     feed = Feed(Jobs(source(), Reading.THREAD), 0, 1)
-    until(lambda: bool(feed._ahead))
+    until(lambda: feed.more and bool(feed._ahead))
     with caplog.at_level("WARNING"):
         feed.close()
     assert "in its finally" in caplog.text
@@ -321,6 +339,89 @@ def test_closing_at_any_moment_leaves_nothing_behind() -> None:
         assert not readers()
         assert next(source, None) is None
         assert len(taken) <= len(got) + 9
+
+
+@pytest.mark.parametrize("reading", Reading)
+def test_a_signal_wherever_a_lock_is_taken_leaves_no_thread_behind(reading: Reading) -> None:
+    """Of the feed's own or another's, as of a future: the signal comes as the taking returns."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    enter = threading.Condition.__enter__.__code__
+    try:
+        for stop in range(100):
+            count = [0]
+            go, begun, closed = (threading.Event() for _ in range(3))
+            feed = Feed(jobs_until(go, reading, begun, closed), 2, 4)
+
+            def profile(frame: FrameType, event: str, _: Any, count: list[int] = count, stop: int = stop) -> None:
+                if event == "c_return" and frame.f_code is enter:
+                    count[0] += 1
+                    if count[0] == stop + 1:
+                        signal.raise_signal(signal.SIGINT)
+
+            interrupted = False
+            sys.setprofile(profile)
+            try:
+                assert feed.more
+                feed.take(wait=False)
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                sys.setprofile(None)
+            pool = feed._pool
+            assert pool is not None
+            feed.close()
+            assert not readers()
+            assert closed.is_set() == begun.is_set()
+            go.set()
+            for thread in pool._threads:
+                thread.join(10)
+                assert not thread.is_alive()
+            if not interrupted:
+                break
+        assert stop > 2, "it was interrupted"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_nothing_is_begun_before_a_feed_is_asked() -> None:
+    """Whoever is interrupted while it is made has nothing to close."""
+    taken: list[int] = []
+    feed = Feed(jobs(4, taken, reading=Reading.THREAD), 2, 4)
+    assert not readers()
+    feed.close()
+    assert not taken
+    assert not feed.more
+
+
+def test_closing_what_ctrl_c_left_taken_does_not_wait_for_the_reader() -> None:
+    feed = Feed(jobs(100, [], reading=Reading.THREAD), 0, 4)
+    assert feed.more
+    until(lambda: len(feed._ahead) == 4)
+    feed._lock.acquire()
+    start = time.monotonic()
+    feed.close()
+    assert time.monotonic() - start < _PATIENCE_S / 2
+    assert not readers()
+
+
+def test_a_reader_that_collects_the_last_of_its_feed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the lock, which is its own to give back."""
+    failures: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: failures.append(str(told.exc_value)))
+    closed = threading.Event()
+    feed = Feed(jobs_until(threading.Event(), Reading.THREAD, threading.Event(), closed), 0, 100)
+    room = feed._has_room
+
+    def collected() -> bool:
+        if threading.current_thread() is feed._reader and len(feed._ahead) == 2:
+            feed.close()
+        return room()
+
+    monkeypatch.setattr(feed, "_has_room", collected)
+    feed._look_ahead()
+    assert closed.wait(10)
+    until(lambda: not readers())
+    assert not failures
 
 
 def test_ctrl_c_where_the_lock_is_taken_holds_up_nobody() -> None:
