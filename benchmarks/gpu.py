@@ -34,8 +34,9 @@ def pictures(count: int, seed: int) -> list[Any]:
 class Bench:
     """A started engine and its workloads; each returns figures by name."""
 
-    def __init__(self, size: str, folder: Path, **options: Any) -> None:
+    def __init__(self, size: str, folder: Path, *, detokenize: bool = True, **options: Any) -> None:
         self.size = size
+        self._detokenize = detokenize
         path = checkpoint(size, folder)
         start = time.perf_counter()
         from beheld import LLM, SamplingParams
@@ -48,7 +49,7 @@ class Bench:
 
     def run(self, prompts: list[Any], new: int) -> float:
         """Seconds for these prompts, `new` tokens each."""
-        params = self._params(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+        params = self._params(temperature=0, max_tokens=new, ignore_eos=True, detokenize=self._detokenize)
         start = time.perf_counter()
         self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
@@ -114,15 +115,16 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(WORKLOADS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON, an engine option")
+    parser.add_argument("--no-detokenize", action="store_true", help="give token ids without text")
     parser.add_argument("--transformers", action="store_true", help="run transformers' generate beside it")
     arguments = parser.parse_args()
     if arguments.transformers:
         peer = [sys.executable, "-m", "benchmarks.gpu_transformers", "--size", arguments.size]
         subprocess.run([*peer, "--folder", str(arguments.folder)], check=True)
     options = {name: json.loads(value) for name, value in (o.split("=", 1) for o in arguments.option)}
-    bench = Bench(arguments.size, arguments.folder, **options)
+    bench = Bench(arguments.size, arguments.folder, detokenize=not arguments.no_detokenize, **options)
     start = {"import_s": round(bench.import_s, 2), "start_s": round(bench.start_s, 2)}
-    print(json.dumps({"size": arguments.size, **start, **options}), flush=True)
+    print(json.dumps({"size": arguments.size, **start, "text": not arguments.no_detokenize, **options}), flush=True)
     for name in arguments.only.split(","):
         figures = {key: round(value, 3) for key, value in getattr(bench, name)().items()}
         print(json.dumps({"size": arguments.size, "workload": name, **figures}), flush=True)

@@ -5,8 +5,8 @@
 
 Prints one JSON line of medians in seconds. "Cold" means a new process; files are in the system's cache. With a size of
 benchmarks/shapes.py, from the start of a process to an `LLM` of that shape that is ready, and to the first token behind
-its first picture: once with empty caches of what is compiled (kernels, layers, Python's bytecode), then with what the
-runs before left there, each of those on a line of its own.
+its first picture: once with empty caches of what is compiled (kernels, layers, Python's bytecode), once with Python's
+bytecode kept ("compile cold"), then with what the runs before left there, each of those on a line of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -51,12 +52,15 @@ os._exit(0)
 
 
 def until_ready(size: str, rounds: int) -> None:
-    """Print seconds to a ready engine and to the first token behind a picture, cold and then warm."""
+    """Print seconds to a ready engine and to the first token behind a picture: all cold, compilers cold, then warm."""
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(size, Path(folder) / "models")
         caches = {name: str(Path(folder) / name.lower()) for name in
                   ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "BEHELD_BYTECODE_CACHE")}  # fmt: skip
-        for run in ("cold", *("warm" for _ in range(rounds))):
+        for run in ("cold", "compile cold", *("warm" for _ in range(rounds))):
+            if run == "compile cold":
+                for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+                    shutil.rmtree(caches[name], ignore_errors=True)
             start = time.time()
             command = [sys.executable, "-c", READY, str(model), prompt(size, 1)]
             done = subprocess.run(command, env={**os.environ, **caches}, check=True, stdout=subprocess.PIPE, text=True)

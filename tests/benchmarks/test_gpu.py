@@ -12,6 +12,7 @@ from beheld import EngineArgs, SamplingParams
 from beheld.engine.setup import describe
 from beheld.inputs.pipeline import InputPipeline
 from benchmarks import gpu
+from benchmarks.causes import Profiled
 from benchmarks.shapes import checkpoint, prompt
 from tests.inputs import pipes
 
@@ -53,6 +54,15 @@ class Asked:
         return [type("Output", (), {"prompt_token_ids": [0]}) for _ in prompts]
 
 
+def asked_by_causes(bench: gpu.Bench, workload: str) -> tuple[int, int]:
+    """Where the same workload's time is looked at: requests, and new tokens of each."""
+    made, new, _ = Profiled(bench).workload("again" if workload == "images" else workload)
+    if workload == "images":
+        assert Profiled(bench).workload("new")[1] == new
+        assert made(1) == made(2)
+    return len(made(1)), new
+
+
 @pytest.mark.parametrize(
     ("workload", "requests", "pictures", "length", "new"),
     [
@@ -71,10 +81,12 @@ def test_workloads_ask_for_what_the_page_says(
     monkeypatch.setattr(gpu, "pictures", lambda count, seed: [(seed, number) for number in range(count)])
     llm, bench = Asked(), object.__new__(gpu.Bench)
     bench.size, bench.llm, bench._params = "3B", llm, SamplingParams  # type: ignore[assignment]
+    bench._detokenize = True
     getattr(bench, workload)()
     prompts, params = llm.runs[-1]
     assert (len(prompts), params.max_tokens) == (requests, new)
-    assert (params.temperature, params.ignore_eos) == (0, True)
+    assert (params.temperature, params.ignore_eos, params.detokenize) == (0, True, True)
+    assert asked_by_causes(bench, workload) == (requests, new)
     assert [len(each.get("prompt_token_ids", ())) for each in prompts] == [length or 0] * requests
     shown = [tuple(each.get("multi_modal_data", {}).get("image", ())) for each in prompts]
     assert {len(each) for each in shown} == {pictures}
