@@ -5,9 +5,9 @@
 Prints one JSON line per workload, the same as of benchmarks.gpu, in milliseconds: `wall`, of a run without a profiler;
 of one with it, the time in which the device computed for the encoder, for steps that prefill (tokens that decode beside
 them counted in), for steps that only decode (a greedy choice within their graph counted in), for choosing tokens, and
-for copies and all else; and `host`, what is left of `wall`: the device had nothing to do. Where two kernels run at once,
-the one that began first is counted. The profiler makes the host slower but not the device. `largest` names the kernels
-that took most, with their share of `wall`.
+for copies and all else; and `host`, what is left of `wall`: the device had nothing to do. Where two kernels run at
+once, the one that began first is counted. The profiler makes the host slower but not the device. `largest` names the
+kernels that took most, with their share of `wall`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ import triton.language as tl
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from transformers.models.aria import modeling_aria as aria
+
 from beheld import LLM, AsyncLLM, CompletionOutput, SamplingParams
 from beheld.core.errors import StepError
 from beheld.core.params import StructuredOutputs
@@ -251,6 +253,8 @@ def test_74_a_device_that_is_lost_ends_the_engine_and_takes_no_more() -> None:
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "glm4v_moe", "aria", "ernie4_5_vl_moe", "llama4"])
 def test_experts_in_bfloat16_are_grouped_within_graphs(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expert by expert, the host would have to know how many rows each has, and no graph could hold it."""
+    if family == "aria" and not hasattr(aria, "AriaTextTopKRouter"):
+        pytest.skip("This version of transformers asks on the host how many rows each of Aria's experts has.")
     grouped, calls = torch.nn.functional.grouped_mm, itertools.count()
 
     def counted(*inputs: Any, **options: Any) -> torch.Tensor:
