@@ -124,7 +124,7 @@ class Profiled:
             case "decode":
                 return lambda seed: bench.text_prompts(1, 512, seed), 220, 3
             case "first_token":
-                return lambda seed: bench.image_prompts(1, seed), 1, 5
+                return lambda seed: bench.image_prompts(1, seed), 1, 21
             case "prefill":
                 return lambda seed: bench.text_prompts(64, 1024, seed), 1, 3
             case "text":
