@@ -8,11 +8,14 @@ from collections.abc import Container
 from concurrent.futures import Future
 
 from beheld.core.request import LoRARequest
-from beheld.lora.load import Form, LoRAWeights, load
+from beheld.lora.load import Form, LoRAWeights, Stamp, load, stamp
 
 
 class ReadAhead:
     """What was read and is not yet held. Safe to use from several threads.
+
+    It may never be asked for, if the request it was read for ends before: so it counts only as long as its files are
+    what they were when they were read.
 
     Args:
         form: what an adapter must fit.
@@ -26,7 +29,7 @@ class ReadAhead:
         self._most = most
         self._held = held
         self._lock = threading.Lock()
-        self._found: OrderedDict[LoRARequest, Future[LoRAWeights]] = OrderedDict()
+        self._found: OrderedDict[LoRARequest, tuple[Stamp, Future[LoRAWeights]]] = OrderedDict()
 
     def read(self, lora: LoRARequest) -> None:
         """Read it, or wait for the thread that is about to have read it; nothing, if it is held.
@@ -34,13 +37,15 @@ class ReadAhead:
         Raises:
             LoRAError: it cannot be used. That is not remembered: a folder may be put in order.
         """
+        now = stamp(lora.lora_path)
         with self._lock:
-            found = self._found.get(lora)
+            found = self._current(lora, now)
             if found is None and lora.lora_int_id in self._held:
                 return
             mine: Future[LoRAWeights] = Future()
             if found is None:
-                self._found[lora] = mine
+                self._found.pop(lora, None)
+                self._found[lora] = now, mine
                 while len(self._found) > self._most:
                     self._found.popitem(last=False)
         if found is not None:
@@ -59,8 +64,9 @@ class ReadAhead:
         Raises:
             LoRAError: it cannot be used.
         """
+        now = stamp(lora.lora_path)
         with self._lock:
-            found = self._found.get(lora)
+            found = self._current(lora, now)
         return load(lora.lora_name, lora.lora_path, self._form) if found is None else found.result()
 
     def forget(self, lora_int_id: int) -> None:
@@ -69,7 +75,12 @@ class ReadAhead:
             for lora in [lora for lora in self._found if lora.lora_int_id == lora_int_id]:
                 del self._found[lora]
 
+    def _current(self, lora: LoRARequest, now: Stamp) -> Future[LoRAWeights] | None:
+        then, found = self._found.get(lora, (now, None))
+        return found if then == now else None
+
     def _drop(self, lora: LoRARequest, mine: Future[LoRAWeights]) -> None:
         with self._lock:
-            if self._found.get(lora) is mine:
+            _, found = self._found.get(lora, (None, None))
+            if found is mine:
                 del self._found[lora]

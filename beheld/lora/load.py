@@ -38,6 +38,9 @@ _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HEADER_BYTES = 64 << 20
 
+# Of each file that is there: its name, number, bytes and time.
+Stamp = tuple[tuple[str, int, int, int], ...]
+
 
 @dataclass(frozen=True)
 class Site:
@@ -138,6 +141,18 @@ def load(name: str, folder: str, form: Form) -> LoRAWeights:
         matrices[site.name] = _ready(name, where, down_rI, up_Or, scale, form.dtype)
     _check_targets(name, config, form, matrices)
     return LoRAWeights(name, blake3(blake3(said).digest() + blake3(body).digest()).digest(), matrices)
+
+
+def stamp(folder: str) -> Stamp:
+    """What changes when the files of the adapter in `folder` do; of what cannot be looked at, nothing."""
+    found = []
+    for name in (CONFIG, WEIGHTS):
+        try:
+            told = (Path(folder).expanduser() / name).stat()
+        except (OSError, ValueError, RuntimeError):
+            continue
+        found.append((name, told.st_ino, told.st_size, told.st_mtime_ns))
+    return tuple(found)
 
 
 def _folder(name: str, folder: str) -> Path:

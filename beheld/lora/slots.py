@@ -89,10 +89,13 @@ class LoRASlots:
                 )
             self._host.move_to_end(request.lora_int_id)
             return held
-        weights = self._ahead.take(asked)
-        held = dataclasses.replace(asked, digest=weights.digest)
         try:
-            self._make_room()
+            # First: the engine's own thread would read for nothing what it has to refuse.
+            oldest = self._least_needed()
+            weights = self._ahead.take(asked)
+            held = dataclasses.replace(asked, digest=weights.digest)
+            if oldest is not None:
+                del self._host[oldest]
             self._host[request.lora_int_id] = held, weights
         finally:
             # Also where there is no room: by the time there is, its files may be others.
@@ -100,16 +103,16 @@ class LoRASlots:
         logger.info("Loaded the adapter %r from %s.", held.lora_name, held.lora_path)
         return held
 
-    def _make_room(self) -> None:
-        while len(self._host) >= self._max_host:
-            oldest = next((number for number in self._host if number not in self._pinned), None)
-            if oldest is None:
-                raise LoRAError(
-                    f"All {self._max_host} adapters in memory are pinned.",
-                    "Remove one.",
-                    or_engine="raise max_cpu_loras",
-                )
-            del self._host[oldest]
+    def _least_needed(self) -> int | None:
+        """Whose place a further adapter takes; None if there is room."""
+        if len(self._host) < self._max_host:
+            return None
+        oldest = next((number for number in self._host if number not in self._pinned), None)
+        if oldest is None:
+            raise LoRAError(
+                f"All {self._max_host} adapters in memory are pinned.", "Remove one.", or_engine="raise max_cpu_loras"
+            )
+        return oldest
 
     def remove(self, lora_int_id: int) -> bool:
         """Forget an adapter; sequences that run with it finish. False if it is not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from beheld import LLM, LoRARequest, SamplingParams
 from beheld.core.errors import LoRAError
 from beheld.lora import ahead
 from beheld.lora.ahead import ReadAhead
+from beheld.lora.load import WEIGHTS
 from beheld.lora.slots import LoRASlots
 from tests import tiny
 from tests.lora import adapters
@@ -84,6 +86,52 @@ def test_what_found_no_room_is_read_again(disk: Disk, monkeypatch: pytest.Monkey
     slots.remove(1)
     slots.read(lora(2))
     assert slots.add(lora(2)).digest == b"a2 read 3"
+
+
+def test_what_is_refused_for_want_of_room_is_not_read_by_the_engine(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reading ahead serves several requests; the second would have the engine's own thread read it."""
+    monkeypatch.setattr(ahead, "load", lambda *given: SimpleNamespace(digest=disk(*given).encode()))
+    slots = LoRASlots([], None, max_loras=1, max_host=1, switch=None)  # type: ignore[arg-type]
+    slots.add(lora(1))
+    slots.pin(1)
+    slots.read(lora(2))
+    for _ in range(3):
+        with pytest.raises(LoRAError, match="pinned"):
+            slots.add(lora(2))
+    assert disk.read == ["a1", "a2"]
+
+
+def test_whose_place_is_wanted_stays_if_the_other_cannot_be_read(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "load", lambda *given: SimpleNamespace(digest=disk(*given).encode()))
+    slots = LoRASlots([], None, max_loras=1, max_host=1, switch=None)  # type: ignore[arg-type]
+    slots.add(lora(1))
+    disk.error = LoRAError("broken")
+    with pytest.raises(LoRAError, match="broken"):
+        slots.add(lora(2))
+    assert [held.lora_int_id for held in slots.known()] == [1]
+
+
+@pytest.mark.parametrize("change", ["other bytes", "touched", "gone"])
+def test_what_was_read_of_other_files_does_not_count(disk: Disk, tmp_path: Path, change: str) -> None:
+    """A request that read it may have ended before it came to the engine."""
+    weights = tmp_path / WEIGHTS
+    weights.write_bytes(b"old")
+    asked = LoRARequest("a1", 1, str(tmp_path))
+    reading = ReadAhead(None, 2, ())  # type: ignore[arg-type]
+    reading.read(asked)
+    assert reading.take(asked) == "a1 read 1"
+    if change == "other bytes":
+        weights.write_bytes(b"newer")
+    elif change == "touched":
+        os.utime(weights, (1, 1))
+    else:
+        weights.unlink()
+    assert reading.take(asked) == "a1 read 2"
+    reading.read(asked)
+    reading.read(asked)
+    assert reading.take(asked) == "a1 read 3"
 
 
 def test_many_threads_read_it_once_and_all_have_it(disk: Disk) -> None:
