@@ -202,7 +202,9 @@ def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.Monk
         assert 15 * length > 128
         # Whoever waits where nothing more comes waits for long here.
         monkeypatch.setattr(run, "_LULL_S", 20.0)
+        start = time.monotonic()
         llm.generate(prompts[0], GREEDY, use_tqdm=False)
+        assert time.monotonic() - start < 15
         monkeypatch.setattr(run, "_LULL_S", 0.5)
         monkeypatch.setattr(run, "_MOST_LULLS_S", 10.0)
         for _ in range(2):

@@ -1,7 +1,8 @@
 """In bfloat16 the engine errs no more than transformers does, and its greedy answers differ no more often.
 
 How often answers of two bfloat16 runs part is what users see, but says little: both are wrong, each in its own way, one
-near tie changes all that follows, and two shares of 96 lie twenty points apart by chance.
+near tie changes all that follows, and two shares of 96 lie twenty points apart by chance (of 384, with BEHELD_LONG=1,
+ten).
 
 `test_errs_no_more` is sharper. transformers reads what the engine was asked and said, in bfloat16 and, with the same
 weights, in float32. So thousands of positions are judged, each behind the very tokens that the engine had, and an error
@@ -30,14 +31,17 @@ if not torch.cuda.is_available() and not os.environ.get("BEHELD_TEST_CPU"):
 
 from beheld import LLM, RequestOutput, SamplingParams
 from tests import tiny
+from tests.long import sized
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
 from tests.oracle.test_oracle import request as asked
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NEW, COUNT = 32, 96
-# How far two shares of 96 may lie apart by chance: three standard deviations of their difference at one half.
-CHANCE = 3 * (2 * 0.25 / COUNT) ** 0.5
+# Of those, for shares of answers: with more, they lie apart by chance less.
+ANSWERS = sized(COUNT, 384)
+# How far two shares may lie apart by chance: three standard deviations of their difference at one half.
+CHANCE = 3 * (2 * 0.25 / ANSWERS) ** 0.5
 SHARES = ("llama", "qwen2_5_vl", "gemma3")
 EXPERTS = ("qwen3_vl_moe", "llama4")
 # Text alone, towers of four kinds, and experts.
@@ -168,14 +172,14 @@ def test_errs_no_more(engine: Engine) -> None:
 def test_differs_no_more_often(engine: Engine) -> None:
     family, folder, llm = engine
     chance = random.Random(1)
-    prompts = [[chance.randrange(5, 90) for _ in range(chance.randrange(4, 60))] for _ in range(COUNT)]
+    prompts = [[chance.randrange(5, 90) for _ in range(chance.randrange(4, 60))] for _ in range(ANSWERS)]
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
     model = reference.load_model(family, folder, torch.bfloat16).to(DEVICE)
 
     def theirs(batch: int) -> list[list[int]]:
         """transformers' answers, `batch` prompts at a time, padded on the left."""
         answers = []
-        for first in range(0, COUNT, batch):
+        for first in range(0, ANSWERS, batch):
             part = [torch.tensor(prompt, device=DEVICE) for prompt in prompts[first : first + batch]]
             ids = pad_sequence(part, batch_first=True, padding_side="left")
             out = model.generate(input_ids=ids, attention_mask=(ids > 0).long(), max_new_tokens=NEW)
@@ -183,7 +187,7 @@ def test_differs_no_more_often(engine: Engine) -> None:
         return answers
 
     def share(left: list[list[int]], right: list[list[int]]) -> float:
-        return sum(a != b for a, b in zip(left, right, strict=True)) / COUNT
+        return sum(a != b for a, b in zip(left, right, strict=True)) / ANSWERS
 
     known = [theirs(batch) for batch in (1, 8, 32)]
     own = max(share(*pair) for pair in combinations(known, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,13 @@ def test_who_lends_nothing_has_its_digest_from_a_copy(monkeypatch: pytest.Monkey
         found = opening.plain_rgb(picture)
         assert not found.borrowed
         assert found.payload.picture().tobytes() == picture.tobytes()
+
+
+@pytest.mark.parametrize("size", [(10, 10), (112, 56), (57, 56)])
+def test_memory_of_another_size_is_not_read(size: tuple[int, int]) -> None:
+    """As of a Pillow that lends rows in another form: what it says it lent decides, not what was expected."""
+    lender = SimpleNamespace(width=size[0], height=size[1], __arrow_c_array__=noise(56, 56).__arrow_c_array__)
+    assert pixels.digest_of(lender) is None
 
 
 @pytest.mark.parametrize("salt", [{}, {"cache_salt": "mine"}], ids=["shared", "salted"])

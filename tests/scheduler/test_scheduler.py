@@ -410,6 +410,19 @@ def test_a_sliding_group_lives_on_a_few_blocks() -> None:
         assert_right(bench, request)
 
 
+@pytest.mark.parametrize("num_blocks", [(64, 10), (10, 64)])
+def test_a_hit_is_as_long_as_the_shortest_of_groups_that_keep_everything(num_blocks: tuple[int, int]) -> None:
+    """The small pool has given some blocks to another sequence; the large one has them all."""
+    bench = Bench(fake_config(), fake_info(FULL, FULL), num_blocks=num_blocks)
+    one, two = fake_request("1", range(25), max_tokens=1), fake_request("3", range(25), max_tokens=4)
+    other = fake_request("2", range(50, 60))
+    for request in (one, other, two):
+        bench.run(request)
+    first, second = next(p for p in reversed(bench.plans) if p.admitted).admitted[0].blocks
+    assert 0 < len(first) == len(second) < 6
+    assert_right(bench, one, other, two)
+
+
 def test_a_hit_brings_only_the_window_of_a_sliding_group() -> None:
     bench = Bench(fake_config(), fake_info(FULL, SHARED, sliding(6)))
     one, two = fake_request("1", range(25)), fake_request("2", range(25))
