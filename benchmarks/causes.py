@@ -1,6 +1,6 @@
 """The ladder of causes on one GPU: what each workload's seconds go to, from a profile of the device.
 
-    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,new,again,four]
+    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,new,again,four] [--kernels 5]
 
 Prints one JSON line per workload, the same as of benchmarks.gpu, in milliseconds: `wall`, of a run without a profiler;
 of one with it, the time in which the device computed for the encoder, for steps that prefill (tokens that decode beside
@@ -138,8 +138,8 @@ class Profiled:
                 return lambda seed: bench.image_prompts(64, seed, 4), 32, 1
         raise SystemExit(f"There is no workload {name!r}; there are {', '.join(WORKLOADS)}.")
 
-    def look(self, name: str) -> dict[str, Any]:
-        """Milliseconds by cause; `wall` is a median."""
+    def look(self, name: str, kernels: int) -> dict[str, Any]:
+        """Milliseconds by cause, and so many kernels' shares; `wall` is a median."""
         import torch
 
         made, new, rounds = self.workload(name)
@@ -156,7 +156,7 @@ class Profiled:
             profile.export_chrome_trace(str(trace))
             by_stage, by_kernel = causes(json.loads(trace.read_text())["traceEvents"])
         figures = {stage: round(by_stage[stage], 1) for stage in (*STAGES, OTHER)}
-        largest = {kernel[:60]: round(spent / wall, 3) for kernel, spent in by_kernel.most_common(5)}
+        largest = {kernel[:60]: round(spent / wall, 3) for kernel, spent in by_kernel.most_common(kernels)}
         return {"wall": round(wall, 1), "host": round(wall - by_stage.total(), 1), **figures, "largest": largest}
 
 
@@ -168,13 +168,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SHAPES), default="3B")
     parser.add_argument("--only", default=",".join(WORKLOADS))
+    parser.add_argument("--kernels", type=int, default=5, help="how many to name")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     arguments = parser.parse_args()
     mark_stages()
     profiled = Profiled(Bench(arguments.size, arguments.folder))
     for name in arguments.only.split(","):
         start = time.perf_counter()
-        figures = profiled.look(name)
+        figures = profiled.look(name, arguments.kernels)
         print(json.dumps({"size": arguments.size, "workload": name, **figures}), flush=True)
         print(f"looked at in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
 
