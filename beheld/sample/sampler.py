@@ -166,22 +166,44 @@ class Sampler:
         edited = batch.edited or masks is not None
         if not edited and batch.drawing is None:
             return greedy(logits_BV) if best is None else best
-        nan_B = ~logits_BV.amax(-1).isfinite() if best is None else best[1]
+        # An edit may hide what is wrong with a row.
+        nan_B = None
         if edited:
-            logits_BV = self._edit(logits_BV, batch, lengths, masks)
+            nan_B = ~logits_BV.amax(-1).isfinite() if best is None else best[1]
+            logits_BV, best = self._edit(logits_BV, batch, lengths, masks), None
         drawing = batch.drawing
-        if drawing is None:
-            ids_B, broken_B = greedy(logits_BV)
-            nan_B = nan_B | broken_B
+        if drawing is None or len(drawing.places) < len(lengths):
+            ids_B, broken_B = greedy(logits_BV) if best is None else (best[0].clone(), best[1].clone())
         else:
-            if edited:
-                nan_B = nan_B | ~logits_BV.amax(-1).isfinite()
-            everyone = len(drawing.places) == len(lengths)
-            ids_B = torch.zeros_like(nan_B, dtype=torch.int64) if everyone else _argmax(logits_BV)
+            ids_B = torch.empty(len(lengths), dtype=torch.int64, device=logits_BV.device)
+            broken_B = torch.empty(len(lengths), dtype=torch.bool, device=logits_BV.device)
+        if drawing is not None:
             keys_R2 = noise.keys(drawing.mixed_R, np.array([lengths[b] for b in drawing.places], dtype=np.uint64))
-            draw = self._draw_on_cpu if self._device.type == "cpu" else self._draw
-            ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, torch.from_numpy(keys_R2), nan_B)
-        return ids_B.masked_fill(nan_B, 0), nan_B
+            self._draw_(ids_B, broken_B, logits_BV, batch, drawing, torch.from_numpy(keys_R2))
+        nan_B = broken_B if nan_B is None else nan_B | broken_B
+        return ids_B.masked_fill_(nan_B, 0), nan_B
+
+    def _draw_(
+        self,
+        ids_B: Tensor,
+        broken_B: Tensor,
+        logits_BV: Tensor,
+        batch: Composition,
+        drawing: Drawing,
+        keys_R2: Tensor,
+    ) -> None:
+        """Put in place the ids of the rows that are drawn at random, and which of them have no finite best logit."""
+        if logits_BV.is_cuda and HAS_TRITON:
+            from beheld.sample import draw_kernel
+
+            keys_R2 = _to_device(keys_R2, self._device)
+            temperature_R1, places_R = drawing.temperature_R1, drawing.places_R
+            draw_kernel.draw_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, drawing.filters)
+            return
+        broken_R = ~logits_BV[drawing.places_R].amax(-1).isfinite()
+        broken_B[drawing.places_R] = broken_R
+        draw = self._draw_on_cpu if self._device.type == "cpu" else self._draw
+        ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, keys_R2, broken_B)
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with everything applied that does not depend on temperature."""

@@ -76,6 +76,36 @@ def test_same_choices_without_waiting(kind: str) -> None:
     assert tokens["cpu"] == tokens["cuda"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [0.9, 5.0])
+def test_a_row_alone_is_drawn_as_among_many_and_as_on_a_cpu(spread: float, dtype: torch.dtype) -> None:
+    """Alone it has many programs that wait for one another; among many it has one."""
+    vocab_size, most = 151_936, 96
+    kinds = [
+        {},
+        {"top_p": 0.95},
+        {"top_p": 0.3},
+        {"top_k": 50},
+        {"top_k": 3000, "top_p": 0.9},
+        {"min_p": 0.01, "top_p": 0.8},
+    ]
+    params = [Sampling(temperature=0.8, seed=row, **kinds[row % len(kinds)]) for row in range(most)]
+    logits_BV = torch.randn(most, vocab_size, generator=torch.Generator().manual_seed(6)).to(dtype) * spread
+    found: dict[str, list[int]] = {}
+    for device, each in (("cuda", most), ("cuda", 1), ("cuda", 5), ("cpu", most)):
+        sampler = Sampler(most, vocab_size, torch.device(device))
+        placed_BV = logits_BV.to(device)
+        for row in range(most):
+            sampler.admit(row, params[row], [7, 8, 9], 3)
+        ids = []
+        for first in range(0, most, each):
+            rows = list(range(first, min(first + each, most)))
+            ids += sampler.sample(placed_BV[rows], rows, [3] * len(rows)).ids_B.tolist()
+        found[f"{device} {each}"] = ids
+    assert len(set(found["cpu 96"])) > 60
+    assert {name: ids == found["cpu 96"] for name, ids in found.items()} == dict.fromkeys(found, True)
+
+
 def test_results_are_read_while_the_next_step_runs() -> None:
     sampler = Sampler(2, V, torch.device("cuda"))
     for row in range(2):

@@ -1,0 +1,400 @@
+"""Rows drawn at random in one Triton launch: temperature, min-p, top-k, top-p and the draw, without sorting anything.
+
+A library sorts a vocabulary to find where a nucleus ends: 8 milliseconds for 256 rows of 151,936 logits on an H200,
+longer than the model takes for its step. What is wanted is one number, the least logit that stays; it is looked for
+between bounds that each reading of the row brings closer.
+
+Shapes: R rows drawn at random of a batch of B, V vocabulary, N logits that a program looks at at a time, P pivots, S
+slices of a row, C programs of a row.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+from beheld.sample.filters import Filters
+
+# Below the best by so much, exp is 0 in float32: such tokens are never drawn, whatever the filters say.
+_NOTHING = tl.constexpr(104.0)
+_PIVOTS = tl.constexpr(4)
+_ELEMENTS = 2048
+# A row is summed up in slices of so many times _ELEMENTS, whoever reads them, so that its sums do not depend on how
+# many programs it has, and thereby on other rows.
+_TURNS = 3
+# Programs of a row, at most.
+_MOST_EACH = 32
+
+
+@triton.jit
+def _read(logits_ptr, cell_N, vocab_size, temperature):
+    """Logits after temperature; minus infinity beyond the vocabulary."""
+    logit_N = tl.load(logits_ptr + cell_N, mask=cell_N < vocab_size, other=float("-inf")).to(tl.float32)
+    return tl.div_rn(logit_N, tl.zeros_like(logit_N) + temperature)
+
+
+@triton.jit
+def _meet(counter_ptr, met, PROGRAMS: tl.constexpr):
+    """Wait until all programs of the row have come here, for the `met`-th time; what they wrote before is there."""
+    tl.debug_barrier()
+    if PROGRAMS > 1:
+        tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
+        while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < met * PROGRAMS:
+            pass
+        tl.debug_barrier()
+
+
+@triton.jit
+def _measured(
+    logits_ptr,
+    vocab_size,
+    temperature,
+    best,
+    floor,
+    pivot_P,
+    sums_ptr,
+    ends_ptr,
+    counter_ptr,
+    met,
+    WEIGHED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SLICES: tl.constexpr,
+    TURNS: tl.constexpr,
+    N: tl.constexpr,
+):
+    """For each pivot: how many logits stand at or above it, or the weight exp(logit - best) of those that also reach
+    `floor`; the least logit at or above it; the greatest below it.
+    """
+    program, index_P = tl.program_id(1), tl.arange(0, _PIVOTS)
+    above_PN = tl.full([_PIVOTS, N], float("inf"), tl.float32)
+    below_PN = tl.full([_PIVOTS, N], float("-inf"), tl.float32)
+    # Two sets of places by turns: whoever is late still reads what was written the last time.
+    sums_ptr += met % 2 * SLICES * _PIVOTS
+    ends_ptr += met % 2 * PROGRAMS * 2 * _PIVOTS
+    num_slices = tl.cdiv(vocab_size, TURNS * N)
+    for part in range(program, num_slices, PROGRAMS):
+        measure_PN = tl.zeros([_PIVOTS, N], tl.float32)
+        for turn in range(TURNS):
+            logit_N = _read(logits_ptr, (part * TURNS + turn) * N + tl.arange(0, N), vocab_size, temperature)
+            one_N = tl.where(logit_N >= floor, 1.0, 0.0)
+            if WEIGHED:
+                one_N *= libdevice.exp(logit_N - best)
+            reaches_PN = logit_N[None, :] >= pivot_P[:, None]
+            measure_PN += tl.where(reaches_PN, one_N[None, :], 0.0)
+            above_PN = tl.minimum(above_PN, tl.where(reaches_PN, logit_N[None, :], float("inf")))
+            below_PN = tl.maximum(below_PN, tl.where(reaches_PN, float("-inf"), logit_N[None, :]))
+        tl.store(sums_ptr + part * _PIVOTS + index_P, tl.sum(measure_PN, 1))
+    above_P, below_P = tl.min(above_PN, 1), tl.max(below_PN, 1)
+    if PROGRAMS > 1:
+        tl.store(ends_ptr + program * 2 * _PIVOTS + index_P, above_P)
+        tl.store(ends_ptr + (program * 2 + 1) * _PIVOTS + index_P, below_P)
+    _meet(counter_ptr, met, PROGRAMS)
+    part_S = tl.arange(0, SLICES)
+    sums_ptrs = sums_ptr + part_S[:, None] * _PIVOTS + index_P[None, :]
+    measure_SP = tl.load(sums_ptrs, mask=(part_S < num_slices)[:, None], other=0.0)
+    if PROGRAMS > 1:
+        ends_ptrs = ends_ptr + tl.arange(0, PROGRAMS)[:, None] * 2 * _PIVOTS + index_P[None, :]
+        above_P = tl.min(tl.load(ends_ptrs), 0)
+        below_P = tl.max(tl.load(ends_ptrs + _PIVOTS), 0)
+    return tl.sum(measure_SP.to(tl.float64), 0), above_P, below_P
+
+
+@triton.jit
+def _narrowed(enough_P, above_P, below_P, low, high):
+    """Closer bounds: up to the last pivot that has enough above it, down to the first that has not."""
+    low = tl.maximum(low, tl.max(tl.where(enough_P, above_P, float("-inf")), 0))
+    high = tl.minimum(high, tl.min(tl.where(enough_P, float("inf"), below_P), 0))
+    return low, high
+
+
+@triton.jit
+def _greatest(
+    logits_ptr,
+    vocab_size,
+    temperature,
+    best,
+    floor,
+    share,
+    count,
+    sums_ptr,
+    ends_ptr,
+    counter_ptr,
+    met,
+    WEIGHED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SLICES: tl.constexpr,
+    TURNS: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The greatest logit such that `count` logits, or `share` of the weight at or above `floor`, stand at or above it;
+    minus infinity if it lies so deep that it makes no difference. And how often programs have met.
+    """
+    index_P = tl.arange(0, _PIVOTS)
+    # Logits of most models end within a few units; what lies beyond is found all the same.
+    first = tl.maximum(best - _NOTHING, floor)
+    depth_P = tl.where(index_P == 0, _NOTHING, tl.where(index_P == 1, 12.0, (3 - index_P) * 2.5 + 0.5))
+    pivot_P = tl.maximum(best - depth_P, first)
+    measure_P, above_P, below_P = _measured(
+        logits_ptr,
+        vocab_size,
+        temperature,
+        best,
+        floor,
+        pivot_P,
+        sums_ptr,
+        ends_ptr,
+        counter_ptr,
+        met,
+        WEIGHED,
+        PROGRAMS,
+        SLICES,
+        TURNS,
+        N,
+    )
+    met += 1
+    wanted = share * tl.max(measure_P, 0) if WEIGHED else count.to(tl.float64)
+    low, high = _narrowed(measure_P >= wanted, above_P, below_P, float("-inf"), best)
+    # Both are logits of the row, and the bounds come closer by at least one with each turn.
+    while (low < high) & (low > float("-inf")):
+        pivot_P = low + (high - low) * ((index_P + 1).to(tl.float32) / _PIVOTS)
+        pivot_P = tl.where((pivot_P > low) & (pivot_P < high) & (index_P < _PIVOTS - 1), pivot_P, high)
+        measure_P, above_P, below_P = _measured(
+            logits_ptr,
+            vocab_size,
+            temperature,
+            best,
+            floor,
+            pivot_P,
+            sums_ptr,
+            ends_ptr,
+            counter_ptr,
+            met,
+            WEIGHED,
+            PROGRAMS,
+            SLICES,
+            TURNS,
+            N,
+        )
+        met += 1
+        low, high = _narrowed(measure_P >= wanted, above_P, below_P, low, high)
+    return low, met
+
+
+@triton.jit
+def _draw(
+    logits_ptr,
+    ids_ptr,
+    broken_ptr,
+    places_ptr,
+    temperature_ptr,
+    keys_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    log_min_p_ptr,
+    sums_ptr,
+    ends_ptr,
+    tokens_ptr,
+    counter_ptr,
+    vocab_size,
+    logits_row,
+    FILTERED: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SLICES: tl.constexpr,
+    TURNS: tl.constexpr,
+    N: tl.constexpr,
+):
+    """One program: a row, or the part of a row that is in every C-th slice."""
+    index, program = tl.program_id(0), tl.program_id(1)
+    place = tl.load(places_ptr + index)
+    logits_ptr += place * logits_row
+    sums_ptr += index * 2 * SLICES * _PIVOTS
+    ends_ptr += index * 2 * PROGRAMS * 2 * _PIVOTS
+    counter_ptr += index
+    temperature = tl.load(temperature_ptr + index)
+    program_C = tl.arange(0, PROGRAMS)
+    best_N = tl.full([N], float("-inf"), tl.float32)
+    for part in range(program, tl.cdiv(vocab_size, N), PROGRAMS):
+        logit_N = _read(logits_ptr, part * N + tl.arange(0, N), vocab_size, temperature)
+        # No maximum tells of a NaN; infinity is as broken.
+        best_N = tl.maximum(best_N, tl.where(logit_N != logit_N, float("inf"), logit_N))
+    best = tl.max(best_N, 0)
+    met = 1
+    if PROGRAMS > 1:
+        bests_ptr = ends_ptr + PROGRAMS * 2 * _PIVOTS
+        tl.store(bests_ptr + program, best)
+        _meet(counter_ptr, met, PROGRAMS)
+        best = tl.max(tl.load(bests_ptr + program_C), 0)
+    met = 2
+    if (best == float("inf")) | (best == float("-inf")):
+        if program == 0:
+            tl.store(ids_ptr + place, tl.full([], 0, tl.int64))
+            tl.store(broken_ptr + place, tl.full([], 1, tl.int1))
+    else:
+        floor = best - _NOTHING
+        if FILTERED:
+            top_k, top_p = tl.load(top_k_ptr + index), tl.load(top_p_ptr + index)
+            floor = tl.maximum(floor, (best.to(tl.float64) + tl.load(log_min_p_ptr + index)).to(tl.float32))
+            if top_k > 0:
+                everything = best - float("inf")
+                kth, met = _greatest(
+                    logits_ptr,
+                    vocab_size,
+                    temperature,
+                    best,
+                    everything,
+                    0.0,
+                    top_k,
+                    sums_ptr,
+                    ends_ptr,
+                    counter_ptr,
+                    met,
+                    False,
+                    PROGRAMS,
+                    SLICES,
+                    TURNS,
+                    N,
+                )
+                floor = tl.maximum(floor, kth)
+            if top_p < 1.0:
+                end, met = _greatest(
+                    logits_ptr,
+                    vocab_size,
+                    temperature,
+                    best,
+                    floor,
+                    top_p,
+                    0,
+                    sums_ptr,
+                    ends_ptr,
+                    counter_ptr,
+                    met,
+                    True,
+                    PROGRAMS,
+                    SLICES,
+                    TURNS,
+                    N,
+                )
+                floor = tl.maximum(floor, end)
+        score, token = _drawn(logits_ptr, keys_ptr + 2 * index, vocab_size, temperature, best, floor, PROGRAMS, N)
+        if PROGRAMS > 1:
+            ends_ptr += met % 2 * PROGRAMS * 2 * _PIVOTS
+            tl.store(ends_ptr + program, score)
+            tl.store(tokens_ptr + index * PROGRAMS + program, token)
+            _meet(counter_ptr, met, PROGRAMS)
+            score_C = tl.load(ends_ptr + program_C)
+            token_C = tl.load(tokens_ptr + index * PROGRAMS + program_C)
+            token = _first_best(score_C, token_C)
+        if program == 0:
+            tl.store(ids_ptr + place, token.to(tl.int64))
+            tl.store(broken_ptr + place, tl.full([], 0, tl.int1))
+
+
+@triton.jit
+def _first_best(score_N, token_N):
+    return tl.min(tl.where(score_N == tl.max(score_N, 0), token_N, 0x7FFFFFFF), 0)
+
+
+@triton.jit
+def _hashed(x, shift, factor):
+    return (x ^ (x >> shift)) * factor
+
+
+@triton.jit
+def _drawn(
+    logits_ptr,
+    keys_ptr,
+    vocab_size,
+    temperature,
+    best,
+    floor,
+    PROGRAMS: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The greatest weight / noise among those that reach `floor`, and the first token that has it; noise as of
+    `noise.Noise`.
+    """
+    first_key = tl.load(keys_ptr).to(tl.uint32, bitcast=True)
+    second_key = tl.load(keys_ptr + 1).to(tl.uint32, bitcast=True)
+    score_N = tl.full([N], -1.0, tl.float32)
+    token_N = tl.zeros([N], tl.int32)
+    for part in range(tl.program_id(1), tl.cdiv(vocab_size, N), PROGRAMS):
+        cell_N = part * N + tl.arange(0, N)
+        logit_N = _read(logits_ptr, cell_N, vocab_size, temperature)
+        x_N = _hashed(_hashed((cell_N + 1).to(tl.uint32), 16, 0x7FEB352D), 15, 0x846CA68B)
+        x_N = x_N ^ (x_N >> 16) ^ first_key
+        x_N = _hashed(_hashed(x_N, 16, 0x7FEB352D) ^ second_key, 15, 0x846CA68B)
+        x_N = (x_N ^ (x_N >> 16)) & 0x7FFFFFFF
+        uniform_N = (x_N.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10
+        noise_N = -libdevice.log1p(-tl.minimum(uniform_N, 0.9999999403953552))
+        ratio_N = tl.div_rn(libdevice.exp(logit_N - best), noise_N)
+        better_N = (ratio_N > score_N) & (logit_N >= floor)
+        score_N = tl.where(better_N, ratio_N, score_N)
+        token_N = tl.where(better_N, cell_N, token_N)
+    return tl.max(score_N, 0), _first_best(score_N, token_N)
+
+
+def _programs(rows: int, slices: int, device: torch.device) -> int:
+    """How many programs each row has: they wait for one another, so all rows' must be at work at once."""
+    most = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    programs = 1
+    while 2 * programs * rows <= most and programs < min(_MOST_EACH, slices):
+        programs *= 2
+    return programs
+
+
+def draw_(
+    ids_B: Tensor,
+    broken_B: Tensor,
+    logits_BV: Tensor,
+    places_R: Tensor,
+    temperature_R1: Tensor,
+    keys_R2: Tensor,
+    filters: Filters | None,
+) -> None:
+    """Write the drawn token of rows `places_R` into `ids_B`, 0 for a broken row, and into `broken_B` which are broken.
+
+    Broken is a row that holds a NaN or has no finite greatest logit. What is kept is what `filters.floors` keeps, up to
+    the rounding of sums of weights: here of float32, added in an order that does not depend on other rows.
+    """
+    assert logits_BV.stride(1) == 1
+    assert keys_R2.is_contiguous()
+    rows, vocab_size, device = len(places_R), logits_BV.shape[1], logits_BV.device
+    slices = triton.next_power_of_2(triton.cdiv(vocab_size, _TURNS * _ELEMENTS))
+    programs = _programs(rows, slices, device)
+    pivots = _PIVOTS.value
+    work = torch.empty(rows * (2 * slices + 5 * programs) * pivots, dtype=torch.float32, device=device)
+    sums, ends, tokens = work.split([rows * n * pivots for n in (2 * slices, 4 * programs, programs)])
+    counter = tokens
+    if programs > 1:
+        counter = torch.zeros(rows, dtype=torch.int32, device=device)
+    columns = (temperature_R1,) * 3
+    if filters is not None:
+        columns = (filters.top_k_R1, filters.top_p_R1, filters.log_min_p_R1)
+    _draw[(rows, programs)](
+        logits_BV,
+        ids_B,
+        broken_B,
+        places_R,
+        temperature_R1,
+        keys_R2,
+        *columns,
+        sums,
+        ends,
+        tokens.view(torch.int32),
+        counter,
+        vocab_size,
+        logits_BV.stride(0),
+        filters is not None,
+        programs,
+        slices,
+        _TURNS,
+        _ELEMENTS,
+        num_warps=16,
+        # Products that become part of a sum are rounded first, as elsewhere.
+        enable_fp_fusion=False,
+        launch_cooperative_grid=programs > 1,
+    )
