@@ -1,6 +1,7 @@
 """Real shapes for GPU benchmarks: configuration, tokenizer and processor, without weights (`load_format="dummy"`).
 
-Sizes are those of the public checkpoints; tokenizers are the tests' small ones, with the real size of vocabulary.
+Sizes are those of the public checkpoints; tokenizers are the tests' small ones, spelled out to the size of the model's
+vocabulary.
 """
 
 from __future__ import annotations
@@ -148,7 +149,34 @@ def checkpoint(name: str, folder: Path) -> Path:
     for file_name, edits in shape.edits.items():
         config = json.loads((path / file_name).read_text(encoding="utf-8"))
         (path / file_name).write_text(json.dumps(_edited(config, edits)), encoding="utf-8")
+    _spell_out(path)
     return path
+
+
+def _spell_out(path: Path) -> None:
+    """Give every id of the model a text of its own in the tokenizer: turning tokens into text costs what it costs a
+    user. Nothing is tokenized differently, for no merges lead there.
+    """
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    file = path / "tokenizer.json"
+    made = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = made["model"]["vocab"]
+    # Added tokens that are no entries would be numbered behind the last entry.
+    vocabulary |= {token["content"]: token["id"] for token in made["added_tokens"]}
+    used = set(vocabulary.values())
+    space = "Ġ" if made["decoder"]["type"] == "ByteLevel" else "▁"
+    vocabulary |= {f"{space}{_letters(token_id)}": token_id for token_id in range(size) if token_id not in used}
+    file.write_text(json.dumps(made), encoding="utf-8")
+
+
+def _letters(number: int) -> str:
+    """A word of its own for each number: digits of base 26, behind letters that begin no other token."""
+    word = ""
+    while number:
+        number, digit = divmod(number, 26)
+        word = chr(ord("a") + digit) + word
+    return "zq" + word
 
 
 def _edited(config: dict[str, Any], edits: dict[str, Any]) -> dict[str, Any]:
