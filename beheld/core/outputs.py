@@ -39,7 +39,7 @@ class TokenEvent:
     waited_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Logprob:
     """One candidate: natural-log probability, rank from 1, and its text."""
 

@@ -10,8 +10,12 @@ from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenE
 from beheld.core.params import SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
-from beheld.text.detokenize import Detokenizer, token_text
+from beheld.text.detokenize import Detokenizer, known_texts, token_text
 from beheld.text.stop import StopFinder
+
+# Tokens whose text nobody waits for are decoded so many at a time: a decoder's calls cost more than their tokens, and
+# more would hold up the end of a crowd of answers.
+_AT_A_TIME = 16
 
 
 class Answer:
@@ -19,7 +23,7 @@ class Answer:
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None, marks: Collection[str] = ()) -> None:
         self._params = params
-        self._tokenizer = tokenizer
+        self._candidates = _Candidates(tokenizer)
         self._detokenizer = (
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, marks=marks)
             if params.detokenize and tokenizer is not None
@@ -29,6 +33,7 @@ class Answer:
         self._index = index
         self._text = ""
         self._token_ids: list[int] = []
+        self._undecoded: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
         self._finish_reason: str | None = None
@@ -48,7 +53,7 @@ class Answer:
         if event.token_id is not None:
             self._token_ids.append(event.token_id)
         if event.logprobs is not None and self._params.logprobs is not None:
-            self._logprobs.append(_candidates(event.logprobs, self._params.logprobs, self._tokenizer))
+            self._logprobs.append(self._candidates.of(event.logprobs, self._params.logprobs))
             self._cumulative += event.logprobs.logprob
         if event.finish is not None:
             self._finish_reason = str(event.finish)
@@ -61,28 +66,44 @@ class Answer:
         return event.finish is None
 
     def _read(self, event: TokenEvent) -> str | None:
-        """Extend the text; the stop string that was found, if one was."""
+        """Extend the text, if it is time to; the stop string that was found, if one was."""
         if self._detokenizer is None:
             return None
-        text = ""
         # The token that ended the answer is kept as an id; its text is shown only where the user asked for it.
         silent = event.finish is FinishReason.STOP and not self._params.include_stop_str_in_output
         if event.token_id is not None and not silent:
-            text = self._detokenizer.push(event.token_id)
-        if event.finish is not None:
+            self._undecoded.append(event.token_id)
+        if event.finish is None and not self._params.stop and len(self._undecoded) < _AT_A_TIME:
+            return None
+        return self._decode(last=event.finish is not None)
+
+    def _decode(self, *, last: bool = False) -> str | None:
+        """Bring the text up to date with the tokens; the stop string that was found, if one was."""
+        if self._detokenizer is None:
+            return None
+        text = self._detokenizer.push(*self._undecoded)
+        self._undecoded.clear()
+        if last:
             text += self._detokenizer.finish()
         certain, found = self._finder.push(text, watch=len(self._token_ids) > self._params.min_tokens)
         self._text += certain
-        if event.finish is not None and found is None:
+        if last and found is None:
             self._text += self._finder.finish()
         return found
 
+    def _decode_rest(self) -> None:
+        if self._undecoded:
+            found = self._decode()
+            assert found is None, "with stop strings, every token is decoded as it comes"
+
     def output(self) -> CompletionOutput:
         """Everything so far."""
+        self._decode_rest()
         return self._output(0, 0)
 
     def delta(self) -> CompletionOutput | None:
         """What came since the last call; None if nothing did."""
+        self._decode_rest()
         now = (len(self._text), len(self._token_ids), self.finished)
         if now == self._told:
             return None
@@ -156,7 +177,8 @@ class Collector:
             self._num_cached = max(self._num_cached, event.num_cached)
         if event.prompt_logprobs is not None and self._prompt_logprobs is None:
             wanted = self._params.prompt_logprobs or 0
-            positions = (_candidates(entry, wanted, self._tokenizer) for entry in event.prompt_logprobs)
+            candidates = _Candidates(self._tokenizer)
+            positions = (candidates.of(entry, wanted) for entry in event.prompt_logprobs)
             self._prompt_logprobs = [None, *positions]
         return self._answers[event.request_id].push(event)
 
@@ -204,14 +226,22 @@ class Collector:
         )
 
 
-def _candidates(entry: TokenLogprobs, num_top: int, tokenizer: Any | None) -> dict[int, Logprob]:
-    """The token itself and the best `num_top`, the token first."""
-    ranked = [(entry.token_id, entry.logprob, entry.rank)]
-    top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
-    ranked.extend((token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(top, start=1))
-    found: dict[int, Logprob] = {}
-    for token_id, logprob, rank in ranked:
-        if token_id not in found:
-            text = None if tokenizer is None else token_text(tokenizer, token_id)
-            found[token_id] = Logprob(logprob, rank, text)
-    return found
+class _Candidates:
+    """Makes of the device's report of a position what users see."""
+
+    def __init__(self, tokenizer: Any | None) -> None:
+        self._tokenizer = tokenizer
+        self._known = {} if tokenizer is None else known_texts(tokenizer)
+
+    def of(self, entry: TokenLogprobs, num_top: int) -> dict[int, Logprob]:
+        """The token itself and the best `num_top`, the token first."""
+        found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._text(entry.token_id))}
+        known = self._known
+        top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
+        for rank, (token_id, logprob) in enumerate(top, start=1):
+            if token_id not in found:
+                found[token_id] = Logprob(logprob, rank, known.get(token_id) or self._text(token_id))
+        return found
+
+    def _text(self, token_id: int) -> str | None:
+        return None if self._tokenizer is None else token_text(self._tokenizer, token_id)

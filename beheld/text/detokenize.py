@@ -24,6 +24,7 @@ class _Traits:
         byte_ids: ids that stand for one byte. Decoders show a run of them as text only if the whole run is text.
         special: ids that `skip_special_tokens` skips, and what they spell.
         clean: its clean-up of spaces, if decoding ends with one.
+        last_id: the greatest id of its vocabulary; a model's may be larger, and what lies beyond has no text.
         texts: decoded single tokens, as they were asked for.
         options: keywords for its `decode` that keep it from cleaning up.
     """
@@ -31,6 +32,7 @@ class _Traits:
     byte_ids: frozenset[int]
     special: dict[int, str]
     clean: Callable[[str], str] | None
+    last_id: int
     texts: dict[int, str]
     options: dict[str, bool]
 
@@ -48,6 +50,7 @@ def _traits_of(tokenizer: Any) -> _Traits:
             frozenset(vocabulary[token] for token in byte_tokens if token in vocabulary),
             {token_id: token.content for token_id, token in added.items() if token.special},
             tokenizer.clean_up_tokenization if _cleans(tokenizer) else None,
+            max((*vocabulary.values(), *added), default=-1),
             {},
             {"clean_up_tokenization_spaces": False} if _may_clean(tokenizer) else {},
         )
@@ -83,6 +86,11 @@ def token_text(tokenizer: Any, token_id: int) -> str:
     return text
 
 
+def known_texts(tokenizer: Any) -> dict[int, str]:
+    """Texts of single tokens, of all that `token_text` was asked for: for whoever asks very often."""
+    return _traits_of(tokenizer).texts
+
+
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:
     """The bytes of one token by itself, also where they are a part of a character, which no text can show."""
     text = token_text(tokenizer, token_id)
@@ -111,7 +119,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:
-    """Turns one answer's token ids into text, token by token.
+    """Turns one answer's token ids into text, one or some at a time.
 
     The texts returned by `push` and `finish` together equal `tokenizer.decode(ids, skip_special_tokens=...)`.
 
@@ -141,20 +149,23 @@ class Detokenizer:
             else partial(inner.decode, skip_special_tokens=skip)
         )
         self._alone: Callable[[int], str] | None = None if inner is None else partial(token_text, tokenizer)
-        self._byte_ids = traits.byte_ids
+        self._byte_ids, self._last_id = traits.byte_ids, traits.last_id
         self._cleaner = None if traits.clean is None else _Cleaner(traits.clean)
         self._window: list[int] = []
         self._num_context = 0
         self._num_shown = 0
 
-    def push(self, token_id: int) -> str:
-        """The text that has become certain with this token; often empty."""
-        if token_id in self._skipped:
-            return ""
-        if token_id in self._once:
-            self._skipped.add(token_id)
-        self._window.append(token_id)
-        if token_id in self._byte_ids:
+    def push(self, *token_ids: int) -> str:
+        """The text that has become certain with these tokens; often empty."""
+        shown = False
+        for token_id in token_ids:
+            if token_id in self._skipped or token_id > self._last_id:
+                continue
+            if token_id in self._once:
+                self._skipped.add(token_id)
+            self._window.append(token_id)
+            shown = True
+        if not shown or self._window[-1] in self._byte_ids:
             return ""
         text = self._decode(self._window)
         certain = max(len(text.rstrip(_BROKEN)), len(text) - _MAX_BROKEN)

@@ -28,6 +28,12 @@ def increments(tokenizer: Any, ids: list[int], *, skip: bool = True) -> list[str
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
 
 
+def in_groups(tokenizer: Any, ids: list[int], size: int, *, skip: bool = True) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    groups = [ids[first : first + size] for first in range(0, len(ids), size)]
+    return [*(detokenizer.push(*group) for group in groups), detokenizer.finish()]
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
@@ -47,7 +53,9 @@ def test_any_tokens_come_back_in_pieces(kind: Callable[[], Any], skip: bool, dat
     anything = st.integers(0, len(tokenizer) - 1)
     specials = st.sampled_from(tokenizer.convert_tokens_to_ids([*small.SPECIALS, "<tool>"]))
     ids = data.draw(st.lists(st.one_of(anything, anything, specials), max_size=30))
-    assert "".join(increments(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
+    want = tokenizer.decode(ids, skip_special_tokens=skip)
+    assert "".join(increments(tokenizer, ids, skip=skip)) == want
+    assert "".join(in_groups(tokenizer, ids, data.draw(st.integers(1, 9)), skip=skip)) == want
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,3 +173,21 @@ def test_bytes_of_tokens_are_their_own(kind: Callable[[], Any], text: str) -> No
     tokenizer = kind()
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(token_bytes(tokenizer, token_id) for token_id in ids).strip() == text.encode()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_ids_beyond_the_vocabulary_have_no_text_and_cost_nothing(
+    kind: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's vocabulary is often padded; each such id, kept, would be decoded again with every later token."""
+    tokenizer = kind()
+    ids = tokenizer.encode("two words", add_special_tokens=False)
+    beyond = [max(tokenizer.get_vocab().values()) + 1, 1 << 20]
+    detokenizer = Detokenizer(tokenizer)
+    shown = detokenizer.push(*ids[:1], *beyond * 500)
+    decoded: list[int] = []
+    decode = detokenizer._decode
+    monkeypatch.setattr(detokenizer, "_decode", lambda window: decoded.append(len(window)) or decode(window))
+    shown += "".join(detokenizer.push(token_id) for token_id in [*beyond * 500, *ids[1:]])
+    assert shown + detokenizer.finish() == tokenizer.decode(ids, skip_special_tokens=True)
+    assert max(decoded, default=0) <= len(ids)
