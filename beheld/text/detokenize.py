@@ -27,6 +27,7 @@ class _Traits:
         last_id: the greatest id of its vocabulary; a model's may be larger, and what lies beyond has no text.
         texts: decoded single tokens, as they were asked for.
         options: keywords for its `decode` that keep it from cleaning up.
+        inner: see _decoder_of.
     """
 
     byte_ids: frozenset[int]
@@ -35,6 +36,7 @@ class _Traits:
     last_id: int
     texts: dict[int, str]
     options: dict[str, bool]
+    inner: Any
 
 
 _traits: WeakKeyDictionary[Any, _Traits] = WeakKeyDictionary()
@@ -53,6 +55,7 @@ def _traits_of(tokenizer: Any) -> _Traits:
             max((*vocabulary.values(), *added), default=-1),
             {},
             {"clean_up_tokenization_spaces": False} if _may_clean(tokenizer) else {},
+            _decoder_of(tokenizer),
         )
     return known
 
@@ -82,7 +85,11 @@ def token_text(tokenizer: Any, token_id: int) -> str:
     traits = _traits_of(tokenizer)
     text = traits.texts.get(token_id)
     if text is None:
-        text = traits.texts[token_id] = tokenizer.decode([token_id], **traits.options)
+        if traits.inner is None:
+            text = tokenizer.decode([token_id], **traits.options)
+        else:
+            text = traits.inner.decode([token_id], skip_special_tokens=False)
+        traits.texts[token_id] = text
     return text
 
 
@@ -137,7 +144,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True, marks: Collection[str] = ()) -> None:
         traits = _traits_of(tokenizer)
-        inner = _decoder_of(tokenizer)
+        inner = traits.inner
         self._skipped = set(traits.special) if skip_special_tokens else set[int]()
         self._once = {token_id for token_id in self._skipped if traits.special[token_id] in marks}
         self._skipped -= self._once

@@ -148,6 +148,13 @@ def test_text_of_one_token() -> None:
     assert token_text(tokenizer, tokenizer.eos_token_id) == "</s>"
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_text_of_each_token_is_what_the_tokenizer_says(kind: Callable[[], Any]) -> None:
+    tokenizer = kind()
+    for token_id in range(len(tokenizer)):
+        assert token_text(tokenizer, token_id) == tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+
+
 class StrippingTokenizer:
     """Decodes as slow sentencepiece tokenizers do: spaces at both ends are lost, and so are the ids that it skips."""
 
