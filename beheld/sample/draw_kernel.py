@@ -27,7 +27,26 @@ _ELEMENTS = 2048
 # many programs it has, and thereby on other rows.
 _TURNS = 3
 # Programs of a row, at most.
-_MOST_EACH = 32
+_MOST_EACH = tl.constexpr(32)
+# Whatever differs between batches is no reason to compile it anew, which takes a second.
+_ALIKE = ("programs", "filtered")
+_ANYWHERE = tuple(
+    f"{name}_ptr"
+    for name in [
+        "ids",
+        "broken",
+        "places",
+        "temperature",
+        "keys",
+        "top_k",
+        "top_p",
+        "log_min_p",
+        "sums",
+        "ends",
+        "tokens",
+        "counter",
+    ]
+)
 
 
 @triton.jit
@@ -38,12 +57,12 @@ def _read(logits_ptr, cell_N, vocab_size, temperature):
 
 
 @triton.jit
-def _meet(counter_ptr, met, PROGRAMS: tl.constexpr):
+def _meet(counter_ptr, met, programs):
     """Wait until all programs of the row have come here, for the `met`-th time; what they wrote before is there."""
     tl.debug_barrier()
-    if PROGRAMS > 1:
+    if programs > 1:
         tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
-        while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < met * PROGRAMS:
+        while tl.atomic_add(counter_ptr, 0, sem="acquire", scope="gpu") < met * programs:
             pass
         tl.debug_barrier()
 
@@ -56,12 +75,12 @@ def _measured(
     best,
     floor,
     pivot_P,
+    weighed,
     sums_ptr,
     ends_ptr,
     counter_ptr,
     met,
-    WEIGHED: tl.constexpr,
-    PROGRAMS: tl.constexpr,
+    programs,
     SLICES: tl.constexpr,
     TURNS: tl.constexpr,
     N: tl.constexpr,
@@ -74,14 +93,14 @@ def _measured(
     below_PN = tl.full([_PIVOTS, N], float("-inf"), tl.float32)
     # Two sets of places by turns: whoever is late still reads what was written the last time.
     sums_ptr += met % 2 * SLICES * _PIVOTS
-    ends_ptr += met % 2 * PROGRAMS * 2 * _PIVOTS
+    ends_ptr += met % 2 * programs * 2 * _PIVOTS
     num_slices = tl.cdiv(vocab_size, TURNS * N)
-    for part in range(program, num_slices, PROGRAMS):
+    for part in range(program, num_slices, programs):
         measure_PN = tl.zeros([_PIVOTS, N], tl.float32)
         for turn in range(TURNS):
             logit_N = _read(logits_ptr, (part * TURNS + turn) * N + tl.arange(0, N), vocab_size, temperature)
             one_N = tl.where(logit_N >= floor, 1.0, 0.0)
-            if WEIGHED:
+            if weighed == 1:
                 one_N *= libdevice.exp(logit_N - best)
             reaches_PN = logit_N[None, :] >= pivot_P[:, None]
             measure_PN += tl.where(reaches_PN, one_N[None, :], 0.0)
@@ -89,102 +108,89 @@ def _measured(
             below_PN = tl.maximum(below_PN, tl.where(reaches_PN, float("-inf"), logit_N[None, :]))
         tl.store(sums_ptr + part * _PIVOTS + index_P, tl.sum(measure_PN, 1))
     above_P, below_P = tl.min(above_PN, 1), tl.max(below_PN, 1)
-    if PROGRAMS > 1:
+    if programs > 1:
         tl.store(ends_ptr + program * 2 * _PIVOTS + index_P, above_P)
         tl.store(ends_ptr + (program * 2 + 1) * _PIVOTS + index_P, below_P)
-    _meet(counter_ptr, met, PROGRAMS)
+    _meet(counter_ptr, met, programs)
     part_S = tl.arange(0, SLICES)
     sums_ptrs = sums_ptr + part_S[:, None] * _PIVOTS + index_P[None, :]
     measure_SP = tl.load(sums_ptrs, mask=(part_S < num_slices)[:, None], other=0.0)
-    if PROGRAMS > 1:
-        ends_ptrs = ends_ptr + tl.arange(0, PROGRAMS)[:, None] * 2 * _PIVOTS + index_P[None, :]
-        above_P = tl.min(tl.load(ends_ptrs), 0)
-        below_P = tl.max(tl.load(ends_ptrs + _PIVOTS), 0)
+    if programs > 1:
+        program_C = tl.arange(0, _MOST_EACH)[:, None]
+        ends_ptrs = ends_ptr + program_C * 2 * _PIVOTS + index_P[None, :]
+        above_P = tl.min(tl.load(ends_ptrs, mask=program_C < programs, other=float("inf")), 0)
+        below_P = tl.max(tl.load(ends_ptrs + _PIVOTS, mask=program_C < programs, other=float("-inf")), 0)
     return tl.sum(measure_SP.to(tl.float64), 0), above_P, below_P
 
 
 @triton.jit
-def _narrowed(enough_P, above_P, below_P, low, high):
-    """Closer bounds: up to the last pivot that has enough above it, down to the first that has not."""
-    low = tl.maximum(low, tl.max(tl.where(enough_P, above_P, float("-inf")), 0))
-    high = tl.minimum(high, tl.min(tl.where(enough_P, float("inf"), below_P), 0))
-    return low, high
-
-
-@triton.jit
-def _greatest(
+def _floor(
     logits_ptr,
     vocab_size,
     temperature,
     best,
     floor,
-    share,
-    count,
+    top_k,
+    top_p,
     sums_ptr,
     ends_ptr,
     counter_ptr,
     met,
-    WEIGHED: tl.constexpr,
-    PROGRAMS: tl.constexpr,
+    programs,
     SLICES: tl.constexpr,
     TURNS: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The greatest logit such that `count` logits, or `share` of the weight at or above `floor`, stand at or above it;
-    minus infinity if it lies so deep that it makes no difference. And how often programs have met.
+    """The least logit that top-k and then top-p keep of those that reach `floor`, and how often programs have met.
+
+    For each of the two it is the greatest logit such that `top_k` logits, or `top_p` of the weight of those that are
+    kept until then, stand at or above it. What lies so deep that it makes no difference is kept.
     """
     index_P = tl.arange(0, _PIVOTS)
-    # Logits of most models end within a few units; what lies beyond is found all the same.
-    first = tl.maximum(best - _NOTHING, floor)
-    depth_P = tl.where(index_P == 0, _NOTHING, tl.where(index_P == 1, 12.0, (3 - index_P) * 2.5 + 0.5))
-    pivot_P = tl.maximum(best - depth_P, first)
-    measure_P, above_P, below_P = _measured(
-        logits_ptr,
-        vocab_size,
-        temperature,
-        best,
-        floor,
-        pivot_P,
-        sums_ptr,
-        ends_ptr,
-        counter_ptr,
-        met,
-        WEIGHED,
-        PROGRAMS,
-        SLICES,
-        TURNS,
-        N,
-    )
-    met += 1
-    wanted = share * tl.max(measure_P, 0) if WEIGHED else count.to(tl.float64)
-    low, high = _narrowed(measure_P >= wanted, above_P, below_P, float("-inf"), best)
-    # Both are logits of the row, and the bounds come closer by at least one with each turn.
-    while (low < high) & (low > float("-inf")):
-        pivot_P = low + (high - low) * ((index_P + 1).to(tl.float32) / _PIVOTS)
-        pivot_P = tl.where((pivot_P > low) & (pivot_P < high) & (index_P < _PIVOTS - 1), pivot_P, high)
-        measure_P, above_P, below_P = _measured(
-            logits_ptr,
-            vocab_size,
-            temperature,
-            best,
-            floor,
-            pivot_P,
-            sums_ptr,
-            ends_ptr,
-            counter_ptr,
-            met,
-            WEIGHED,
-            PROGRAMS,
-            SLICES,
-            TURNS,
-            N,
-        )
-        met += 1
-        low, high = _narrowed(measure_P >= wanted, above_P, below_P, low, high)
-    return low, met
+    for weighed in range(2):
+        wanted = top_k.to(tl.float64)
+        searching, counted = top_k > 0, best - float("inf")
+        if weighed == 1:
+            searching, counted = top_p < 1.0, floor
+        low, high, first = best - float("inf"), best, 1
+        while searching:
+            # Logits of most models end within a few units; what lies beyond is found all the same.
+            depth_P = tl.where(index_P == 0, _NOTHING, tl.where(index_P == 1, 12.0, (3 - index_P) * 2.5 + 0.5))
+            pivot_P = tl.maximum(best - depth_P, counted)
+            if first == 0:
+                pivot_P = low + (high - low) * ((index_P + 1).to(tl.float32) / _PIVOTS)
+                pivot_P = tl.where((pivot_P > low) & (pivot_P < high) & (index_P < _PIVOTS - 1), pivot_P, high)
+            measure_P, above_P, below_P = _measured(
+                logits_ptr,
+                vocab_size,
+                temperature,
+                best,
+                counted,
+                pivot_P,
+                weighed,
+                sums_ptr,
+                ends_ptr,
+                counter_ptr,
+                met,
+                programs,
+                SLICES,
+                TURNS,
+                N,
+            )
+            met += 1
+            if (weighed == 1) & (first == 1):
+                wanted = top_p * tl.max(measure_P, 0)
+            enough_P = measure_P >= wanted
+            # Both bounds are logits of the row, and come closer by at least one logit with each turn.
+            low = tl.maximum(low, tl.max(tl.where(enough_P, above_P, float("-inf")), 0))
+            high = tl.minimum(high, tl.min(tl.where(enough_P, float("inf"), below_P), 0))
+            searching = (low < high) & (low > float("-inf"))
+            first = 0
+        floor = tl.maximum(floor, low)
+    return floor, met
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ALIKE, do_not_specialize_on_alignment=_ANYWHERE)
 def _draw(
     logits_ptr,
     ids_ptr,
@@ -201,8 +207,8 @@ def _draw(
     counter_ptr,
     vocab_size,
     logits_row,
-    FILTERED: tl.constexpr,
-    PROGRAMS: tl.constexpr,
+    programs,
+    filtered,
     SLICES: tl.constexpr,
     TURNS: tl.constexpr,
     N: tl.constexpr,
@@ -212,22 +218,22 @@ def _draw(
     place = tl.load(places_ptr + index)
     logits_ptr += place * logits_row
     sums_ptr += index * 2 * SLICES * _PIVOTS
-    ends_ptr += index * 2 * PROGRAMS * 2 * _PIVOTS
+    ends_ptr += index * 2 * programs * 2 * _PIVOTS
     counter_ptr += index
     temperature = tl.load(temperature_ptr + index)
-    program_C = tl.arange(0, PROGRAMS)
+    program_C = tl.arange(0, _MOST_EACH)
     best_N = tl.full([N], float("-inf"), tl.float32)
-    for part in range(program, tl.cdiv(vocab_size, N), PROGRAMS):
+    for part in range(program, tl.cdiv(vocab_size, N), programs):
         logit_N = _read(logits_ptr, part * N + tl.arange(0, N), vocab_size, temperature)
         # No maximum tells of a NaN; infinity is as broken.
         best_N = tl.maximum(best_N, tl.where(logit_N != logit_N, float("inf"), logit_N))
     best = tl.max(best_N, 0)
     met = 1
-    if PROGRAMS > 1:
-        bests_ptr = ends_ptr + PROGRAMS * 2 * _PIVOTS
+    if programs > 1:
+        bests_ptr = ends_ptr + programs * 2 * _PIVOTS
         tl.store(bests_ptr + program, best)
-        _meet(counter_ptr, met, PROGRAMS)
-        best = tl.max(tl.load(bests_ptr + program_C), 0)
+        _meet(counter_ptr, met, programs)
+        best = tl.max(tl.load(bests_ptr + program_C, mask=program_C < programs, other=float("-inf")), 0)
     met = 2
     if (best == float("inf")) | (best == float("-inf")):
         if program == 0:
@@ -235,59 +241,35 @@ def _draw(
             tl.store(broken_ptr + place, tl.full([], 1, tl.int1))
     else:
         floor = best - _NOTHING
-        if FILTERED:
+        if filtered != 0:
             top_k, top_p = tl.load(top_k_ptr + index), tl.load(top_p_ptr + index)
             floor = tl.maximum(floor, (best.to(tl.float64) + tl.load(log_min_p_ptr + index)).to(tl.float32))
-            if top_k > 0:
-                everything = best - float("inf")
-                kth, met = _greatest(
-                    logits_ptr,
-                    vocab_size,
-                    temperature,
-                    best,
-                    everything,
-                    0.0,
-                    top_k,
-                    sums_ptr,
-                    ends_ptr,
-                    counter_ptr,
-                    met,
-                    False,
-                    PROGRAMS,
-                    SLICES,
-                    TURNS,
-                    N,
-                )
-                floor = tl.maximum(floor, kth)
-            if top_p < 1.0:
-                end, met = _greatest(
-                    logits_ptr,
-                    vocab_size,
-                    temperature,
-                    best,
-                    floor,
-                    top_p,
-                    0,
-                    sums_ptr,
-                    ends_ptr,
-                    counter_ptr,
-                    met,
-                    True,
-                    PROGRAMS,
-                    SLICES,
-                    TURNS,
-                    N,
-                )
-                floor = tl.maximum(floor, end)
-        score, token = _drawn(logits_ptr, keys_ptr + 2 * index, vocab_size, temperature, best, floor, PROGRAMS, N)
-        if PROGRAMS > 1:
-            ends_ptr += met % 2 * PROGRAMS * 2 * _PIVOTS
+            floor, met = _floor(
+                logits_ptr,
+                vocab_size,
+                temperature,
+                best,
+                floor,
+                top_k,
+                top_p,
+                sums_ptr,
+                ends_ptr,
+                counter_ptr,
+                met,
+                programs,
+                SLICES,
+                TURNS,
+                N,
+            )
+        score, token = _drawn(logits_ptr, keys_ptr + 2 * index, vocab_size, temperature, best, floor, programs, N)
+        if programs > 1:
+            ends_ptr += met % 2 * programs * 2 * _PIVOTS
+            tokens_ptr += index * programs
             tl.store(ends_ptr + program, score)
-            tl.store(tokens_ptr + index * PROGRAMS + program, token)
-            _meet(counter_ptr, met, PROGRAMS)
-            score_C = tl.load(ends_ptr + program_C)
-            token_C = tl.load(tokens_ptr + index * PROGRAMS + program_C)
-            token = _first_best(score_C, token_C)
+            tl.store(tokens_ptr + program, token)
+            _meet(counter_ptr, met, programs)
+            score_C = tl.load(ends_ptr + program_C, mask=program_C < programs, other=-2.0)
+            token = _first_best(score_C, tl.load(tokens_ptr + program_C, mask=program_C < programs, other=0))
         if program == 0:
             tl.store(ids_ptr + place, token.to(tl.int64))
             tl.store(broken_ptr + place, tl.full([], 0, tl.int1))
@@ -311,7 +293,7 @@ def _drawn(
     temperature,
     best,
     floor,
-    PROGRAMS: tl.constexpr,
+    programs,
     N: tl.constexpr,
 ):
     """The greatest weight / noise among those that reach `floor`, and the first token that has it; noise as of
@@ -321,7 +303,7 @@ def _drawn(
     second_key = tl.load(keys_ptr + 1).to(tl.uint32, bitcast=True)
     score_N = tl.full([N], -1.0, tl.float32)
     token_N = tl.zeros([N], tl.int32)
-    for part in range(tl.program_id(1), tl.cdiv(vocab_size, N), PROGRAMS):
+    for part in range(tl.program_id(1), tl.cdiv(vocab_size, N), programs):
         cell_N = part * N + tl.arange(0, N)
         logit_N = _read(logits_ptr, cell_N, vocab_size, temperature)
         x_N = _hashed(_hashed((cell_N + 1).to(tl.uint32), 16, 0x7FEB352D), 15, 0x846CA68B)
@@ -341,7 +323,7 @@ def _programs(rows: int, slices: int, device: torch.device) -> int:
     """How many programs each row has: they wait for one another, so all rows' must be at work at once."""
     most = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     programs = 1
-    while 2 * programs * rows <= most and programs < min(_MOST_EACH, slices):
+    while 2 * programs * rows <= most and programs < min(_MOST_EACH.value, slices):
         programs *= 2
     return programs
 
@@ -371,9 +353,11 @@ def draw_(
     counter = tokens
     if programs > 1:
         counter = torch.zeros(rows, dtype=torch.int32, device=device)
-    columns = (temperature_R1,) * 3
-    if filters is not None:
-        columns = (filters.top_k_R1, filters.top_p_R1, filters.log_min_p_R1)
+    if filters is None:
+        # Never read, but of the types that are.
+        columns = ids_B, temperature_R1.double(), temperature_R1.double()
+    else:
+        columns = filters.top_k_R1, filters.top_p_R1, filters.log_min_p_R1
     _draw[(rows, programs)](
         logits_BV,
         ids_B,
@@ -388,8 +372,8 @@ def draw_(
         counter,
         vocab_size,
         logits_BV.stride(0),
-        filters is not None,
         programs,
+        int(filters is not None),
         slices,
         _TURNS,
         _ELEMENTS,

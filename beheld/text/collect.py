@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from beheld.text.stop import StopFinder
 # Tokens whose text nobody waits for are decoded so many at a time: a decoder's calls cost more than their tokens, and
 # more would hold up the end of a crowd of answers.
 _AT_A_TIME = 16
+# After how many tokens an answer's first are decoded: answers that began together take their turns at different steps.
+_first_time = itertools.cycle(range(1, _AT_A_TIME + 1))
 
 
 class Answer:
@@ -34,6 +37,7 @@ class Answer:
         self._text = ""
         self._token_ids: list[int] = []
         self._undecoded: list[int] = []
+        self._most_undecoded = next(_first_time)
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
         self._finish_reason: str | None = None
@@ -73,7 +77,7 @@ class Answer:
         silent = event.finish is FinishReason.STOP and not self._params.include_stop_str_in_output
         if event.token_id is not None and not silent:
             self._undecoded.append(event.token_id)
-        if event.finish is None and not self._params.stop and len(self._undecoded) < _AT_A_TIME:
+        if event.finish is None and not self._params.stop and len(self._undecoded) < self._most_undecoded:
             return None
         return self._decode(last=event.finish is not None)
 
@@ -83,6 +87,7 @@ class Answer:
             return None
         text = self._detokenizer.push(*self._undecoded)
         self._undecoded.clear()
+        self._most_undecoded = _AT_A_TIME
         if last:
             text += self._detokenizer.finish()
         certain, found = self._finder.push(text, watch=len(self._token_ids) > self._params.min_tokens)
