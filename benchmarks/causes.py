@@ -1,6 +1,7 @@
 """The ladder of causes on one GPU: what each workload's seconds go to, from a profile of the device.
 
-    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,new,again,four] [--kernels 5]
+    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,new,again,four]
+        [--kernels 5]
 
 Prints one JSON line per workload, the same as of benchmarks.gpu, in milliseconds: `wall`, of a run without a profiler;
 of one with it, the time in which the device computed for the encoder, for steps that prefill (tokens that decode beside
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import Bench
+from benchmarks.gpu import SAMPLED, Bench
 from benchmarks.shapes import SHAPES
 
 # What the device does for a launch, by the innermost of these that it comes from.
@@ -127,7 +128,7 @@ class Profiled:
                 return lambda seed: bench.image_prompts(1, seed), 1, 21
             case "prefill":
                 return lambda seed: bench.text_prompts(64, 1024, seed), 1, 3
-            case "text":
+            case "text" | "sampled":
                 return lambda seed: bench.text_prompts(256, 512, seed), 256, 1
             case "new":
                 return lambda seed: bench.image_prompts(256, seed), 128, 1
@@ -143,13 +144,14 @@ class Profiled:
         import torch
 
         made, new, rounds = self.workload(name)
+        options: dict[str, Any] = SAMPLED if name == "sampled" else {}
         first = 1000 * WORKLOADS.index(name)
-        walls = [self._bench.run(made(first + seed), new) for seed in range(rounds + 1)][1:]
+        walls = [self._bench.run(made(first + seed), new, **options) for seed in range(rounds + 1)][1:]
         wall = 1e3 * statistics.median(walls)
         prompts = made(first + rounds + 1)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
-            self._bench.run(prompts, new)
+            self._bench.run(prompts, new, **options)
             torch.cuda.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
@@ -160,7 +162,7 @@ class Profiled:
         return {"wall": round(wall, 1), "host": round(wall - by_stage.total(), 1), **figures, "largest": largest}
 
 
-WORKLOADS = ("decode", "first_token", "prefill", "text", "new", "again", "four")
+WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "new", "again", "four")
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """Offline speed on one GPU: the workloads of docs/performance.md, on real shapes with random weights.
 
-    python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,images,four] [--transformers]
+    python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,sampled,images,four]
+        [--transformers]
 
-Prints one JSON line per workload. All runs are greedy, `ignore_eos`, bfloat16; pictures are 448x448 noise, each new.
+Prints one JSON line per workload. All runs but `sampled` are greedy, all `ignore_eos`, bfloat16; pictures are 448x448
+noise, each new.
 With --transformers, its batched `generate` runs the same in a process of its own first.
 """
 
@@ -19,7 +21,9 @@ from typing import Any
 
 from benchmarks.shapes import SHAPES, checkpoint, prompt
 
-WORKLOADS = ("decode", "first_token", "prefill", "text", "images", "four")
+WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "images", "four")
+# As many models' own settings have it.
+SAMPLED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
 
 
 def pictures(count: int, seed: int) -> list[Any]:
@@ -47,9 +51,10 @@ class Bench:
         self.import_s, self.start_s = imported - start, time.perf_counter() - imported
         self._params = SamplingParams
 
-    def run(self, prompts: list[Any], new: int) -> float:
-        """Seconds for these prompts, `new` tokens each."""
-        params = self._params(temperature=0, max_tokens=new, ignore_eos=True, detokenize=self._detokenize)
+    def run(self, prompts: list[Any], new: int, **options: Any) -> float:
+        """Seconds for these prompts, `new` tokens each; greedy unless sampling options say otherwise."""
+        options = {"temperature": 0, "max_tokens": new, "ignore_eos": True, "detokenize": self._detokenize, **options}
+        params = self._params(**options)
         start = time.perf_counter()
         self.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
@@ -79,6 +84,11 @@ class Bench:
         """256 requests, 512 tokens in, 256 out: output tokens per second."""
         self.run(self.text_prompts(256, 64, 2), 4)
         return {"output_tokens_per_s": 256 * 256 / self.run(self.text_prompts(256, 512, 3), 256)}
+
+    def sampled(self) -> dict[str, float]:
+        """As `text`, each token drawn at random."""
+        self.run(self.text_prompts(256, 64, 12), 4, **SAMPLED)
+        return {"output_tokens_per_s": 256 * 256 / self.run(self.text_prompts(256, 512, 13), 256, **SAMPLED)}
 
     def prefill(self) -> dict[str, float]:
         """64 prompts of 1024 tokens, one token out: prompt tokens per second, median of three."""
