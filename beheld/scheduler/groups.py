@@ -104,6 +104,15 @@ class GroupTables:
         sequence.num_slots += count * self.block_size
         return tuple(added)
 
+    def truncate(self, sequence: Sequence) -> None:
+        """Give back the blocks behind `num_computed`, which a slice took for drafts that were wrong."""
+        count = -(-sequence.num_computed // self.block_size)
+        for store in self.stores:
+            table = sequence.tables[store.group]
+            store.pool.free(reversed(table[count:]))
+            del table[count:]
+        sequence.num_slots = min(sequence.num_slots, count * self.block_size)
+
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks, the tail first: the head is the part that others are most likely to share."""
         for store in self.stores:
