@@ -56,9 +56,13 @@ def first_state(lora: LoRARequest | None, beside: Beside) -> int:
     return state
 
 
-def next_token(state: int) -> int:
-    """What is sampled in a state."""
-    return (state >> 30) % VOCAB
+def next_token(state: int, mask: bytes | None = None) -> int:
+    """What is sampled in a state, of the tokens that the bit mask of a grammar allows."""
+    token = (state >> 30) % VOCAB
+    if mask is None:
+        return token
+    allowed = [token for token in range(VOCAB) if mask[token // 8] >> token % 8 & 1]
+    return allowed[token % len(allowed)]
 
 
 def no_drafts(state: int, most: int) -> tuple[int, ...]:
@@ -249,7 +253,7 @@ class FakeRunner:
                 continue
             if piece.wanted:
                 # A broken row has a next token too, on the device: a step that was planned already will compute it.
-                given, broken = self._sample(row, piece)
+                given, broken = self._sample(row, piece, plan.masks.get(piece.row))
                 if broken:
                     failed.setdefault(piece.row, "nan")
                 if given and not missing[piece.row]:
@@ -422,12 +426,13 @@ class FakeRunner:
                 assert cell is not None, f"position {position} was never written"
                 yield cell, row.states[position + 1]
 
-    def _sample(self, row: FakeRow, piece: SeqSlice) -> tuple[tuple[int, ...], bool]:
+    def _sample(self, row: FakeRow, piece: SeqSlice, masks: tuple[bytes, ...] | None) -> tuple[tuple[int, ...], bool]:
         """The tokens that a slice gives, and whether there would be one more if it were not broken.
 
         Afterwards the row is as if wrong drafts had never been computed.
         """
         drafts, before = piece.token_ids[1:], piece.stop - len(piece.token_ids[1:])
+        assert masks is None or len(masks) == piece.wanted, "a mask for each token that is sampled"
         given: list[int] = []
         broken = False
         for depth in range(piece.wanted):
@@ -436,7 +441,7 @@ class FakeRunner:
             broken = self._is_broken(row, before + depth - 1) if drafts and self.verify else row.broken
             if broken:
                 break
-            given.append(next_token(row.states[before + depth]))
+            given.append(next_token(row.states[before + depth], masks[depth] if masks else None))
         right = max(0, len(given) - 1)
         self.num_accepted += right
         self.num_rejected += len(drafts) - right
@@ -445,7 +450,7 @@ class FakeRunner:
         for table in row.tables:
             del table[-(-kept // self.config.block_size) :]
         row.num_computed = kept
-        token = next_token(row.states[-1])
+        token = next_token(row.states[-1]) if broken else given[right]
         row.token_ids.append(token)
         row.states.append(mix(row.states[-1], token))
         row.broken = broken

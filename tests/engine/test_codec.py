@@ -9,6 +9,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from beheld.core.config import EngineArgs, MediaWork
 from beheld.core.errors import ConfigError, DecodeError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Grammar
+from beheld.core.params import Grammar, Pooling
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.engine.codec import CODEC
@@ -116,6 +117,8 @@ def test_events_and_errors_come_back() -> None:
     assert type(found[2].error) is StepError
     config = fake_config(media_work=MediaWork.PROCESS)
     assert through(config) == config
+    params = Pooling("embed", "mean", dimensions=64)
+    assert through(fake_request("r", 1, 2, params=params)).params == params
     assert isinstance(through(config).media_work, MediaWork)
     args = EngineArgs(model="m", limit_mm_per_prompt={"image": 2}, seed=None)
     assert through(args) == args
@@ -132,6 +135,8 @@ def test_events_cross_as_columns_in_their_order() -> None:
         TokenEvent("f", (3,), prompt_logprobs=(logprobs,)),
         TokenEvent("g", (3,), waited_s=0.25),
         TokenEvent("h", (), error=StepError("nan")),
+        TokenEvent("i", (), FinishReason.STOP, pooled=np.arange(20, dtype=np.float32) / 7),
+        TokenEvent("j", (4, 5, 6), FinishReason.LENGTH),
     ]
     chance = random.Random(4)
     for count, more in itertools.product((0, 1, 15, 16, 100), (1, 3)):
