@@ -8,15 +8,18 @@ import binascii
 import os
 import re
 import stat
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
 from beheld.utils import env
+from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
@@ -92,7 +95,11 @@ async def _at_once(num_bytes: int) -> None:
 
 
 async def fetch_remote(
-    url: str, modality: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]] = _at_once
+    url: str,
+    modality: str,
+    rules: FetchRules,
+    reserve: Callable[[int], Awaitable[None]] = _at_once,
+    turns: LoopShare | None = None,
 ) -> Fetched:
     """The bytes behind an http or https URL. Cancelling it hangs up.
 
@@ -101,6 +108,7 @@ async def fetch_remote(
         modality: decides how long it may take.
         rules: what may be opened.
         reserve: waits until there is room for so many bytes more; the waiting counts as time.
+        turns: of all fetches of an event loop, in which what comes in tiny pieces is parsed; None if it is alone.
 
     Raises:
         FetchError: it may not be fetched, could not be, or took too long.
@@ -109,7 +117,7 @@ async def fetch_remote(
     begin = asyncio.get_running_loop().time()
     try:
         async with paced(*times_s(modality)) as pace:
-            data = await _read_http(url, rules, reserve, pace)
+            data = await _read_http(url, rules, reserve, pace, turns or LoopShare())
     except TimeoutError as error:
         raise FetchError(
             "The server took too long.",
@@ -235,7 +243,12 @@ def _unopened(error: OSError | ValueError) -> FetchError:
 # ---------------------------------------------------------------------- http
 
 
-async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace) -> bytes:
+async def _read_http(
+    url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace, turns: LoopShare
+) -> bytes:
+    if "beheld.inputs.dial" not in sys.modules:
+        # It takes as long as a hundred small requests, and the event loop is theirs.
+        await asyncio.to_thread(import_module, "beheld.inputs.dial")
     from beheld.inputs import copies, dial
 
     for _ in range(MAX_REDIRECTS + 1):
@@ -250,7 +263,7 @@ async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Await
         if copy is not None:
             own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)
             return await asyncio.to_thread(_read_allowed, copy, own)
-        status, location, body = await dial.get(place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace)
+        status, location, body = await dial.get(place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace, turns)
         if status not in _REDIRECTS:
             if status != 200:
                 raise FetchError(f"The server answered with status {status}.", "Check the URL.")

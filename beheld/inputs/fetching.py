@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from beheld.core.errors import FetchError, MediaError
 from beheld.core.media import MediaRef, item_name
 from beheld.inputs.fetch import FetchRules, fetch_remote, is_remote, times_s
+from beheld.utils.loop_share import LoopShare
 
 _MAX_AT_ONCE = 256
 # So that a host that hangs holds only its part of them.
@@ -32,6 +33,7 @@ class Fetcher:
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
         self._room = Room(max(rules.limits.max_fetched_bytes, rules.limits.max_item_bytes))
+        self._parsing = LoopShare()
         self._all = _Turns(_MAX_AT_ONCE)
         self._hosts = _Turns(_MAX_PER_HOST)
 
@@ -52,7 +54,9 @@ class Fetcher:
                 return ref
             _, timeout = times_s(ref.modality)
             async with self._turn(ref.source, timeout):
-                return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, reserve))
+                return replace(
+                    ref, source=await fetch_remote(ref.source, ref.modality, self._rules, reserve, self._parsing)
+                )
 
         try:
             found = await asyncio.gather(*map(one, media), return_exceptions=True)
