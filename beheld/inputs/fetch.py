@@ -23,6 +23,8 @@ from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
+# Characters of a URL or a path: far more than any server takes.
+MAX_URL = 16 << 10
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _DATA = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
 _CHUNK = 1 << 16
@@ -71,6 +73,7 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
         return Fetched(_read_file(source.expanduser(), None, rules.limits), "path")
     if source[:5].lower() == "data:":
         return Fetched(_read_data(source, rules.limits), "data URL")
+    check_length(source)
     if is_remote(source):
         # In a thread of its own, because the caller's may have an event loop already.
         with ThreadPoolExecutor(1, thread_name_prefix="beheld-fetch") as thread:
@@ -88,6 +91,19 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
 def is_remote(source: object) -> bool:
     """True for a URL that another machine is asked for."""
     return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
+
+
+def check_length(url: str) -> None:
+    """Refuse a URL or a path, other than a data URL, that is too long to be one, before anything looks at its letters.
+
+    Raises:
+        FetchError: it is.
+    """
+    if len(url) > MAX_URL:
+        raise FetchError(
+            f"The URL has {len(url)} characters; at most {MAX_URL} are taken.",
+            "Give the item itself, as a data URL or the like.",
+        )
 
 
 async def _at_once(num_bytes: int) -> None:
@@ -114,6 +130,7 @@ async def fetch_remote(
         FetchError: it may not be fetched, could not be, or took too long.
         LimitError: it is larger than the limits allow.
     """
+    check_length(url)
     begin = asyncio.get_running_loop().time()
     try:
         async with paced(*times_s(modality)) as pace:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from beheld.core.errors import FetchError, MediaError
 from beheld.core.media import MediaRef, item_name
-from beheld.inputs.fetch import FetchRules, fetch_remote, is_remote, times_s
+from beheld.inputs.fetch import MAX_URL, FetchRules, fetch_remote, is_remote, times_s
 from beheld.utils.loop_share import LoopShare
 
 _MAX_AT_ONCE = 256
@@ -70,7 +70,11 @@ class Fetcher:
         """In line behind others who ask the same host, then behind all."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
-            async with asyncio.timeout_at(deadline) as waiting, self._hosts.turn(_host(url)), self._all.turn(""):
+            async with (
+                asyncio.timeout_at(deadline) as waiting,
+                self._hosts.turn(_host(url[:MAX_URL])),
+                self._all.turn(""),
+            ):
                 waiting.reschedule(None)
                 yield
         except TimeoutError as error:

@@ -103,6 +103,7 @@ CASES: dict[int, str] = {
     87: "bodies of requests in tiny chunks, long trailers",
     88: "bodies without the key",
     89: "fetched answers in tiny pieces",
+    95: "addresses of megabytes",
 }
 
 
