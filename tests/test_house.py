@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "utils": set(),
     "mote": set(),
-    "checkpoint": {"mote"},
+    "families": set(),
+    "checkpoint": {"mote", "families"},
     "ipc": set(),
     "inputs": {"checkpoint", "structured", "ipc"},
     "text": set(),
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"api", "text"},
     "compat": {"api", "inputs"},
     "verify": {"checkpoint", "inputs", "engine", "models"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "families"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}
