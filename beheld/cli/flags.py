@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.json_flags import json_value
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
@@ -51,7 +51,7 @@ def add_engine_flags(
             how = {"nargs": list_nargs, "action": _Several, "metavar": "VALUE"}
         else:
             how = {"type": _reader(kind), "metavar": "VALUE"}
-        how["help"] = plain(MEANINGS.get(field.name, ("", ""))[1])
+        how["help"] = plain(FLAG_HELP.get(field.name, ("", ""))[1])
         spellings = (*_spellings(field.name), *_SHORT.get(field.name, ()))
         made.append(group.add_argument(*spellings, default=None, dest=field.name, **how))
     return made
@@ -79,7 +79,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
         elif told.get("many"):
             how = {"nargs": "+", "metavar": told["metavar"]}
         else:
-            words = partial(foreign.same, told["flag"])
+            words = partial(vllm_flags.same, told["flag"])
             kind = type(field.default) if isinstance(field.default, int | float) else words
             how = {"type": kind, "choices": told.get("choices")} | ({} if "choices" in told else {"metavar": "VALUE"})
         how["help"] = plain(told["meaning"])
@@ -164,7 +164,7 @@ def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argp
     taken: set[str] = set()
     for name, value in values.items():
         key = str(name).replace("-", "_")
-        if key not in known and foreign.answer(key.replace("_", "-"), str(value)) is not None:
+        if key not in known and vllm_flags.answer(key.replace("_", "-"), str(value)) is not None:
             continue
         if key not in known:
             raise ConfigError(f"Unknown option {name!r} in {str(path)!r}.", nearest(key, known), param=key)

@@ -23,7 +23,7 @@ TIMEOUT_S = 600.0
 
 
 @dataclass
-class Seen:
+class LoadResult:
     """What the clients saw.
 
     Attributes:
@@ -51,7 +51,7 @@ class Seen:
 
 
 def picture_url(side: int, rng: random.Random) -> str:
-    """A picture of `side` by `side` pixels that nobody has seen before, as a data URL of a PNG."""
+    """A new random image of `side` by `side` pixels, as a data URL of a PNG."""
     from PIL import Image
 
     # Blocks of colour: noise would measure how PNG stores noise.
@@ -84,23 +84,23 @@ def body(messages: Sequence[dict[str, Any]], tokens: int, model: str | None = No
     return json.dumps(made if model is None else made | {"model": model}).encode()
 
 
-async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = None) -> None:
+async def ask(url: str, key: str, data: bytes, result: LoadResult, number: int | None = None) -> None:
     """One request over a connection of its own, without a client library that would take the time itself.
 
-    Whatever goes wrong is counted in `seen`. The text is kept in `seen.texts` if the request has a number.
+    Errors are counted in `result`. The text is kept in `result.texts` if the request has a number.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            await _ask(urlsplit(url), key, data, seen, number)
+            await _ask(urlsplit(url), key, data, result, number)
     except TimeoutError:
-        seen.failed("no end")
+        result.failed("no end")
     except OSError as error:
-        seen.failed(type(error).__name__)
+        result.failed(type(error).__name__)
     except ValueError:
-        seen.failed("not OpenAI's API")
+        result.failed("not OpenAI's API")
 
 
-async def _ask(at: SplitResult, key: str, data: bytes, seen: Seen, number: int | None) -> None:
+async def _ask(at: SplitResult, key: str, data: bytes, result: LoadResult, number: int | None) -> None:
     """As `ask`; what comes from a server that speaks another language ends in a ValueError."""
     begin = time.perf_counter()
     # Asked in HTTP/1.0, most servers answer without chunks: the answer ends with the connection.
@@ -116,19 +116,19 @@ async def _ask(at: SplitResult, key: str, data: bytes, seen: Seen, number: int |
         await writer.drain()
         status = b"".join((await reader.readline()).split(b" ")[1:2])
         if status == b"200":
-            await _answer(reader, begin, seen, number)
+            await _answer(reader, begin, result, number)
         elif status in (b"429", b"503"):
-            seen.refused_s.append(time.perf_counter() - begin)
+            result.refused_s.append(time.perf_counter() - begin)
         elif status.isdigit():
             said = b"".join([piece async for piece in _body(reader)])
-            seen.failed(f"status {status.decode()}", words_of(said))
+            result.failed(f"status {status.decode()}", words_of(said))
         else:
             raise ValueError("no status of HTTP")
     finally:
         writer.close()
 
 
-async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number: int | None) -> None:
+async def _answer(reader: asyncio.StreamReader, begin: float, result: LoadResult, number: int | None) -> None:
     """Read a stream whose headers come next; `begin` is when it was asked for."""
     last = begin
     text: list[str] = []
@@ -138,7 +138,7 @@ async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number
         if chunk is None:
             break
         if chunk.get("error"):
-            seen.failed(chunk["error"].get("code", "error")[:64], chunk["error"].get("message"))
+            result.failed(chunk["error"].get("code", "error")[:64], chunk["error"].get("message"))
             return
         if chunk.get("usage"):
             tokens += chunk["usage"]["completion_tokens"]
@@ -149,17 +149,17 @@ async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number
             last = now
             text += words
     else:
-        seen.failed("cut")
+        result.failed("cut")
         return
     if not tokens and not text:
-        seen.failed("empty")
+        result.failed("empty")
         return
-    seen.tokens += tokens
-    seen.total_s.append(time.perf_counter() - begin)
-    seen.first_s += times[:1]
-    seen.between_s += times[1:]
+    result.tokens += tokens
+    result.total_s.append(time.perf_counter() - begin)
+    result.first_s += times[:1]
+    result.between_s += times[1:]
     if number is not None:
-        seen.texts[number] = "".join(text)
+        result.texts[number] = "".join(text)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any] | None]:
@@ -187,34 +187,36 @@ async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             return
 
 
-async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: int) -> tuple[Seen, float]:
+async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: int) -> tuple[LoadResult, float]:
     """All requests by so many clients, each of which asks when it has its answer: (what they saw, seconds)."""
-    seen = Seen()
+    result = LoadResult()
     waiting = iter(enumerate(requests))
 
     async def client() -> None:
         for number, data in waiting:
-            await ask(url, key, data, seen, number)
+            await ask(url, key, data, result, number)
 
     begin = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return seen, time.perf_counter() - begin
+    return result, time.perf_counter() - begin
 
 
-async def open_loop(url: str, key: str, requests: Sequence[bytes], rate: float, seconds: float) -> tuple[Seen, float]:
+async def open_loop(
+    url: str, key: str, requests: Sequence[bytes], rate: float, seconds: float
+) -> tuple[LoadResult, float]:
     """`rate` new requests a second whatever becomes of them, for so many seconds: (what they saw, seconds to the end
     of the last answer)."""
-    seen = Seen()
+    result = LoadResult()
     tasks: set[asyncio.Task[None]] = set()
 
     begin = time.perf_counter()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
-        task = asyncio.create_task(ask(url, key, requests[number % len(requests)], seen))
+        task = asyncio.create_task(ask(url, key, requests[number % len(requests)], result))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
-    return seen, time.perf_counter() - begin
+    return result, time.perf_counter() - begin
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -224,16 +226,16 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(1e3 * statistics.fmean(ranked), 2), **{f"p{p}": round(v, 2) for p, v in at.items()}}
 
 
-def report(seen: Seen, seconds: float, clients: int) -> dict[str, Any]:
+def report(result: LoadResult, seconds: float, clients: int) -> dict[str, Any]:
     """The figures of one run."""
     return {
         "clients": clients,
-        "requests": len(seen.total_s),
-        "refused": len(seen.refused_s),
-        "errors": seen.errors,
-        "tokens_per_s": round(seen.tokens / seconds, 1),
-        "requests_per_s": round(len(seen.total_s) / seconds, 2),
-        "first_token_ms": percentiles(seen.first_s),
-        "between_tokens_ms": percentiles(seen.between_s),
-        "total_ms": percentiles(seen.total_s),
+        "requests": len(result.total_s),
+        "refused": len(result.refused_s),
+        "errors": result.errors,
+        "tokens_per_s": round(result.tokens / seconds, 1),
+        "requests_per_s": round(len(result.total_s) / seconds, 2),
+        "first_token_ms": percentiles(result.first_s),
+        "between_tokens_ms": percentiles(result.between_s),
+        "total_ms": percentiles(result.total_s),
     }

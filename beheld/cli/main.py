@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from beheld import __version__
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
 from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _adder(name)(command)
         command.any_order = name in _ANY_ORDER
         if name == "serve":
-            command.foreign = foreign.answer
+            command.vllm_flags = vllm_flags.answer
     arguments = parser.parse_args(argv)
     try:
         _check_environment()

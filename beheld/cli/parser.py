@@ -19,12 +19,12 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         any_order: positional arguments may stand before, between and behind the flags.
-        foreign: answers flags that are known elsewhere and not here, by name and value: it raises ConfigError, or says
-            how many words are the flag's own, or None if it does not know it either.
+        vllm_flags: handles a flag of vLLM's server that beheld does not have, by name and value: raises ConfigError,
+            returns how many words belong to the flag, or None for a flag that vLLM does not have either.
     """
 
     any_order = False
-    foreign: Callable[[str, str | None], int | None] | None = None
+    vllm_flags: Callable[[str, str | None], int | None] | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
@@ -122,10 +122,10 @@ class Parser(argparse.ArgumentParser):
         """How many words behind an unknown flag are its own; ends the program where nobody knows it."""
         name, equals, value = word.partition("=")
         key = name.removeprefix("--").partition(".")[0].replace("_", "-")
-        if self.foreign is not None:
+        if self.vllm_flags is not None:
             free = behind if behind is not None and not behind.startswith("--") else None
             try:
-                own = self.foreign(key, value if equals else free)
+                own = self.vllm_flags(key, value if equals else free)
             except ConfigError as error:
                 self.error(str(error))
             if own is not None:

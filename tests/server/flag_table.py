@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.flags import _SKIPPED
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
 from beheld.inputs.fetch import fetch, fetcher
 from beheld.inputs.media import audio
@@ -64,7 +64,7 @@ def table() -> str:
             rows.append((f"`--{told['flag']}`", default, told["meaning"]))
     for field in dataclasses.fields(EngineArgs):
         if field.name not in _SKIPPED:
-            words, meaning = MEANINGS[field.name]
+            words, meaning = FLAG_HELP[field.name]
             rows.append((f"`--{field.name.replace('_', '-')}`", words or shown(field.default), meaning))
     lines += [f"| {flag} | {default} | {meaning} |\n" for flag, default, meaning in rows]
     return "".join([*lines, END])
@@ -110,14 +110,14 @@ def limits() -> str:
 def foreigners() -> str:
     """The table of vLLM's flags that are none here, with its markers."""
     lines = [BEGIN_FOREIGN, "| flag of vLLM | here |\n", "|---|---|\n"]
-    for name, told in foreign.FLAGS.items():
+    for name, told in vllm_flags.FLAGS.items():
         if told.why:
             words = f"changes nothing: {told.why}" + ("; with another value refused" if told.only else "")
             flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
         else:
             words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
         lines.append(f"| `{flag}` | {words} |\n")
-    for name, values in foreign.SAME.items():
+    for name, values in vllm_flags.SAME.items():
         lines += [f"| `--{name} {value}` | is `{own}` |\n" for value, own in values.items()]
     return "".join([*lines, END_FOREIGN])
 

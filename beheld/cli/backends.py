@@ -23,7 +23,7 @@ Messages = list[dict[str, Any]]
 
 
 @dataclass
-class Told:
+class AnswerStats:
     """What is known of an answer when it has ended.
 
     Attributes:
@@ -42,7 +42,7 @@ class Told:
     total_s: float = 0.0
 
 
-class Talker(Protocol):
+class ChatBackend(Protocol):
     """One who answers conversations."""
 
     name: str
@@ -50,14 +50,14 @@ class Talker(Protocol):
     def part(self, ref: MediaRef) -> dict[str, Any]:
         """A media item as a part of a message."""
 
-    def answer(self, messages: Messages, told: Told) -> Iterator[str]:
-        """The pieces of an answer; closing the iterator ends it. `told` is filled as things become known."""
+    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+        """The pieces of an answer; closing the iterator ends it. `stats` is filled as things become known."""
 
     def close(self) -> None:
         """End."""
 
 
-class Here:
+class LocalBackend:
     """A model in this process.
 
     Args:
@@ -76,19 +76,19 @@ class Here:
         """The item as it is."""
         return {"type": ref.modality, ref.modality: ref.source}
 
-    def answer(self, messages: Messages, told: Told) -> Iterator[str]:
-        """As Talker."""
+    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+        """As ChatBackend."""
         begin = time.monotonic()
         count = 0
         for output in self._llm.chat_stream(messages, self._params):
             (piece,) = output.outputs
             count += len(piece.token_ids)
-            if told.first_s is None and piece.text:
-                told.first_s = time.monotonic() - begin
-            told.prompt_tokens, told.cached_tokens = output.usage.prompt_tokens, output.num_cached_tokens
-            told.answer_tokens, told.reason = count, piece.finish_reason
-            told.receipts = [receipt.to_json() for receipt in output.media]
-            told.total_s = time.monotonic() - begin
+            if stats.first_s is None and piece.text:
+                stats.first_s = time.monotonic() - begin
+            stats.prompt_tokens, stats.cached_tokens = output.usage.prompt_tokens, output.num_cached_tokens
+            stats.answer_tokens, stats.reason = count, piece.finish_reason
+            stats.receipts = [receipt.to_json() for receipt in output.media]
+            stats.total_s = time.monotonic() - begin
             yield piece.text
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Here:
         self._llm.close()
 
 
-class Remote:
+class RemoteBackend:
     """A server.
 
     Args:
@@ -112,7 +112,7 @@ class Remote:
     def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
         self._client = remote.connected(remote.address(url), remote.key_of(key))
         self._options = dict(options)
-        # Asked also where the name is known: what does not answer is told of before the first question.
+        # Asked also where the name is known: what does not answer is stats of before the first question.
         first = remote.first_model(self._client)
         self.name = model or first
 
@@ -126,8 +126,8 @@ class Remote:
             source = f"data:{kind};base64,{base64.b64encode(source).decode()}"
         return {"type": f"{ref.modality}_url", f"{ref.modality}_url": {"url": source}}
 
-    def answer(self, messages: Messages, told: Told) -> Iterator[str]:
-        """As Talker."""
+    def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
+        """As ChatBackend."""
         import httpx
 
         body = {
@@ -145,11 +145,11 @@ class Remote:
                 for chunk in _chunks(response.iter_bytes()):
                     if chunk.get("error"):
                         raise ConfigError(chunk["error"].get("message", "The server ended its answer with an error."))
-                    yield from _pieces(chunk, told, begin)
+                    yield from _pieces(chunk, stats, begin)
         except httpx.HTTPError as error:
             raise FetchError(f"The server went away ({type(error).__name__}).", "Ask again.") from error
         finally:
-            told.total_s = time.monotonic() - begin
+            stats.total_s = time.monotonic() - begin
 
     def close(self) -> None:
         """Hang up."""
@@ -173,18 +173,18 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     raise FetchError("The server's answer was cut off.", "Ask again.")
 
 
-def _pieces(chunk: Mapping[str, Any], told: Told, begin: float) -> Iterator[str]:
+def _pieces(chunk: Mapping[str, Any], stats: AnswerStats, begin: float) -> Iterator[str]:
     receipts = chunk.get("media") or ()
     if all(isinstance(one, dict) and one.keys() >= {"item", "tokens", "given", "used", "lost"} for one in receipts):
-        told.receipts = receipts or told.receipts
+        stats.receipts = receipts or stats.receipts
     usage = chunk.get("usage")
     if usage:
-        told.prompt_tokens, told.answer_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        told.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        stats.prompt_tokens, stats.answer_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        stats.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     for choice in chunk["choices"]:
-        told.reason = choice.get("finish_reason") or told.reason
+        stats.reason = choice.get("finish_reason") or stats.reason
         text = choice["delta"].get("content")
         if text:
-            if told.first_s is None:
-                told.first_s = time.monotonic() - begin
+            if stats.first_s is None:
+                stats.first_s = time.monotonic() - begin
             yield text

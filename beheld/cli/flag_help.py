@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Field of EngineArgs -> (default in words, where None is one; what it does).
-MEANINGS: dict[str, tuple[str, str]] = {
+FLAG_HELP: dict[str, tuple[str, str]] = {
     "tokenizer": ("the model's", "a folder or hub name of another tokenizer"),
     "tokenizer_mode": ("", "`auto`, `slow` or `hf`: all are transformers' own tokenizer"),
     "skip_tokenizer_init": ("", "no tokenizer: prompts and answers are token ids"),
