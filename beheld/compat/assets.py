@@ -13,8 +13,8 @@ from beheld.compat import media
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError
 from beheld.core.params import nearest
-from beheld.inputs import audio, decode, video
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetch import FetchRules, fetch
+from beheld.inputs.media import audio, decode, video
 from beheld.utils import env
 
 PUBLIC = "https://vllm-public-assets.s3.us-west-2.amazonaws.com"

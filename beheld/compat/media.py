@@ -6,10 +6,10 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, ParamsError
-from beheld.inputs import audio, decode, video
-from beheld.inputs.copies import places
-from beheld.inputs.dial import parse
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetch import FetchRules, fetch
+from beheld.inputs.fetch.pinned_http import parse
+from beheld.inputs.fetch.url_mirror import places
+from beheld.inputs.media import audio, decode, video
 from beheld.utils import env
 
 _LIMITS = MediaLimits()

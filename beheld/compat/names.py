@@ -17,7 +17,7 @@ _OUTPUTS = {
 }
 _PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
 _PROMPTS = {
-    "PromptType": "beheld.inputs.prompt:PromptType",
+    "PromptType": "beheld.inputs.prompt.parse:PromptType",
     "TextPrompt": "beheld.compat.prompts:TextPrompt",
     "TokensPrompt": "beheld.compat.prompts:TokensPrompt",
 }

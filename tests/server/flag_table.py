@@ -12,7 +12,9 @@ from beheld.cli import vllm_flags
 from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.flags import _SKIPPED
 from beheld.core.config import EngineArgs
-from beheld.inputs import audio, fetch, fetching, rendering
+from beheld.inputs.fetch import fetch, fetcher
+from beheld.inputs.media import audio
+from beheld.inputs.prompt import rendering
 from beheld.server import bounds, wire
 from beheld.server import serve as run
 from beheld.server.options import ServerOptions
@@ -95,7 +97,7 @@ def limits() -> str:
         ("a grammar", f"{compile.MAX_TEXT:,} characters; compiling it {env.GRAMMAR_TIMEOUT():g} s (see Environment)"),
         ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
         ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
-        ("addresses fetched at a time, of one host", f"{fetching._MAX_AT_ONCE}, {fetching._MAX_PER_HOST}"),
+        ("addresses fetched at a time, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),
         ("samples of a sound in a second", f"from {audio._MIN_RATE:,} to {audio._MAX_RATE:,}"),
         ("the engine's answer to `/health`", f"{own.health_s:g} s"),
         ("what is read on after a refusal", f"{wire._FAREWELL_S:g} s"),
