@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from beheld.families import page
-from beheld.inputs.copies import places
-from beheld.inputs.dial import parse
+from beheld.inputs.fetch.pinned_http import parse
+from beheld.inputs.fetch.url_mirror import places
 from tests import tiny, tiny_adapted, tiny_layouts
 from tests import tiny_text as text
 from tests.inputs import pipes
