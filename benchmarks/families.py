@@ -55,7 +55,7 @@ class Speed:
     """What one family reached.
 
     Attributes:
-        family: its name in beheld/checkpoint/known.py.
+        family: its name on the page docs/models.md.
         beheld: output tokens per second, median of the rounds.
         transformers: the same.
         parameters: of the model.
