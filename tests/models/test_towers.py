@@ -13,10 +13,11 @@ from torch import nn
 from beheld import LLM, EngineArgs
 from beheld.core.errors import LimitError
 from beheld.engine.setup import describe
-from beheld.families import page
+from beheld.families import page, registry
 from beheld.models import towers
 from beheld.models.prepare import text_model
 from tests import tiny
+from tests.inputs import pipes
 from tests.oracle import cases
 from tests.oracle.test_oracle import check, make, request
 
@@ -40,7 +41,8 @@ def made(family: str, limits: dict[str, int]) -> Any:
     config = transformers.AutoConfig.from_pretrained(tiny.checkpoint(family))
     config = getattr(config, "thinker_config", config)
     known = next(row for row in page.tested() if row.name == family)
-    model_class = towers.without(getattr(transformers, known.architecture), config.model_type, limits)
+    own = registry.model(pipes.info(family).family).towers
+    model_class = towers.without(getattr(transformers, known.architecture), own, limits)
     with torch.device("meta"):
         return model_class._from_config(config)
 

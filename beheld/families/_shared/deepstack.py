@@ -53,8 +53,3 @@ class Deepstack:
             self._added = ()
         logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
         return logits
-
-
-def wide(model: Any) -> Deepstack:
-    """The further columns of this model; see Wide."""
-    return Deepstack(model)

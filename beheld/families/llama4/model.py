@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
+from beheld.families.model import FamilyModel
 from beheld.models.experts import GroupedExperts, can_group, experts_of
 
 
@@ -77,7 +78,10 @@ def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
     return {"query_scale": scale_1T.view(1, 1, -1, 1)}
 
 
-def embeds(model: Any, result: Any) -> Tensor:
+def embeds(model: Any, modality: str, result: Any) -> Tensor:
     """What the projector makes of a tower's result (V, P, *): (V, P, H)."""
     projected: Tensor = model.multi_modal_projector(result.last_hidden_state)
     return projected
+
+
+MODEL = FamilyModel(adapt=adapt, keywords=keywords, embeds=embeds)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.families.model import FamilyModel
+
 
 def audio_features(model: Any, input_features: Tensor, feature_attention_mask: Tensor) -> Tensor:
     """Embeddings of all sounds, one after the other: (sum of E, H).
@@ -33,3 +35,6 @@ def audio_features(model: Any, input_features: Tensor, feature_attention_mask: T
     )
     found_NEH = projector(tower(input_features, attention_mask=mask).last_hidden_state)
     return found_NEH[torch.arange(found_NEH.shape[1], device=embeds_N.device) < embeds_N[:, None]]
+
+
+MODEL = FamilyModel(audio_features=audio_features, plain_head=True)

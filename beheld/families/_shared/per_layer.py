@@ -74,7 +74,7 @@ class PerLayer:
         return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
 
 
-def wide(model: Any) -> PerLayer | None:
-    """The further columns of this model, if its layers look anything up; see Wide."""
+def extra_columns(model: Any) -> PerLayer | None:
+    """The further columns of this model, if its layers look anything up; see ExtraColumns."""
     text = model.config.get_text_config(decoder=True)
     return PerLayer(model) if getattr(text, "hidden_size_per_layer_input", None) else None

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.families.model import FamilyModel
+
 
 @dataclass(frozen=True)
 class _Sized:
@@ -36,7 +38,10 @@ class _Sized:
 
 
 def adapt(model: Any) -> None:
-    """Replace how positions are looked up; see families.adapt."""
+    """Replace how positions are looked up; see FamilyModel.adapt."""
     embeddings = getattr(model.model.visual, "embeddings", None)
     if embeddings is not None:
         embeddings.forward = _Sized(embeddings.forward)
+
+
+MODEL = FamilyModel(adapt=adapt, packed=("positions",), packs_attention=True, positions_by_kind=True)

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import EncodeItem
-from beheld.models.families import TowerCall, plain
+from beheld.families.model import TowerCall
+from beheld.models import tower_calls
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
@@ -37,7 +38,7 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
     calls = [
         ("image", indices, _tiles([items[i].features for i in indices], alone)) for alone, indices in tiled.items()
     ]
-    for modality, indices, options in plain.combine([items[i] for i in others]):
+    for modality, indices, options in tower_calls.combine([items[i] for i in others]):
         calls.append((modality, [others[i] for i in indices], options))
     return calls
 
@@ -112,12 +113,7 @@ class _Packing:
 
 
 def adapt(model: Any) -> None:
-    """Replace what puts tiles together; see families.adapt."""
+    """Replace what puts tiles together; see FamilyModel.adapt."""
     core, config = model.model, model.config
     tile = config.vision_config.image_size
     core.pack_image_features = _Packing(tile, tile // config.vision_config.patch_size, config.image_grid_pinpoints)
-
-
-def with_newlines(videos_VEH: torch.Tensor, newline_H: torch.Tensor) -> torch.Tensor:
-    """OneVision's videos end with a newline embedding, which older versions of transformers add outside the tower."""
-    return torch.cat([videos_VEH, newline_H.expand(videos_VEH.shape[0], 1, -1).to(videos_VEH)], dim=1)

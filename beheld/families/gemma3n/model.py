@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.families._shared import per_layer
+from beheld.families.model import FamilyModel
 
 
 class PartedEmbedding(nn.Module):
@@ -78,3 +80,6 @@ def audio_features(model: Any, input_features: Tensor, input_features_mask: Tens
     out_NEH = filled.to(heard_NPH.dtype, copy=True)
     out_NEH[:, :positions] = torch.where(silent_NP.unsqueeze(-1), out_NEH[:, :positions], heard_NPH)
     return out_NEH.flatten(0, 1)
+
+
+MODEL = FamilyModel(adapt=adapt, audio_features=audio_features, extra_columns=per_layer.extra_columns)

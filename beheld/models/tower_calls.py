@@ -1,4 +1,4 @@
-"""The rule for most families: items whose tensors differ in the first dimension only share a tower call."""
+"""How items share tower calls: for most families, those whose tensors differ in the first dimension alone do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import EncodeItem
-from beheld.models.families import TowerCall
+from beheld.families.model import TowerCall
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:

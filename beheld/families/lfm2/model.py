@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld.attention.conv import convolve
+from beheld.families.model import FamilyModel
 
 
 class PagedShortConv(nn.Module):
@@ -29,8 +30,11 @@ class PagedShortConv(nn.Module):
 
 
 def adapt(model: Any) -> None:
-    """Replace the convolutions; see families.adapt."""
+    """Replace the convolutions; see FamilyModel.adapt."""
     decoder = model.get_decoder()
     for layer in getattr(decoder, "model", decoder).layers:
         if not layer.is_attention_layer:
             layer.conv = PagedShortConv(layer.conv)
+
+
+MODEL = FamilyModel(adapt=adapt)

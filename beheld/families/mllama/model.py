@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld.attention.context import current
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.families.model import FamilyModel
+from beheld.models import tower_calls
 from beheld.models.cross import CrossAttention, crosses, keys_and_values
-from beheld.models.families import plain
 
 
 def adapt(model: Any) -> None:
@@ -33,7 +34,7 @@ def adapt(model: Any) -> None:
 
 
 class Mllama:
-    """See Beside."""
+    """See CrossInputs."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -56,7 +57,7 @@ class Mllama:
                 raise StepError(f"it was cut for {tiles} tiles (max_image_tiles), and the tower takes {self._tiles}.")
         core, weight = self._model.model, self._model.get_input_embeddings().weight
         out: list[Tensor | None] = [None] * len(items)
-        for _, indices, options in plain.combine(items):
+        for _, indices, options in tower_calls.combine(items):
             moved = {name: value.to(weight.device, non_blocking=True) for name, value in options.items()}
             moved["pixel_values"] = moved["pixel_values"].to(weight.dtype)
             seen = core.vision_model(**moved).last_hidden_state
@@ -64,7 +65,7 @@ class Mllama:
                 out[index] = keys_and_values(self._layers, states.reshape(-1, states.shape[-1]))
         return [tensor for tensor in out if tensor is not None]
 
-    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """A picture is shown from its token to the next picture's, the last one to the end.
 
         Those whose tokens stand side by side are shown together:
@@ -81,7 +82,7 @@ class Mllama:
                 stops.append(following)
         stops.reverse()
         return tuple(
-            Sight(span.start, stop, int(span.layout["num_tiles"][0]) * self._patches)
+            CrossView(span.start, stop, int(span.layout["num_tiles"][0]) * self._patches)
             for span, stop in zip(spans, stops, strict=True)
         )
 
@@ -104,6 +105,4 @@ class Mllama:
         return logits
 
 
-def beside(model: Any) -> Mllama:
-    """What stands beside the text of this model; see Beside."""
-    return Mllama(model)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeMoeBlock
 
+from beheld.families.model import FamilyModel
+
 # What a base class says of its results is not what it returns.
 _Block: Any = Ernie4_5_VLMoeMoeBlock
 
@@ -123,7 +125,7 @@ class Kinds:
 
 
 def adapt(model: Any) -> None:
-    """Replace the blocks of experts, and what joins frames; see families.adapt."""
+    """Replace the blocks of experts, and what joins frames; see FamilyModel.adapt."""
     resampler = model.model.resampler_model
     if hasattr(resampler, "spatial_merge_size"):
         resampler._temporal_slicing = _Pairs(resampler.spatial_merge_size)
@@ -132,6 +134,4 @@ def adapt(model: Any) -> None:
             layer.mlp = TypedExperts(layer.mlp)
 
 
-def wide(model: Any) -> Kinds:
-    """The further columns of this model; see Wide."""
-    return Kinds(model)
+MODEL = FamilyModel(adapt=adapt, extra_columns=Kinds, packed=("positions",), packs_attention=True)

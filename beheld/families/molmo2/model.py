@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import EncodeItem
-from beheld.models.families import TowerCall, plain
+from beheld.families.model import FamilyModel, TowerCall
+from beheld.models import tower_calls
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
     """As the plain rule, but `*_token_pooling` counts an item's patches, and in a call those before them too."""
     calls = []
-    for modality, indices, options in plain.combine(items):
+    for modality, indices, options in tower_calls.combine(items):
         name = f"{modality}_token_pooling"
         if name in options:
             moved, before = [], 0
@@ -36,8 +37,11 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
-def embeds(model: Any, result: Any) -> list[Tensor]:
+def embeds(model: Any, modality: str, result: Any) -> list[Tensor]:
     """The adapter's (E, H) and the placeholder's embedding, for each item."""
     table = model.get_input_embeddings().weight
     own_H = table[model.config.image_patch_id]
     return [own_H + part.to(own_H.dtype) for part in result.pooler_output]
+
+
+MODEL = FamilyModel(combine=combine, embeds=embeds)

@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from beheld.attention.context import tail
+from beheld.families._shared import per_layer
+from beheld.families.model import FamilyModel
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
@@ -58,3 +60,6 @@ def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
         return forward(hidden_states, per_layer_input.index_select(1, rows_S), **kwargs)
 
     return shortened
+
+
+MODEL = FamilyModel(audio_features=audio_features, extra_columns=per_layer.extra_columns, tail_from=tail_from)

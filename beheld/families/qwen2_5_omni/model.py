@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from beheld.core.plan import EncodeItem
-from beheld.models.families import TowerCall, plain
+from beheld.families.model import FamilyModel, TowerCall
+from beheld.models import tower_calls
+
+SPEECH = ("talker.", "token2wav.", "code2wav.")
+"""Prefixes of the parts that speak, which are left out."""
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
@@ -23,6 +27,9 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
             for name in ("input_features", "feature_attention_mask")
         }
         calls.append(("audio", sounds, padded))
-    for modality, indices, options in plain.combine([items[i] for i in others]):
+    for modality, indices, options in tower_calls.combine([items[i] for i in others]):
         calls.append((modality, [others[i] for i in indices], options))
     return calls
+
+
+MODEL = FamilyModel(combine=combine, plain_head=True, packs_attention=True, unused_weights=SPEECH)

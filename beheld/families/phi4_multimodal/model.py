@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import EncodeItem
-from beheld.models.families import TowerCall, plain
+from beheld.families.model import FamilyModel, TowerCall
+from beheld.models import tower_calls
 from beheld.models.towers import LeftOut
 
 # Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
@@ -63,7 +64,7 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
     calls: list[TowerCall] = []
     for projection in ("", "speech", "vision_speech"):
         mine = [index for index, item in enumerate(items) if _projection(item) == projection]
-        for modality, indices, options in plain.combine([items[index] for index in mine]):
+        for modality, indices, options in tower_calls.combine([items[index] for index in mine]):
             if projection:
                 options = {"audio_input_features": options["audio_input_features"], "projection": projection}
             calls.append((modality, [mine[index] for index in indices], options))
@@ -159,3 +160,13 @@ def _num_embeds(embed: Any, mask: Tensor, size: list[int]) -> int:
     tiles = mask[1 : 1 + high * wide, ::2, ::2].reshape(high, wide, side, side)
     rows, columns = int(tiles[:, 0, :, 0].sum()), int(tiles[0, :, 0].sum())
     return rows * (columns + 1) + 1 + side * (side + 1)
+
+
+MODEL = FamilyModel(
+    adapt=adapt,
+    combine=combine,
+    audio_features=audio_features,
+    image_features=image_features,
+    renamed=renamed,
+    towers={"image": ("model.embed_tokens_extend.image_embed",), "audio": ("model.embed_tokens_extend.audio_embed",)},
+)
