@@ -37,7 +37,7 @@ from beheld.models.families import (
 from beheld.models.layers_once import layers_once
 from beheld.models.longrope import FAR
 from beheld.models.prepare import text_model
-from beheld.models.upload import Uploader
+from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
 _MOST_PATCHES = 1 << 14
@@ -93,7 +93,8 @@ class HFAdapter:
             layers = text_model(model).layers
             last_layer.shorten(layers[-1])
             self.tail_from = len(layers) - 1
-        self._upload = Uploader(self.device)
+        self._platform = platform_of(self.device)
+        self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None
         self._embeds = embeds_of(info.model_type)
@@ -146,7 +147,8 @@ class HFAdapter:
 
     def capture_calls(self) -> None:
         """From now on, capture tower calls of sizes that come again."""
-        self._call_graphs = CallGraphs()
+        assert self._platform.graphs is not None
+        self._call_graphs = CallGraphs(self._platform.graphs)
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings (T, H), followed in some families by what later layers take."""
@@ -203,7 +205,7 @@ class HFAdapter:
         if self._call_graphs is None or count > _MOST_PATCHES:
             return self._pooled(modality, method, moved)
         # What lies on the device may change from call to call; all else decides what is launched.
-        tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.is_cuda}
+        tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.device == self.device}
         fixed = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in moved.items() if k not in tensors}
         sizes = (modality, repr(fixed), *((k, tuple(v.shape)) for k, v in tensors.items()))
         kept = {k: moved[k] for k in fixed}

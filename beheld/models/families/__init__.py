@@ -13,6 +13,7 @@ from beheld.attention.cross import Sight
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.platform.registry import platform_of
 
 # One tower call: modality (or "embeds" for embeddings given as input), indices of its items, keyword arguments.
 TowerCall = tuple[str, list[int], dict[str, Any]]
@@ -162,7 +163,7 @@ def tail_from(model_type: str, model: Any) -> int | None:
     On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
     """
     name = _TAILS.get(model_type)
-    if name is None or next(model.parameters()).device.type != "cpu":
+    if name is None or not platform_of(next(model.parameters()).device).synchronous:
         return None
     first: int | None = importlib.import_module(f"beheld.models.families.{name}").tail_from(model)
     return first
