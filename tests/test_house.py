@@ -165,6 +165,39 @@ def test_names(path: Path) -> None:
             assert not any(word in node.name for word in FORBIDDEN_IN_CLASSES), node.name
 
 
+# What only platform/ says: the names of a device, and libraries of one vendor.
+DEVICE_WORDS = re.compile(
+    r"""["']cuda|torch\.cuda|\bis_cuda\b|\bdevice\.type\b|\bdevice [!=]= ["']|[!=]= ["'](?:cpu|cuda)\b"""
+    r"""|["'](?:cpu|cuda)["'] [!=]=|/dev/nvidia|torch\.backends\.cud"""
+    r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b"""
+)
+NAMES_A_DEVICE = {
+    "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
+    "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_the_platform_asks_which_device_this_is(path: Path) -> None:
+    found = DEVICE_WORDS.search(path.read_text(encoding="utf-8"))
+    excused = package_of(path) == "platform" or str(path.relative_to(HOUSE)) in NAMES_A_DEVICE
+    assert excused or found is None, f"{found.group(0)!r}: ask platform_of(device) what the device can do"
+
+
+def test_files_that_name_a_device_still_do() -> None:
+    for path in NAMES_A_DEVICE:
+        assert DEVICE_WORDS.search((HOUSE / path).read_text(encoding="utf-8")), f"{path} needs no exception any more"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_setup_names_an_executor(path: Path) -> None:
+    if package_of(path) == "executor" or path == HOUSE / "engine" / "setup.py":
+        return
+    text = path.read_text(encoding="utf-8")
+    assert "LocalExecutor" not in text
+    assert "executor.local" not in text
+
+
 def test_no_private_places_in_the_repository() -> None:
     """No path of a developer's machine, no host of a package registry, no lock file."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
