@@ -43,7 +43,7 @@ from beheld.inputs.draft import Draft
 from beheld.inputs.pipeline import InputPipeline, PromptType
 from beheld.inputs.sampling import option_checks
 from beheld.text.collect import Collector
-from beheld.utils.cancellation import Departure
+from beheld.utils.cancellation import CancelToken
 
 __all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
 
@@ -392,18 +392,18 @@ class AsyncLLM:
 
         If nobody waits for it any more, what works on it is ended, so that its thread is free for others.
         """
-        inputs, departure = self._inputs, Departure()
+        inputs, cancel = self._inputs, CancelToken()
         try:
             if pool is not self._pools.media:
-                return await self._in(pool, lambda: inputs.sealed(inputs.made(draft(departure=departure))))
-            begun = await self._in(pool, lambda: draft(departure=departure))
+                return await self._in(pool, lambda: inputs.sealed(inputs.made(draft(cancel=cancel))))
+            begun = await self._in(pool, lambda: draft(cancel=cancel))
             async with inputs.fetched(begun) as fetched:
                 if params.structured_outputs is None:
                     return await self._in(pool, lambda: inputs.sealed(inputs.made(fetched)))
                 made = await self._in(pool, lambda: inputs.made(fetched))
             return await self._in(self._pools.grammar, lambda: inputs.sealed(made))
         finally:
-            departure.leave()
+            cancel.cancel()
 
     def _forget(self, live: _Live) -> None:
         """The generator has ended, for whatever reason: what of it still runs is of no use."""

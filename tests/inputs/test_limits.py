@@ -22,7 +22,7 @@ from beheld.core.errors import ConfigError, DecodeError, LimitError
 from beheld.inputs.media import audio, decode, header, video
 from beheld.inputs.media.memory_gate import Gate
 from beheld.inputs.media.video import Sampling
-from beheld.utils.cancellation import Departed, Departure
+from beheld.utils.cancellation import Cancelled, CancelToken
 from tests import tiny
 from tests.inputs import pipes
 
@@ -145,10 +145,10 @@ def test_opened_media_have_room_for_each_in_turn() -> None:
     inside = threading.Event()
 
     def enter(name: str, num_bytes: int) -> None:
-        with gate.within(num_bytes, Departure()):
+        with gate.within(num_bytes, CancelToken()):
             order.append(name)
 
-    with gate.within(6, Departure()):
+    with gate.within(6, CancelToken()):
         threads = [threading.Thread(target=enter, args=given) for given in (("huge", 99), ("small", 1))]
         for thread in threads:
             thread.start()
@@ -162,29 +162,29 @@ def test_opened_media_have_room_for_each_in_turn() -> None:
 
 @pytest.mark.case(61)
 def test_who_leaves_the_gate_keeps_nobody_behind_waiting() -> None:
-    gate, order, left = Gate(10), [], Departure()
+    gate, order, left = Gate(10), [], CancelToken()
 
-    def enter(name: str, num_bytes: int, departure: Departure) -> None:
+    def enter(name: str, num_bytes: int, cancel: CancelToken) -> None:
         try:
-            with gate.within(num_bytes, departure):
+            with gate.within(num_bytes, cancel):
                 order.append(name)
-        except Departed:
+        except Cancelled:
             order.append(f"{name} left")
 
-    with gate.within(6, Departure()):
+    with gate.within(6, CancelToken()):
         threads = [threading.Thread(target=enter, args=("huge", 99, left))]
-        threads.append(threading.Thread(target=enter, args=("small", 4, Departure())))
+        threads.append(threading.Thread(target=enter, args=("small", 4, CancelToken())))
         for thread in threads:
             thread.start()
             time.sleep(0.05)
         assert order == []
-        left.leave()
+        left.cancel()
         for thread in threads:
             thread.join(5)
         assert order == ["huge left", "small"]
         enter("late", 1, left)
     assert order[-1] == "late left"
-    with gate.within(10, Departure()):
+    with gate.within(10, CancelToken()):
         assert gate._left == 0, "all of it was given back"
 
 

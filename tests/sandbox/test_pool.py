@@ -19,7 +19,7 @@ import pytest
 
 from beheld.core.errors import ConfigError, DecodeError, EngineError, WorkerError
 from beheld.sandbox.pool import Fault, PoolSettings, WorkerFault, WorkerPool
-from beheld.utils.cancellation import Departed, Departure
+from beheld.utils.cancellation import Cancelled, CancelToken
 from tests.sandbox import tasks
 
 MIB = 1 << 20
@@ -110,31 +110,31 @@ def test_61_who_leaves_takes_the_work_along(task: tuple[str, Any]) -> None:
     pool = make(1)
     pool.run(("echo", 1), 10)
     (number,) = pool.pids()
-    one, other = Departure(), Departure()
+    one, other = CancelToken(), CancelToken()
     ended: list[str] = []
 
-    def ask(name: str, departure: Departure) -> None:
+    def ask(name: str, cancel: CancelToken) -> None:
         try:
-            pool.run(task, 60, departure)
-        except Departed:
+            pool.run(task, 60, cancel)
+        except Cancelled:
             ended.append(name)
 
     threads = [threading.Thread(target=ask, args=given) for given in (("one", one), ("other", other))]
     for thread in threads:
         thread.start()
         time.sleep(0.1)
-    other.leave()
+    other.cancel()
     threads[1].join(2)
     assert ended == ["other"]
     assert alive(number), "who waits has no worker to take along"
-    one.leave()
+    one.cancel()
     threads[0].join(2)
     assert ended == ["other", "one"]
     assert gone([number], 2)
     begin = time.monotonic()
-    assert pool.run(("echo", 2), 10, Departure()) == 2
+    assert pool.run(("echo", 2), 10, CancelToken()) == 2
     assert time.monotonic() - begin < 1.0
-    with pytest.raises(Departed):
+    with pytest.raises(Cancelled):
         pool.run(("echo", 3), 10, one)
     assert len(pool.pids()) == 1
     pool.close()
@@ -147,12 +147,12 @@ def test_61_leaving_in_every_moment_costs_no_other_task() -> None:
     waits = [chance.uniform(0.0, 0.006) for _ in range(200)]
 
     def ask(number: int) -> int | None:
-        departure = Departure()
+        cancel = CancelToken()
         if number % 2:
-            threading.Timer(waits[number], departure.leave).start()
+            threading.Timer(waits[number], cancel.cancel).start()
         try:
-            found: int = pool.run(("echo", number), 20, departure)
-        except Departed:
+            found: int = pool.run(("echo", number), 20, cancel)
+        except Cancelled:
             assert number % 2
             return None
         return found

@@ -69,7 +69,7 @@ class PromptTokenizer:
         self._copied: tuple[int, Any] | None = None
 
     @property
-    def marks(self) -> Mapping[str, int]:
+    def placeholder_ids(self) -> Mapping[str, int]:
         """Modality -> the id that an item replaces in a prompt."""
         return self._markers
 
@@ -209,7 +209,7 @@ class PromptTokenizer:
                 texts[modality] = (text, token)
         return texts
 
-    def marker(self, modality: str) -> str:
+    def placeholder(self, modality: str) -> str:
         """The placeholder's text, for messages to the user."""
         token = self._markers.get(modality)
         if self.inner is None or token is None:
