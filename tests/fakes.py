@@ -25,7 +25,6 @@ PLACEHOLDER = 90
 _MASK = (1 << 61) - 1
 
 FULL = KVGroup("full", (0,), 1, 8, 8)
-SHARED = KVGroup("shared", (1,), 1, 8, 8)
 CROSS = KVGroup("cross", (3,), 1, 8, 8, num_states=12)
 
 
@@ -229,7 +228,7 @@ class FakeRunner:
         assert admission.num_computed % self.config.block_size == 0
         blocks = [list(table) for table in admission.blocks]
         for group, table in zip(self.info.kv_groups, blocks, strict=True):
-            expected = 0 if group.kind in ("shared", "cross") else admission.num_computed // self.config.block_size
+            expected = 0 if group.num_states else admission.num_computed // self.config.block_size
             assert len(table) == expected, "the tables of a hit hold its blocks"
         row = FakeRow(admission, list(admission.token_ids), [], blocks, admission.num_computed)
         for span in admission.spans:
@@ -275,8 +274,8 @@ class FakeRunner:
         size = self.config.block_size
         needed = -(-piece.stop // size)
         for index, (group, blocks) in enumerate(zip(self.info.kv_groups, piece.new_blocks, strict=True)):
-            if group.kind in ("shared", "cross"):
-                assert not blocks, f"a {group.kind} group has no blocks"
+            if group.num_states:
+                assert not blocks, "states of items take no blocks"
                 continue
             for block in blocks:
                 assert 0 < block < self.capacity.num_blocks[index], f"block {block} does not exist"

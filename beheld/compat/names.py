@@ -1,4 +1,4 @@
-"""The table of names: module path below `vllm` -> name -> where ours lives."""
+"""The table of names: module path under `vllm` -> name -> the beheld object."""
 
 from __future__ import annotations
 

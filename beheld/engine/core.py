@@ -209,7 +209,6 @@ def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
         admitted=tuple(a for a in plan.admitted if a.row == piece.row),
         released=plan.released if first else (),
         forget=plan.forget if first else (),
-        copies=plan.copies if first else (),
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from beheld.attention import hook, tower
 from beheld.attention.context import current, tail
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
@@ -286,9 +286,9 @@ class HFAdapter:
             return positions_XN, int(last_X[0]) + (1 - len(token_ids)) * unit
         return positions_XN, round(float(delta.reshape(-1)[0]) * unit)
 
-    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """Which positions look at which item beside the text."""
-        return () if self._beside is None else self._beside.sights(spans, num_prompt)
+        return () if self._beside is None else self._beside.cross_views(spans, num_prompt)
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""

@@ -114,8 +114,6 @@ class ModelRunner:
         self.encoder.forget(plan.forget)
         # First of all that can fail for one sequence's sake: others count on these embeddings.
         lost = self.encoder.encode(plan.encode)
-        for group, source, target in plan.copies:
-            self._copy_block(group, source, target)
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
@@ -139,12 +137,6 @@ class ModelRunner:
         if sampled_SV is None:
             return handle
         return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
-
-    def _copy_block(self, group: int, source: int, target: int) -> None:
-        for layer in self.kv.values():
-            if layer.group == group:
-                layer.keys[target] = layer.keys[source]
-                layer.values[target] = layer.values[source]
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
         """Logits (S, V) of the sequences that sample, if any do, and reports of prompts by row."""

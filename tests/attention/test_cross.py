@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beheld.attention import cross
-from beheld.attention.cross import CrossMetadata, SDPACross, Sight, StackedCross
+from beheld.attention.cross import CrossMetadata, CrossView, SDPACross, StackedCross
 from beheld.attention.select import select_cross
 from beheld.utils.triton import HAS_TRITON
 from tests.attention.beside import decode, expected, metadata, states
@@ -82,5 +82,5 @@ def test_states_that_are_large_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sight_without_end_covers_the_answer() -> None:
-    assert [Sight(2, 4, 1).covers(p) for p in range(6)] == [False, False, True, True, False, False]
-    assert Sight(2, None, 1).covers(10**9)
+    assert [CrossView(2, 4, 1).covers(p) for p in range(6)] == [False, False, True, True, False, False]
+    assert CrossView(2, None, 1).covers(10**9)

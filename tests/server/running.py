@@ -49,7 +49,7 @@ class Running:
         folder = family if isinstance(family, Path) else tiny.checkpoint(family)
         self.llm = AsyncLLM(str(folder), **(ENGINE if engine is None else engine))
         self.server, self.app = make(self.llm, self.options)
-        self.app_desk = self.server._desk
+        self.admission = self.server._admission
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 10

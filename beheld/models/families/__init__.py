@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.plan import EncodeItem, SpanView
@@ -104,8 +104,8 @@ class Beside(Protocol):
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """As ModelAdapter.encode."""
 
-    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
-        """As ModelAdapter.sights."""
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
+        """As ModelAdapter.cross_views."""
 
     def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """As ModelAdapter.forward; `positions` in the model's own form."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention import hook
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, keys_and_values
@@ -142,9 +142,9 @@ class Florence2:
             embeds = embeds.masked_scatter(places_1E[..., None], pictures.to(embeds.dtype))
         return embeds
 
-    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """Every position sees the whole prompt."""
-        return tuple(Sight(0, None, span.num_states) for span in spans)
+        return tuple(CrossView(0, None, span.num_states) for span in spans)
 
     def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
         """Logits (S, V): BART's decoder with learned positions that are not those of one text after the other."""

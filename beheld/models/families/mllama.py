@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld.attention.context import current
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, crosses, keys_and_values
@@ -64,7 +64,7 @@ class Mllama:
                 out[index] = keys_and_values(self._layers, states.reshape(-1, states.shape[-1]))
         return [tensor for tensor in out if tensor is not None]
 
-    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """A picture is shown from its token to the next picture's, the last one to the end.
 
         Those whose tokens stand side by side are shown together:
@@ -81,7 +81,7 @@ class Mllama:
                 stops.append(following)
         stops.reverse()
         return tuple(
-            Sight(span.start, stop, int(span.layout["num_tiles"][0]) * self._patches)
+            CrossView(span.start, stop, int(span.layout["num_tiles"][0]) * self._patches)
             for span, stop in zip(spans, stops, strict=True)
         )
 

@@ -8,7 +8,7 @@ from beheld.core.request import Request
 Range = tuple[int, int]
 
 
-def whole_ranges(request: Request, info: ModelInfo) -> tuple[Range, ...]:
+def atomic_ranges(request: Request, info: ModelInfo) -> tuple[Range, ...]:
     """The ranges of positions (start, stop) that no slice may end within, in order."""
     if info.both_ways == "prompt":
         return ((0, len(request.token_ids)),)

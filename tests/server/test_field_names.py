@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from beheld.core.errors import ParamsError
-from beheld.server.named import names_of
+from beheld.server.field_names import field_names_of
 from beheld.server.schema import ChatRequest
 from beheld.server.stream import EventStream
 from tests import tiny
@@ -241,7 +241,7 @@ def test_an_error_in_the_middle_of_a_stream_has_the_clients_names_too() -> None:
     async def receive() -> Any:
         await asyncio.sleep(60)
 
-    names = names_of(ChatRequest.model_validate(HI))
+    names = field_names_of(ChatRequest.model_validate(HI))
     asyncio.run(EventStream(chunks(), lambda error: None, names)({"type": "http"}, receive, send))
     error = json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]
     assert error["param"] == "max_completion_tokens"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from beheld.server import bounds, chat
-from beheld.server.desk import Desk
+from beheld.server import chat, limits
+from beheld.server.admission import Admission
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked, parse
@@ -59,9 +59,9 @@ def test_marks_within_texts_are_no_parts() -> None:
 
 
 def test_at_the_bounds_bodies_are_read() -> None:
-    keys = {str(k): k for k in range(bounds.MAX_KEYS)}
+    keys = {str(k): k for k in range(limits.MAX_KEYS)}
     assert parse(json.dumps(keys).encode()) == keys
-    ids = list(range(bounds.MAX_VALUES))
+    ids = list(range(limits.MAX_VALUES))
     assert parse(json.dumps(ids).encode()) == ids
     with pytest.raises(HttpError):
         parse(json.dumps([*ids, 1, 1]).encode())
@@ -156,11 +156,11 @@ def full() -> Iterator[Running]:
 @contextmanager
 def occupied(running: Running) -> Iterator[None]:
     """While one answer is in work."""
-    desk, loop = running.app_desk, running.server._loop
+    admission, loop = running.admission, running.server._loop
     assert loop is not None
-    right = desk.admitted()
+    right = admission.admitted()
     loop.call_soon_threadsafe(right.__enter__)
-    while not desk.busy:
+    while not admission.busy:
         time.sleep(0.01)
     yield
     loop.call_soon_threadsafe(right.__exit__, None, None, None)
@@ -208,9 +208,9 @@ def test_bodies_that_are_read_hold_so_much_and_no_more(full: Running) -> None:
             links.append(full.connect())
             links[-1].sendall(head.encode() + b" " * ((2 << 20) - 1))
         deadline = time.monotonic() + 5
-        while full.app_desk.held_bytes < 3 << 20 and time.monotonic() < deadline:
+        while full.admission.held_bytes < 3 << 20 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert full.app_desk.held_bytes <= 4 << 20
+        assert full.admission.held_bytes <= 4 << 20
         # Small ones are read nevertheless; the large ones that were too many are told.
         assert full.post("/tokenize", {"prompt": "x"}).status_code == 200
         answers = [received(link) for link in links]
@@ -221,21 +221,21 @@ def test_bodies_that_are_read_hold_so_much_and_no_more(full: Running) -> None:
         for link in links:
             link.close()
     full.idle()
-    assert full.app_desk.held_bytes == 0
+    assert full.admission.held_bytes == 0
 
 
 def test_what_a_body_holds_is_given_back_whatever_becomes_of_it() -> None:
-    desk = Desk(ServerOptions(max_body_bytes=1 << 20, max_reading_bytes=1 << 20))
-    with desk.hold() as first:
-        first.grow(bounds.FREE_BYTES)
-        assert desk.held_bytes == 0
+    admission = Admission(ServerOptions(max_body_bytes=1 << 20, max_reading_bytes=1 << 20))
+    with admission.hold() as first:
+        first.grow(limits.FREE_BYTES)
+        assert admission.held_bytes == 0
         first.grow(100)
-        assert desk.held_bytes == 100
-        with pytest.raises(HttpError) as caught, desk.hold() as second:
+        assert admission.held_bytes == 100
+        with pytest.raises(HttpError) as caught, admission.hold() as second:
             second.grow(2 << 20)
         assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "1")
-        assert desk.held_bytes == 100
-    assert desk.held_bytes == 0
+        assert admission.held_bytes == 100
+    assert admission.held_bytes == 0
 
 
 @pytest.mark.case(65)
@@ -272,13 +272,13 @@ def test_bodies_count_until_their_requests_are_prepared_and_are_dropped_then(
         with running.connect() as link:
             link.sendall(request_bytes(CHAT, body))
             assert until(lambda: len(sent) == 1)
-            assert running.app_desk.held_bytes > size - bounds.FREE_BYTES
+            assert running.admission.held_bytes > size - limits.FREE_BYTES
             refused = running.post(CHAT, body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "busy")
             may_go_on.set()
             # The answer is under way, and nothing of what was sent is left.
             assert until(lambda: running.llm.num_live == 1)
-            assert until(lambda: running.app_desk.held_bytes == 0)
+            assert until(lambda: running.admission.held_bytes == 0)
             assert sent[0]() is None
             assert running.llm.num_live == 1
         running.idle()
@@ -317,7 +317,7 @@ def test_77_every_answer_has_a_name_and_a_line(locked: Running, caplog: pytest.L
         return name, status, body
 
     key = "Authorization: Bearer key-one"
-    with caplog.at_level(logging.INFO, logger="beheld.server.ledger"):
+    with caplog.at_level(logging.INFO, logger="beheld.server.access_log"):
         name, status, body = told(request_bytes(COMPLETE, {"prompt": "x", "max_tokens": 1}, key))
         assert status == 200
         assert json.loads(body)["id"].rsplit("-", 1)[1] == name.rsplit("-", 1)[1]

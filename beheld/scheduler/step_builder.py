@@ -10,7 +10,7 @@ from beheld.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
+class StepBuilder:
     """What schedule() has decided so far.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Keys of blocks, so that equal prefixes share them, and the length of the prefix that is cached."""
+"""Keys of blocks, so that equal prefixes share them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from blake3 import blake3
 
 from beheld.core.media import MediaSpan
 from beheld.core.request import Request
-from beheld.scheduler.blocks import BlockPool
 from beheld.scheduler.sequence import Sequence
 
 KEY_BYTES = 32
@@ -73,33 +72,18 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
     return keys
 
 
+class PrefixKeys:
+    """The keys of a sequence's blocks, computed only as far as a group asks: hashing takes long."""
+
+    def __init__(self, sequence: Sequence, block_size: int) -> None:
+        self._sequence = sequence
+        self._block_size = block_size
+
+    def first(self, num_blocks: int) -> list[bytes]:
+        """At least the first `num_blocks`, all of whose tokens are known."""
+        return extend_keys(self._sequence, num_blocks, self._block_size)
+
+
 def _within(spans: Ordered[MediaSpan], joint: tuple[int, int]) -> list[MediaSpan]:
     """The spans that overlap the range."""
     return [span for span in spans if span.start < joint[1] and joint[0] < span.stop]
-
-
-def longest_run(pool: BlockPool, keys: Ordered[bytes], limit: int, known: int = 0) -> int:
-    """How many of the first `limit` blocks are cached without a gap, where the first `known` are."""
-    for index in range(known, limit):
-        if not pool.holds(keys[index]):
-            return index
-    return limit
-
-
-def longest_window(pool: BlockPool, keys: Ordered[bytes], limit: int, window: int, block_size: int) -> int:
-    """The longest prefix of at most `limit` blocks after which a sliding group can go on: its last blocks are cached.
-
-    The next position sees window - 1 positions before itself, which lie in that many whole blocks, rounded up.
-    """
-    needed = -(-(window - 1) // block_size)
-    length = limit
-    while length > 0:
-        low = max(0, length - needed)
-        index = length - 1
-        while index >= low and pool.holds(keys[index]):
-            index -= 1
-        if index < low:
-            return length
-        # Every prefix that ends after the missing block `index` and sees it is out.
-        length = index
-    return 0

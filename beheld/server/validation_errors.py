@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from beheld.server import bounds
+from beheld.server import limits
 from beheld.server.errors import HttpError
 
 # The schema's own errors, which are sentences: see `schema.wrong`.
@@ -40,7 +40,7 @@ _OTHERS = {
 }
 
 
-def misfit(error: ValidationError, value: Any) -> HttpError:
+def validation_error(error: ValidationError, value: Any) -> HttpError:
     """The error that lies deepest: where forms are alternatives, the one that came furthest was meant. At one place
     that is the one whose kind was right; if none was, all kinds are told.
     """
@@ -48,7 +48,7 @@ def misfit(error: ValidationError, value: Any) -> HttpError:
     path, chosen = max(
         found, key=lambda pair: (len(pair[0]), not pair[1]["type"].endswith("_type"), len(pair[1]["loc"]))
     )
-    param = ".".join(map(str, path))[: bounds.MAX_NAME] or None
+    param = ".".join(map(str, path))[: limits.MAX_NAME] or None
     if chosen["type"] == "unknown_field":
         return HttpError(400, chosen["msg"], chosen["ctx"]["remedy"], param=param, code="unknown_field")
     reason, remedy = _told(chosen, [entry for place, entry in found if place == path])

@@ -19,7 +19,7 @@ from beheld.server.schema import (
 
 
 @dataclass(frozen=True)
-class Names:
+class FieldNames:
     """How one body says things.
 
     Attributes:
@@ -66,10 +66,10 @@ class Names:
         return "Send another value, or leave it out." if error.param else "Send another request."
 
 
-NOBODY = Names()
+NO_NAMES = FieldNames()
 
 
-def names_of(body: BaseModel) -> Names:
+def field_names_of(body: BaseModel) -> FieldNames:
     """How a checked body says things."""
     if isinstance(body, Sampled):
         fields = _grammar(body) | {"lora_request": "model"}
@@ -77,13 +77,13 @@ def names_of(body: BaseModel) -> Names:
             fields["logprobs"] = "top_logprobs"
             if body.max_tokens is None:
                 fields["max_tokens"] = "max_completion_tokens"
-            return Names("messages", None if body.chat_template is None else "chat_template", fields)
-        return Names("prompt", fields=fields | {"prompt_token_ids": "prompt"})
+            return FieldNames("messages", None if body.chat_template is None else "chat_template", fields)
+        return FieldNames("prompt", fields=fields | {"prompt_token_ids": "prompt"})
     if isinstance(body, DetokenizeRequest):
-        return Names("tokens")
+        return FieldNames("tokens")
     if isinstance(body, TokenizeRequest | EmbeddingRequest) and body.messages is not None:
-        return Names("messages")
-    return Names("input" if isinstance(body, EmbeddingRequest) else "prompt")
+        return FieldNames("messages")
+    return FieldNames("input" if isinstance(body, EmbeddingRequest) else "prompt")
 
 
 def _grammar(body: Sampled) -> dict[str, str]:

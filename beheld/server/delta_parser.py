@@ -13,7 +13,7 @@ from beheld.text.tools import READERS, Piece, Schemas, ToolReader
 Delta = dict[str, Any]
 
 
-class Voice:
+class DeltaParser:
     """Turns pieces of text into the deltas of OpenAI's chunks.
 
     Args:

@@ -185,7 +185,7 @@ def test_62_a_client_that_does_not_read_is_dropped(running: Running) -> None:
         link.sendall(request_bytes(CHAT, many))
         assert link.recv(12) == b"HTTP/1.1 200"
         begin = time.monotonic()
-        while running.app_desk.busy:
+        while running.admission.busy:
             assert time.monotonic() - begin < 30.0
             for connection in list(running.server.server_state.connections):
                 waiting.append(connection.transport._inner.get_write_buffer_size())  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ from typing import Any
 _MAX_BYTES = 64 << 10
 
 
-class Outgoing(asyncio.Transport):
+class CoalescingTransport(asyncio.Transport):
     """A transport that writes to another one at the end of the turn.
 
     The head of an answer, its first chunk and its first words are ready at the same time; so are its last words, its

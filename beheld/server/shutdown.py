@@ -1,4 +1,4 @@
-"""The end of answers that the server's own end cuts off: their clients are told so."""
+"""Shutdown: the end of answers that the server's own end cuts off: their clients are told so."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beheld.server.desk import Desk
+from beheld.server.admission import Admission
 from beheld.server.errors import HttpError
 from beheld.server.stream import LAST_EVENT, event_of
 
 
 class CutOff:
-    """Answers in place of what is cancelled by `Desk.cut_off`: with 503, or in a stream with an event that is an error.
+    """Answers in place of what is cancelled by `Admission.cut_off`: with 503, or in a stream with an event.
 
     Args:
         app: what stands behind it.
-        desk: knows every request's task, from here to its end.
+        admission: knows every request's task, from here to its end.
     """
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
-        self._desk = desk
+        self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on."""
@@ -37,12 +37,12 @@ class CutOff:
             ended = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
-        with self._desk.known() as task:
+        with self._admission.known() as task:
             try:
                 await self._app(scope, receive, said)
                 return
             except asyncio.CancelledError:
-                if not self._desk.cut or ended or task.uncancel():
+                if not self._admission.cut or ended or task.uncancel():
                     raise
         error = HttpError(
             503,

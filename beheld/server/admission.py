@@ -1,4 +1,4 @@
-"""The desk: how many requests are in work, what their bodies hold, and whether more are taken."""
+"""Admission: how many requests are in work, what their bodies hold, and whether more are taken."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from beheld.server import bounds
+from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 
 
-class Desk:
+class Admission:
     """Admission, bounded; and the drain before the end.
 
     Attributes:
@@ -121,8 +121,8 @@ class Hold:
     """What one body holds, as a context or until `release`; its first bytes are free, so that small bodies are never
     kept out by large ones."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
         self._size = 0
         self.counted = 0
 
@@ -134,7 +134,7 @@ class Hold:
 
     def release(self) -> None:
         """The body is gone; a second time says nothing new."""
-        self._desk.give(self.counted)
+        self._admission.give(self.counted)
         self.counted = 0
 
     def grow(self, num_bytes: int) -> None:
@@ -144,9 +144,9 @@ class Hold:
             HttpError: 503 when bodies hold too much in all.
         """
         self._size += num_bytes
-        more = max(0, self._size - bounds.FREE_BYTES) - self.counted
+        more = max(0, self._size - limits.FREE_BYTES) - self.counted
         if more > 0:
-            self._desk.take(more)
+            self._admission.take(more)
             self.counted += more
 
 

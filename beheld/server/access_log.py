@@ -1,4 +1,4 @@
-"""The ledger: every request has a name, one line in the log and one count, whatever became of it."""
+"""The access log: every request has a name, one line in the log and one count, whatever became of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET = frozenset({"health", "show_metrics"})
 NO_ROUTE = "none"
 
 
-class Ledger:
+class AccessLog:
     """What is told of the end of each request."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -43,16 +43,16 @@ def name_of(number: str) -> str:
     return f"req-{number}"
 
 
-class Told:
-    """Tells the ledger of every request, also of those that no route sees.
+class AccessLogMiddleware:
+    """Writes a line for every request, also of those that no route sees.
 
     Handlers say through the request's state which `route` they are, and what the `outcome` was where that is not the
     status that was sent: a stream has a status before it has failed.
     """
 
-    def __init__(self, app: ASGIApp, ledger: Ledger) -> None:
+    def __init__(self, app: ASGIApp, access_log: AccessLog) -> None:
         self._app = app
-        self._ledger = ledger
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on; the answer gets an X-Request-Id."""
@@ -70,7 +70,7 @@ class Told:
             nonlocal told
             if not told:
                 told = True
-                self._ledger.ended(
+                self._access_log.ended(
                     state["route"], state["number"], state["outcome"] or status, time.monotonic() - begin
                 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from beheld.server.outgoing import Outgoing
+from beheld.server.write_coalescing import CoalescingTransport
 from tests.server.running import Running, request_bytes, talk
 
 
@@ -34,23 +34,23 @@ class Recorder(asyncio.Transport):
 def test_turns_are_pieces(end: str | None, last: list[Any]) -> None:
     async def turns() -> list[Any]:
         inner = Recorder()
-        outgoing = Outgoing(inner, asyncio.get_running_loop())
-        outgoing.write(b"head ")
-        outgoing.write(bytearray(b"and "))
-        outgoing.write(memoryview(b"body"))
+        transport = CoalescingTransport(inner, asyncio.get_running_loop())
+        transport.write(b"head ")
+        transport.write(bytearray(b"and "))
+        transport.write(memoryview(b"body"))
         assert inner.told == []
         await asyncio.sleep(0)
-        outgoing.write(b"next")
+        transport.write(b"next")
         await asyncio.sleep(0)
         # More than is held back goes out at once, and what comes later in the same turn behind it.
-        outgoing.write(b"x")
-        outgoing.write(b"y" * (64 << 10))
+        transport.write(b"x")
+        transport.write(b"y" * (64 << 10))
         assert inner.told[-1] == b"x" + b"y" * (64 << 10)
-        outgoing.write(b"z")
+        transport.write(b"z")
         await asyncio.sleep(0)
-        outgoing.write(b"late")
+        transport.write(b"late")
         if end is not None:
-            getattr(outgoing, end)()
+            getattr(transport, end)()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return inner.told

@@ -13,10 +13,10 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from beheld.server.access_log import NO_ROUTE, AccessLog, name_of, number
 from beheld.server.errors import HttpError
 from beheld.server.keys import OPEN_PATHS
-from beheld.server.ledger import NO_ROUTE, Ledger, name_of, number
-from beheld.server.outgoing import Outgoing
+from beheld.server.write_coalescing import CoalescingTransport
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
@@ -128,10 +128,10 @@ class DeadlineProtocol(H11Protocol):
     Attributes:
         header_s: from a connection's start, or a request's first byte, to the end of its headers.
         send_s: for how long the client may leave what was sent unread.
-        ledger: is told of requests that never become one.
+        request_log: is told of requests that never become one.
     """
 
-    ledger: Ledger
+    request_log: AccessLog
 
     header_s = 10.0
     send_s = 30.0
@@ -145,7 +145,7 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Headers are awaited from now on."""
-        super().connection_made(Outgoing(transport, self.loop))
+        super().connection_made(CoalescingTransport(transport, self.loop))
         self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
 
     def data_received(self, data: bytes) -> None:
@@ -228,7 +228,7 @@ class DeadlineProtocol(H11Protocol):
             head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n".encode()
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
             self.transport.write(head + lines + b"\r\n" + bytes(answer.body))
-            self.ledger.ended(NO_ROUTE, own, error.status, 0.0)
+            self.request_log.ended(NO_ROUTE, own, error.status, 0.0)
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
