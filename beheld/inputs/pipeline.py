@@ -31,7 +31,6 @@ from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.sampling import option_checks
 from beheld.inputs.sampling.resolve_sampling import SamplingResolver, recommended
 from beheld.inputs.stages import Chat, ReadRequest, RequestOrder, RequestWithItems
-from beheld.sandbox.sandbox import Sandbox
 from beheld.structured.compile import Compiler
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import in_turn
@@ -48,8 +47,7 @@ class InputPipeline:
         info: what the checkpoint says.
         config: what was decided.
         args: what the user said.
-        sandbox: where strangers' data are worked on; None makes one.
-        workers: decode and process media there, if they were begun before; None begins them.
+        workers: that were warmed before; None makes and warms them. Their sandbox serves templates and grammars, too.
         processor: transformers', if it was loaded before.
 
     Raises:
@@ -62,47 +60,43 @@ class InputPipeline:
         info: ModelInfo,
         config: EngineConfig,
         args: EngineArgs,
-        sandbox: Sandbox | None = None,
         workers: MediaWorkers | None = None,
         processor: Any = None,
     ) -> None:
         option_checks.check(args)
         self._info, self._config, self._args = info, config, args
-        self._sandbox = sandbox or Sandbox()
         self._family = family_of(info)
         inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
         self._tokenizer = PromptTokenizer(inner, info.placeholder_ids, self._family.places, self._family.pieces)
+        self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
+        option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
+        limits = MediaLimits.of(args.media_limits)
+        rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, limits)
         self._checks = RequestChecks(info, config, args, self._family)
+        self._workers = workers or MediaWorkers(info, config, args)
+        self._sandbox = self._workers.sandbox
         foreign = None if inner is None else render_type(info, for_workers(info, args))
         templates = ChatTemplates(inner, Path(info.path), self._family.template_text, self._sandbox, foreign)
         self._reader = PromptReader(
             info, config, args, self._family, self._tokenizer, templates, self._checks, merge_size(info)
         )
-        self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
-        option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
-        rules = FetchRules.of(
-            args.allowed_local_media_path, args.allowed_media_domains, MediaLimits.of(args.media_limits)
-        )
         self._fetcher = Fetcher(rules)
-        self._workers = workers or MediaWorkers(self._sandbox, info, config, args)
         self._maker = ItemMaker(info, config, args, self._processor, self._family, rules, self._workers)
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
+        if workers is None:
+            # Processes begin after all that may be refused.
+            self._workers.warm()
 
     # ------------------------------------------------------------------ the way of a request
 
-    def prepare(self, prompt: PromptType | Chat, params: SamplingParams, **order: Any) -> Request:
-        """A request, all of it made in the calling thread.
-
-        Args:
-            prompt: in one of its forms, or a conversation.
-            params: as the user gave them.
-            **order: the other fields of RequestOrder.
+    def prepare(self, order: RequestOrder) -> Request:
+        """The request that is asked for, all of it made in the calling thread.
 
         Raises:
             UserError: the prompt, an item or a parameter is at fault.
         """
         with in_turn():
-            read = self.read(RequestOrder(prompt, params, **order))
+            read = self.read(order)
         made = self.make_items(read)
         with in_turn():
             return self.seal(made)

@@ -67,5 +67,5 @@ class TaskType(Generic[T, A]):
     @property
     def codec(self) -> Codec:
         """Puts settings, tasks and answers on the wire."""
-        codec: Codec = sys.modules[self.load.__module__].CODEC  # type: ignore[attr-defined]
+        codec: Codec = sys.modules[self.load.__module__].CODEC
         return codec

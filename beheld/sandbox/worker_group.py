@@ -76,14 +76,14 @@ class _Server:
         try:
             link = Link(self._control, self._codec)
             link.send(kind.settings())
-            kind, said = link.receive(_START_S)
+            status, said = link.receive(_START_S)
         except (OSError, EOFError, ValueError) as error:
             self.close()
             raise WorkerError("The processes that prepare requests cannot be started.", "The log says why.") from error
         except BaseException:
             self.close()
             raise
-        if kind != DONE:
+        if status != DONE:
             self.close()
             raise said
 

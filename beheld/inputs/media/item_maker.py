@@ -27,13 +27,12 @@ from beheld.inputs.media import digest, embeds, header
 from beheld.inputs.media.cache import Content, MediaCache, Processed
 from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source, taken, unpacked
-from beheld.inputs.media.processor import ItemProcessor, Job
+from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.media.processor_options import merged
 from beheld.inputs.media.read_source import ItemOrder, SourceReader, StageClock
 from beheld.inputs.media.tasks import ProcessTask
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.utils.cancellation import CancelToken
-from beheld.utils.gil import take_turns
 
 _UNKNOWN_BYTES = 128 << 20
 
@@ -82,7 +81,7 @@ class ItemMaker:
         # They only wait, each for one worker.
         self._threads: ThreadPoolExecutor | None = None
         if (count := config.media_workers) > 1:
-            self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media", initializer=take_turns)
+            self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media")
 
     def make_all(
         self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, cancel: CancelToken
@@ -210,7 +209,7 @@ class ItemMaker:
                 opened = unpacked(decoded.opened)
                 del decoded
                 processed = self._processor.process(
-                    Job(modality, opened, self._digest(order, content), own, order.setting)
+                    ProcessorInput(modality, opened, self._digest(order, content), own, order.setting)
                 )
             self.cache.put(processed)
             return content, processed, False

@@ -16,7 +16,6 @@ from beheld.inputs.media import audio, decode, digest, video
 from beheld.inputs.media.open_media import Source, plain_rgb
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.utils.cancellation import CancelToken
-from beheld.utils.gil import in_turn
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class SourceReader:
             how = f"{order.ref.modality} {sampling}"
             return Source(kind, digest.of_bytes(data, how), data, sampling)
 
-    def _sampling(self, order: ItemOrder) -> video.Sampling:
+    def _sampling(self, order: ItemOrder) -> video.FrameSampling:
         chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
         said = dict(self._io_options.get("video", {}))
         if "fps" in said or order.options.get("fps") is not None:
@@ -137,7 +136,7 @@ class SourceReader:
         for name in ("num_frames", "fps"):
             if order.options.get(name) is not None:
                 chosen[name] = order.options[name]
-        return video.Sampling.of(chosen).at_most(order.options.get("max_frames"))
+        return video.FrameSampling.of(chosen).at_most(order.options.get("max_frames"))
 
     def _image_source(self, given: Any, clock: StageClock) -> Source:
         if decode.is_array(given):
@@ -159,9 +158,7 @@ class SourceReader:
                 ) from error
             plain = decode.is_plain_rgb(given)
             if not plain and not self._misfits(given):
-                # Repacking pixels needs the interpreter; decoding, copying and hashing do not.
-                with in_turn():
-                    return Source("PIL", digest.of_picture(given), given)
+                return Source("PIL", digest.of_picture(given), given)
         if self._misfits(given):
             # Some files tell their size only now.
             return Source("PIL", b"", given)

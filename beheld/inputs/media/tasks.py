@@ -15,7 +15,7 @@ from beheld.inputs.media import audio, digest, video
 from beheld.inputs.media.cache import Content, Processed
 from beheld.inputs.media.open_media import Source, open_source, unpacked
 from beheld.inputs.media.pixels import Pixels
-from beheld.inputs.media.processor import ItemProcessor, Job
+from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
@@ -77,7 +77,7 @@ class ProcessSettings:
 CODEC = Codec(
     (
         *(DecodeTask, Decoded, ProcessTask, ProcessedMedia, ProcessSettings, Source, Content, Processed, MediaItem),
-        *(video.Sampling, video.Clip, audio.Waveform, Pixels),
+        *(video.FrameSampling, video.Clip, audio.Waveform, Pixels),
         *(MediaLimits, ModelInfo, KVGroup, EngineArgs),
     )
 )
@@ -169,6 +169,6 @@ def _process(task: ProcessTask, processor: ItemProcessor, limits: MediaLimits) -
     key = digest.salted(key, task.salt)
     # Pixels of bytes are let go of as soon as they are an image; a task that came with them holds its own.
     opened = unpacked(opened)
-    processed = processor.process(Job(task.modality, opened, key, own, task.setting))
+    processed = processor.process(ProcessorInput(task.modality, opened, key, own, task.setting))
     done = time.perf_counter()
     return ProcessedMedia(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})

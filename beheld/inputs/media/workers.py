@@ -15,19 +15,24 @@ from beheld.utils.cancellation import CancelToken
 class MediaWorkers:
     """Decodes and processes media as the engine's configuration says. Safe to use from several threads.
 
-    Workers that process begin to load a processor at once: that takes seconds, and loading the model takes longer.
     Without workers all is done in the caller's process, where nothing that runs away can be stopped.
+
+    Attributes:
+        sandbox: the engine's; what else strangers send is worked on there, too.
     """
 
-    def __init__(self, sandbox: Sandbox, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
-        self._sandbox = sandbox
+    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
+        self.sandbox = Sandbox()
         self._limits = MediaLimits.of(args.media_limits)
         in_sandbox = config.media_workers > 0
         self.process_too = in_sandbox and config.media_work is MediaWork.PROCESS and bool(info.modalities)
         self._decode_type = decode_type(self._limits, config.media_workers) if in_sandbox else None
         self._process_type = process_type(info, config, args) if self.process_too else None
+
+    def warm(self) -> None:
+        """Let workers that process load their processor now: that takes seconds, and loading the model takes longer."""
         if self._process_type is not None:
-            sandbox.warm(self._process_type)
+            self.sandbox.warm(self._process_type)
 
     def decode(
         self, modality: str, source: Source, rate: Callable[[], int], cancel: CancelToken | None = None
@@ -48,7 +53,7 @@ class MediaWorkers:
         if self._decode_type is None or not isinstance(source.payload, bytes):
             return Decoded(*open_source(modality, source, self._limits, rate))
         task = DecodeTask(modality, source, rate() if modality == "audio" else 0)
-        return self._sandbox.run(self._decode_type, task, cancel)
+        return self.sandbox.run(self._decode_type, task, cancel)
 
     def process(self, task: ProcessTask, rate: Callable[[], int], cancel: CancelToken | None = None) -> ProcessedMedia:
         """Decode and process a source in the sandbox; what is no bytes is decoded here.
@@ -62,10 +67,10 @@ class MediaWorkers:
         if not isinstance(source.payload, bytes):
             opened, content = open_source(task.modality, source, self._limits, rate)
             task = replace(task, source=Source(source.kind, source.digest, opened, content=content))
-        return self._sandbox.run(self._process_type, task, cancel)
+        return self.sandbox.run(self._process_type, task, cancel)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The numbers of the processes that decode or process media."""
         kinds = (self._decode_type, self._process_type)
-        return tuple(number for kind in kinds if kind is not None for number in self._sandbox.pids(kind))
+        return tuple(number for kind in kinds if kind is not None for number in self.sandbox.pids(kind))
