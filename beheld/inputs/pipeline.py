@@ -14,7 +14,7 @@ from beheld.core.errors import TemplateError
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Sampling, SamplingParams
 from beheld.core.request import Request
-from beheld.inputs.families import family_of
+from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
 from beheld.inputs.media.cache import CacheStats
@@ -65,7 +65,7 @@ class InputPipeline:
     ) -> None:
         option_checks.check(args)
         self._info, self._config, self._args = info, config, args
-        self._family = family_of(info)
+        self._family = registry.inputs(info.family)
         inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
         self._tokenizer = PromptTokenizer(inner, info.placeholder_ids, self._family.places, self._family.pieces)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)

@@ -236,14 +236,19 @@ def _to_array(dtype: str, shape: list[int], buffer: memoryview) -> Any:
 
 
 def _tensor_parts(tensor: Any) -> tuple[str, list[int], memoryview]:
-    """Type, shape and bytes of a tensor on the CPU; the bytes are the tensor's own where it is contiguous."""
+    """Type, shape and bytes of a tensor in the host's memory; the bytes are the tensor's own where it is contiguous."""
     import torch
 
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES or tensor.device.type != "cpu":
-        raise ConfigError(f"A tensor of {dtype} on {tensor.device} cannot be handed to another process.")
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return dtype, list(tensor.shape), memoryview(flat.numpy())
+    try:
+        if dtype not in _DTYPES:
+            raise TypeError(dtype)
+        # numpy sees what lies in the host's memory.
+        array = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (TypeError, RuntimeError) as error:
+        reason = f"A tensor of {dtype} on {tensor.device} cannot be handed to another process."
+        raise ConfigError(reason) from error
+    return dtype, list(tensor.shape), memoryview(array)
 
 
 def _to_tensor(name: str, shape: list[int], buffer: memoryview) -> Any:

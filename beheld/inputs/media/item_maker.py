@@ -21,7 +21,7 @@ from beheld.core.errors import (
     first_line,
 )
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, count_by_modality
-from beheld.inputs.families import Family
+from beheld.families.inputs import FamilyInputs
 from beheld.inputs.fetch.fetch import Fetched, FetchRules
 from beheld.inputs.media import digest, embeds, header
 from beheld.inputs.media.cache import Content, MediaCache, Processed
@@ -64,7 +64,7 @@ class ItemMaker:
         config: EngineConfig,
         args: EngineArgs,
         processor: ItemProcessor,
-        family: Family,
+        family: FamilyInputs,
         rules: FetchRules,
         workers: MediaWorkers,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.config import EngineArgs, EngineConfig, KVGroup, MediaLimits, ModelInfo
 from beheld.core.errors import LimitError, WorkerError
 from beheld.core.media import MediaItem
-from beheld.inputs.families import family_of
+from beheld.families import registry
 from beheld.inputs.media import audio, digest, video
 from beheld.inputs.media.cache import Content, Processed
 from beheld.inputs.media.open_media import Source, open_source, unpacked
@@ -141,7 +141,7 @@ def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], Process
         ModelError: the processor cannot be loaded.
     """
     _load_readers()
-    info, args, family = settings.info, settings.args, family_of(settings.info)
+    info, args, family = settings.info, settings.args, registry.inputs(settings.info.family)
     inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
     tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
     processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)

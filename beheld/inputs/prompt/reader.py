@@ -10,7 +10,7 @@ from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
 from beheld.core.params import SamplingParams
-from beheld.inputs.families import Family
+from beheld.families.inputs import FamilyInputs
 from beheld.inputs.prompt import chat, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.rendering import Rendering
@@ -41,7 +41,7 @@ class PromptReader:
         info: ModelInfo,
         config: EngineConfig,
         args: EngineArgs,
-        family: Family,
+        family: FamilyInputs,
         tokenizer: PromptTokenizer,
         templates: ChatTemplates,
         checks: RequestChecks,
@@ -237,7 +237,7 @@ class PromptReader:
 
     def _example(self, modality: str) -> str:
         """How an item is written in a prompt of this family."""
-        return self._family.markers.get(modality) or self._tokenizer.placeholder(modality)
+        return self._family.placeholders.get(modality) or self._tokenizer.placeholder(modality)
 
     # ------------------------------------------------------------------ checks
 
