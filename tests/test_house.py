@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "families/*/inputs": {"families", "inputs", "checkpoint"},
     "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
     "checkpoint": {"mote", "families"},
-    "sandbox": {"platform"},
+    "sandbox": set(),
     "inputs": {"families", "checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
@@ -135,6 +135,36 @@ def test_import_table_has_no_cycle_and_names_every_package() -> None:
 
     for package in MAY_IMPORT:
         visit(package, ())
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """No cycle between files; imports inside functions and under TYPE_CHECKING count, too."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    imported = {module: files_imported(parse(path), set(files)) - {module} for module, path in files.items()}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"cycle: {' -> '.join((*path[path.index(module) :], module))}"
+        if module not in done:
+            for other in sorted(imported[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in files:
+        visit(module, ())
+
+
+def files_imported(tree: ast.AST, files: set[str]) -> set[str]:
+    """The files among `files` that a file imports; `from package import file` imports the file."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in files else node.module)
+    return found & files
 
 
 @pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
