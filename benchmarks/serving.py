@@ -134,7 +134,7 @@ async def _within(given: argparse.Namespace) -> dict[str, Any]:
 
     params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
 
-    async def ask(data: bytes, seen: load.Seen) -> None:
+    async def ask(data: bytes, seen: load.LoadResult) -> None:
         begin = last = time.perf_counter()
         times = []
         async for output in llm.chat(json.loads(data)["messages"], params, pieces="delta"):
@@ -147,8 +147,8 @@ async def _within(given: argparse.Namespace) -> dict[str, Any]:
         seen.first_s += times[:1]
         seen.between_s += times[1:]
 
-    async def loop(datas: list[bytes], clients: int) -> tuple[load.Seen, float]:
-        seen, waiting = load.Seen(), iter(datas)
+    async def loop(datas: list[bytes], clients: int) -> tuple[load.LoadResult, float]:
+        seen, waiting = load.LoadResult(), iter(datas)
 
         async def client() -> None:
             for data in waiting:
@@ -250,7 +250,7 @@ def own(given: argparse.Namespace) -> dict[str, Any]:
     memory stays resident, and is filled first).
     """
     scenes = _scenes(given.scenes, given.tokens)
-    order, wrong, strangers, total, all_seen = random.Random(0), 0, 0, 0, load.Seen()
+    order, wrong, strangers, total, all_seen = random.Random(0), 0, 0, 0, load.LoadResult()
     with served(given, "--max-model-len", "2048") as (url, pid):
         alone, _ = asyncio.run(load.closed_loop(url, KEY, scenes, 1))
         assert len(alone.texts) == len(scenes), alone.errors

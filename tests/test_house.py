@@ -1,4 +1,4 @@
-"""The house rules as tests: sizes, import directions, docstrings, names."""
+"""The house rules as tests: import directions, docstrings, names."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ HOUSE = ROOT / "beheld"
 FILES = sorted(HOUSE.rglob("*.py"))
 TRAINING = sorted((ROOT / "training").rglob("*.py"))
 
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 60
-
 # Package -> the packages of ours that it may import. Everyone may use core and utils; core and utils use no one.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "utils": set(),
     "mote": set(),
     "checkpoint": {"mote"},
-    "ipc": set(),
-    "inputs": {"checkpoint", "structured", "ipc"},
+    "sandbox": set(),
+    "inputs": {"checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
-    "structured": {"ipc"},
+    "structured": {"sandbox"},
     "parallel": set(),
     "attention": set(),
     "sample": set(),
@@ -38,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"checkpoint", "lora", "quant", "layers", "attention", "parallel"},
     "runner": {"models", "sample", "attention"},
     "executor": {"runner"},
-    "engine": {"scheduler", "structured", "executor", "checkpoint", "ipc"},
+    "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox"},
     "api": {"inputs", "text", "engine", "structured"},
     "server": {"api", "text"},
     "compat": {"api", "inputs"},
@@ -74,17 +71,6 @@ def parse(path: Path) -> ast.Module:
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
-def test_sizes(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= MAX_FILE_LINES, f"{len(lines)} lines: the seam is wrong, re-cut"
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            kernel = any("triton" in ast.unparse(d) for d in node.decorator_list)
-            length = (node.end_lineno or 0) - node.lineno + 1
-            assert kernel or length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

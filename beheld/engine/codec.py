@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from beheld.core import config, media, outputs, params, plan, request
 from beheld.engine import columns, messages, stats
-from beheld.ipc.codec import Codec
+from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
 
 CODEC = Codec(

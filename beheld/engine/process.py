@@ -34,7 +34,7 @@ from beheld.engine.messages import (
     Tokenizer,
     Unread,
 )
-from beheld.ipc.link import FrameError, Link, pair
+from beheld.sandbox.link import FrameError, Link, pair
 from beheld.utils.collector import paused_collector, set_aside
 from beheld.utils.log import get_logger
 

@@ -11,10 +11,10 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
 from beheld.core.errors import PromptError, TemplateError
 from beheld.core.media import MODALITIES, MediaRef
-from beheld.inputs import audio, video
 from beheld.inputs.families import family_of
-from beheld.inputs.template import ChatTemplates
-from beheld.inputs.tokens import load_tokenizer
+from beheld.inputs.media import audio, video
+from beheld.inputs.prompt.template import ChatTemplates
+from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question
 
 _QUESTIONS = {

@@ -19,8 +19,8 @@ import pytest
 
 from beheld.checkpoint.known import REFUSED, TESTED
 from beheld.checkpoint.missing import MISSING
-from beheld.inputs.copies import places
-from beheld.inputs.dial import parse
+from beheld.inputs.fetch.pinned_http import parse
+from beheld.inputs.fetch.url_mirror import places
 from tests import tiny, tiny_adapted, tiny_layouts
 from tests import tiny_text as text
 from tests.inputs import pipes

@@ -15,9 +15,9 @@ from beheld.core.errors import MediaLossError
 from beheld.core.media import MediaItem, MediaReceipt
 from beheld.core.request import Request
 from beheld.inputs.families.mllama import FAMILY as MLLAMA
+from beheld.inputs.media.effective_size import Seen, Sight
+from beheld.inputs.media.receipt import used_image
 from beheld.inputs.pipeline import InputPipeline
-from beheld.inputs.receipt import used_image
-from beheld.inputs.sight import Seen, Sight
 from tests import tiny
 from tests.inputs import pipes
 
@@ -292,7 +292,7 @@ def sight(outputs: dict[str, Any], **arguments: Any) -> Sight:
 
 
 def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
-    from beheld.inputs import sight as rules
+    from beheld.inputs.media import effective_size as rules
 
     unknown = [
         {},

@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.flags import _SKIPPED
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
-from beheld.inputs import audio, fetch, fetching, rendering
+from beheld.inputs.fetch import fetch, fetcher
+from beheld.inputs.media import audio
+from beheld.inputs.prompt import rendering
 from beheld.server import bounds, wire
 from beheld.server import serve as run
 from beheld.server.options import ServerOptions
@@ -62,7 +64,7 @@ def table() -> str:
             rows.append((f"`--{told['flag']}`", default, told["meaning"]))
     for field in dataclasses.fields(EngineArgs):
         if field.name not in _SKIPPED:
-            words, meaning = MEANINGS[field.name]
+            words, meaning = FLAG_HELP[field.name]
             rows.append((f"`--{field.name.replace('_', '-')}`", words or shown(field.default), meaning))
     lines += [f"| {flag} | {default} | {meaning} |\n" for flag, default, meaning in rows]
     return "".join([*lines, END])
@@ -95,7 +97,7 @@ def limits() -> str:
         ("a grammar", f"{compile.MAX_TEXT:,} characters; compiling it {env.GRAMMAR_TIMEOUT():g} s (see Environment)"),
         ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
         ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
-        ("addresses fetched at a time, of one host", f"{fetching._MAX_AT_ONCE}, {fetching._MAX_PER_HOST}"),
+        ("addresses fetched at a time, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),
         ("samples of a sound in a second", f"from {audio._MIN_RATE:,} to {audio._MAX_RATE:,}"),
         ("the engine's answer to `/health`", f"{own.health_s:g} s"),
         ("what is read on after a refusal", f"{wire._FAREWELL_S:g} s"),
@@ -108,14 +110,14 @@ def limits() -> str:
 def foreigners() -> str:
     """The table of vLLM's flags that are none here, with its markers."""
     lines = [BEGIN_FOREIGN, "| flag of vLLM | here |\n", "|---|---|\n"]
-    for name, told in foreign.FLAGS.items():
+    for name, told in vllm_flags.FLAGS.items():
         if told.why:
             words = f"changes nothing: {told.why}" + ("; with another value refused" if told.only else "")
             flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
         else:
             words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
         lines.append(f"| `{flag}` | {words} |\n")
-    for name, values in foreign.SAME.items():
+    for name, values in vllm_flags.SAME.items():
         lines += [f"| `--{name} {value}` | is `{own}` |\n" for value, own in values.items()]
     return "".join([*lines, END_FOREIGN])
 

@@ -18,8 +18,8 @@ import httpx
 import numpy as np
 import pytest
 
-from beheld.inputs import decode, video
-from beheld.ipc.pool import WorkerPool
+from beheld.inputs.media import decode, video
+from beheld.sandbox.pool import WorkerPool
 from tests import tiny
 from tests.inputs import pipes
 from tests.server.running import ENGINE, Running, data_url, request_bytes, talk
@@ -88,7 +88,7 @@ def movie(folder: Path) -> str:
 
 
 def serves(server: Running) -> None:
-    """It answers a picture that it has not seen, soon; the pool itself has one second, see ipc/test_pool.py."""
+    """It answers a picture that it has not seen, soon; the pool itself has one second, see sandbox/test_pool.py."""
     begin = time.monotonic()
     assert server.post(CHAT, asking(unseen())).status_code == 200
     assert time.monotonic() - begin < 2.0, "the pool is whole again"

@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import ModelInfo
-from beheld.inputs.sight import Look
+from beheld.inputs.media.effective_size import Look
 
 # Settings of an item that change its features in families that look at its neighbours.
 ALONE = "alone"

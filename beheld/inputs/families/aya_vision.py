@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.inputs.families import LAID_OUT, Family
-from beheld.inputs.sight import stretched_over_tiles
+from beheld.inputs.media.effective_size import stretched_over_tiles
 
 FAMILY = Family(
     places={"image": "<image>"},

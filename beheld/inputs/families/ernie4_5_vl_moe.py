@@ -81,7 +81,7 @@ def read_tokenizer(folder: Path) -> Any | None:
 
 def _add_marks(tokenizer: Any, config: Any) -> None:
     """Let the tokenizer know the placeholders and their marks by the names that transformers' processor uses."""
-    from beheld.inputs.tokens import extended
+    from beheld.inputs.prompt.tokenizer import extended
 
     extended(tokenizer, tuple(_MARKS.values()))
     for name, mark in _MARKS.items():

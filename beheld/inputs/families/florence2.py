@@ -59,7 +59,7 @@ def load(path: Path) -> Any:
     """The processor of a checkpoint; microsoft's repositories bring code of their own for what transformers has too."""
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Florence2Processor
 
-    from beheld.inputs.tokens import extended
+    from beheld.inputs.prompt.tokenizer import extended
 
     if read_json(path / "processor_config.json"):
         return AutoProcessor.from_pretrained(str(path))

@@ -13,7 +13,7 @@ from typing import Any
 
 from beheld.core.errors import ProcessError
 from beheld.inputs.families import LAID_OUT, PLAIN_HOST_ONLY, Family, Place
-from beheld.inputs.sight import Seen, Sight, numbers
+from beheld.inputs.media.effective_size import Seen, Sight, numbers
 
 _MARKS = re.compile(r"\|SPEAKER\||\|NEWLINE\||<s>")
 _ANSWER = "<0x04>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.inputs.families import Family
-from beheld.inputs.sight import Seen, Sight
+from beheld.inputs.media.effective_size import Seen, Sight
 
 
 def look(sight: Sight) -> Seen | None:

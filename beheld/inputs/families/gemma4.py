@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.inputs.families import LAID_OUT, Family
-from beheld.inputs.sight import Seen, Sight, at_positions
+from beheld.inputs.media.effective_size import Seen, Sight, at_positions
 
 
 def look(sight: Sight) -> Seen | None:

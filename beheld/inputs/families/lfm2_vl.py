@@ -7,7 +7,7 @@ from typing import Any
 
 from beheld.core.errors import ProcessError
 from beheld.inputs.families import LAID_OUT, Family
-from beheld.inputs.sight import Seen, Sight, numbers
+from beheld.inputs.media.effective_size import Seen, Sight, numbers
 
 
 def call(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.inputs.families import LAID_OUT, Family
-from beheld.inputs.sight import Seen, Sight, numbers, padded_over_tiles, unenlarged_over_tiles
+from beheld.inputs.media.effective_size import Seen, Sight, numbers, padded_over_tiles, unenlarged_over_tiles
 
 
 def look(sight: Sight) -> Seen | None:

@@ -7,7 +7,7 @@ the padding that a batch would add belongs to the batch, not to the picture.
 from __future__ import annotations
 
 from beheld.inputs.families import Family
-from beheld.inputs.sight import Seen, Sight, best_canvas, padded_over_tiles
+from beheld.inputs.media.effective_size import Seen, Sight, best_canvas, padded_over_tiles
 
 
 def look(sight: Sight) -> Seen | None:

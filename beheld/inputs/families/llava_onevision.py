@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.inputs.families import AMONG_OTHERS, Family
-from beheld.inputs.sight import Seen, Sight, best_canvas, fitted, padded_over_tiles
+from beheld.inputs.media.effective_size import Seen, Sight, best_canvas, fitted, padded_over_tiles
 
 
 def call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from beheld.inputs.families import PLAIN_HOST_ONLY, PLAIN_LAYOUT, Family
-from beheld.inputs.sight import Seen, Sight, numbers, unenlarged_over_tiles
+from beheld.inputs.media.effective_size import Seen, Sight, numbers, unenlarged_over_tiles
 
 _IMAGE = "<|image|>"
 _START = "<|begin_of_text|>"

@@ -11,7 +11,7 @@ from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ProcessError, PromptError
 from beheld.inputs.families import BESIDE, Family, Place
-from beheld.inputs.sight import Seen, Sight, numbers, padded_over_tiles
+from beheld.inputs.media.effective_size import Seen, Sight, numbers, padded_over_tiles
 
 _NUMBERED = re.compile(r"<\|(image|audio)_(\d+)\|>")
 _NOUNS = {"image": "pictures", "audio": "sounds"}

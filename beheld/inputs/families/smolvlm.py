@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.inputs.families import LAID_OUT, Family
-from beheld.inputs.sight import Seen, Sight, under_mask
+from beheld.inputs.media.effective_size import Seen, Sight, under_mask
 
 
 def call(
