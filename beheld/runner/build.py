@@ -17,9 +17,9 @@ from beheld.models import registry, segments
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.shortage import free_and_total, gib, told
-from beheld.runner import capacity, peaks
+from beheld.runner import capacity, memory_profile
+from beheld.runner.memory_share import MemoryShare
 from beheld.runner.runner import ModelRunner
-from beheld.runner.share import Share
 from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.log import get_logger
 
@@ -67,7 +67,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     return runner
 
 
-def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | None:
+def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:
     """See that memory suffices for the weights, before any is read, and on a GPU make room; returns the share of it.
 
     Raises:
@@ -77,7 +77,7 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | Non
     if config.device == "cpu":
         _check_host(weights, config)
         return None
-    share = Share.of_gpu(config.memory_fraction)
+    share = MemoryShare.of_gpu(config.memory_fraction)
     if config.kv_cache_bytes is None:
         share.check()
     most = share.free_bytes if config.kv_cache_bytes is not None else share.limit_bytes
@@ -130,7 +130,7 @@ def _activation_bytes(
     """Memory that a step takes beside weights and cache, and what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
     captures = not config.enforce_eager and cross_backend is None
-    found = peaks.measure(probe, adapter, info, config, captures=captures)
+    found = memory_profile.measure(probe, adapter, info, config, captures=captures)
     del probe
     torch.cuda.empty_cache()
     logger.info("A full step takes %s of activations, choosing its tokens %s.", gib(found.text), gib(found.sampling))

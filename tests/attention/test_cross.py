@@ -9,7 +9,7 @@ from beheld.attention import cross
 from beheld.attention.cross import CrossMetadata, CrossView, SDPACross, StackedCross
 from beheld.attention.select import select_cross
 from beheld.utils.triton import HAS_TRITON
-from tests.attention.beside import decode, expected, metadata, states
+from tests.attention.cross_reference import decode, expected, metadata, states
 
 
 def check(backend: cross.CrossBackend, q_THC: torch.Tensor, known: CrossMetadata) -> None:

@@ -12,7 +12,7 @@ from beheld.models.shortage import gib
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """What an engine may take of a GPU, and what was there when it began: others may hold the rest.
 
     Attributes:
@@ -28,7 +28,7 @@ class Share:
     held_bytes: int
 
     @classmethod
-    def of_gpu(cls, fraction: float) -> Share:
+    def of_gpu(cls, fraction: float) -> MemoryShare:
         """The share of an engine that begins now."""
         # An engine that was dropped before leaves cycles of objects, and memory that PyTorch keeps for later.
         if torch.cuda.memory_reserved():
