@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from beheld.runner.cache import registry as device
 from beheld.scheduler.cache import registry as host
+from beheld.scheduler.cache.coordinator import CacheCoordinator
+from beheld.scheduler.cache.paged import PagedGroup
+from beheld.scheduler.cache.prefix import extend_keys
+from beheld.scheduler.sequence import Sequence
 from tests import fake_caches
 from tests.fakes import CROSS, FULL, chunked, conv, expected_tokens, fake_config, fake_info, fake_request, sliding
 from tests.scheduler.drive import Bench
@@ -56,6 +60,21 @@ def test_the_greatest_common_hit_of_windows_and_a_state() -> None:
     assert len(slid) == len(recurrent) == len(full) > 0
     assert len(full) % 2 == 0, "it ends at a checkpoint"
     assert states == ()
+
+
+def test_groups_are_asked_until_all_agree() -> None:
+    """Blocks 1 and 2 are what a window needs for a hit of 3, blocks 5 and 6 for one of 7; states are there at 3 and 6."""
+    coordinator = CacheCoordinator((sliding(6), RECURRENT), (12, 12), 4, caching=True)
+    sequence = Sequence.born(fake_request("1", range(10, 39)), (0, 0.0, 0), 2, 99, 99)
+    keys = extend_keys(sequence, 7, 4)
+    for group, blocks in zip(coordinator.groups, ((1, 2, 5, 6), (2, 5)), strict=True):
+        assert isinstance(group, PagedGroup)
+        for index in blocks:
+            group.pool.set_key(group.pool.allocate(1)[0], keys[index])
+    assert coordinator.find_hit(sequence) == 3
+    slid, state = coordinator.take_hit(sequence, 3)
+    assert [block != 0 for block in slid] == [False, True, True]
+    assert [block != 0 for block in state] == [False, False, True]
 
 
 def test_a_state_lives_on_two_blocks_however_long_it_grows() -> None:
