@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object with the answer, usage and receipts")
     form.add_argument("--stream", action="store_true", help="print the answer as it grows")
-    parser.add_argument(
-        "--receipts", action="store_true", help="print to standard error what the model saw"
-    )
+    parser.add_argument("--receipts", action="store_true", help="print to standard error what the model saw")
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 

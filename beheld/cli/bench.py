@@ -27,12 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--clients", default="1,4,16,32", help="numbers of clients, one run each (default: %(default)s)")
     serve.add_argument("--requests", type=int, default=64, help="of each run, at least one per client (default: 64)")
     serve.add_argument("--tokens", type=int, default=32, help="of each answer (default: 32)")
-    serve.add_argument(
-        "--side", type=int, default=224, help="of the images, in pixels; 0 sends none (default: 224)"
-    )
-    serve.add_argument(
-        "--seed", type=int, default=0, help="of the images; the same seed again finds them cached"
-    )
+    serve.add_argument("--side", type=int, default=224, help="of the images, in pixels; 0 sends none (default: 224)")
+    serve.add_argument("--seed", type=int, default=0, help="of the images; the same seed again finds them cached")
     serve.add_argument("--plot", metavar="FILE.svg", help="write a plot of the ladder")
     parser.set_defaults(run=run)
 

@@ -12,6 +12,7 @@ import torch
 
 from beheld import LLM, SamplingParams
 from beheld.core.plan import StepPlan
+from beheld.scheduler.cache.paged import PagedGroup
 from tests import tiny
 from tests.long import LONG
 from tests.oracle import cases
@@ -39,7 +40,7 @@ class Sentinel:
         assert llm._run is not None
         core = llm._run.core
         self.filled: Counter[str] = Counter()
-        self._groups = core.scheduler._cache.groups
+        self._groups = [group for group in core.scheduler._cache.groups if isinstance(group, PagedGroup)]
         self._runner: Any = core.executor.runner  # type: ignore[attr-defined]
         self._around(self._runner, "launch", before=self._free_blocks)
         self._around(self._runner, "_sample", after=self._logits)

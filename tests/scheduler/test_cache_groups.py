@@ -63,7 +63,7 @@ def test_the_greatest_common_hit_of_windows_and_a_state() -> None:
 
 
 def test_groups_are_asked_until_all_agree() -> None:
-    """Blocks 1 and 2 are what a window needs for a hit of 3, blocks 5 and 6 for one of 7; states are there at 3 and 6."""
+    """A window needs blocks 1 and 2 for a hit of 3, blocks 5 and 6 for one of 7; states are there at 3 and 6."""
     coordinator = CacheCoordinator((sliding(6), RECURRENT), (12, 12), 4, caching=True)
     sequence = Sequence.born(fake_request("1", range(10, 39)), (0, 0.0, 0), 2, 99, 99)
     keys = extend_keys(sequence, 7, 4)

@@ -162,11 +162,11 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, strea
         link = small.connect()
         link.sendall(request_bytes(CHAT, asking(unseen()) | {"stream": stream}))
         links.append(link)
-    until(lambda: pool_of(small)._busy and small.app_desk.busy == 24)
+    until(lambda: pool_of(small)._busy and small.admission.busy == 24)
     for link in links:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
-    until(lambda: small.app_desk.busy == 0, 1.0)
+    until(lambda: small.admission.busy == 0, 1.0)
     serves(small)
     assert time.monotonic() - begin < WORK_S, "nothing waited for the end of the work"
     assert is_gone(worker)

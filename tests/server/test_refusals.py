@@ -341,7 +341,7 @@ def test_9_hung_fetches_do_not_hold_up_text(running: Running, monkeypatch: pytes
                 for link in links:
                     link.sendall(hung)
                 deadline = time.monotonic() + 5.0
-                while running.app_desk.busy < 64 or not (asked := taken()):
+                while running.admission.busy < 64 or not (asked := taken()):
                     assert time.monotonic() < deadline, "all were to be in work by now"
                     time.sleep(0.01)
                 time.sleep(0.2)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from beheld.attention.backend import GroupMetadata, LayerCache, LayerKV
 from beheld.core.config import EngineConfig, KVGroup
+from beheld.platform.registry import platform_of
 
 
 class PagedCache:
@@ -66,8 +67,8 @@ class PagedCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU from numpy, whose zero pages take no memory and no time until they are written."""
-    if device.type != "cpu" or 0 in shape:
+    """Zeros; in the host's memory from numpy, whose zero pages take no memory and no time until they are written."""
+    if not platform_of(device).shares_host_memory or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     count = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
