@@ -68,8 +68,8 @@ class ModelRunner:
         capacity: Capacity,
         cross_backend: CrossBackend | None = None,
     ) -> None:
-        self._caches = make_caches(info)
-        assert (cross_backend is None) == (self._caches.states is None), "states of items need a backend"
+        self.caches = make_caches(info)
+        assert (cross_backend is None) == (self.caches.states is None), "states of items need a backend"
         self._adapter = adapter
         self._backend = backend
         self._info = info
@@ -79,7 +79,7 @@ class ModelRunner:
         self.capacity = capacity
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
-        self.kv = self._caches.allocate(config, capacity, adapter.device)
+        self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         # For whoever compares stages: called with "embeds", "positions" and "logits" of each step and their tensors.
@@ -90,7 +90,7 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
-        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._caches, self.config, self.rows)
+        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self.caches, self.config, self.rows)
         try:
             graphs.capture(show_progress=self.config.show_progress)
         except NotCapturedError as error:
@@ -98,9 +98,9 @@ class ModelRunner:
             logger.warning("%s runs without CUDA graphs, which is slower: %s", self._info.architecture, error)
             return
         self._graphs = graphs
-        if self._backend.captures_prefill and self._cross_backend is None and MixedGraphs.worth(self.config):
+        if self._backend.captures_prefill and MixedGraphs.worth(self.config):
             mixed = MixedGraphs(
-                self._adapter, self._backend, self.kv, self._caches, self.config, self.rows, self.encoder, graphs
+                self._adapter, self._backend, self.kv, self.caches, self.config, self.rows, self.encoder, graphs
             )
             try:
                 mixed.capture(show_progress=self.config.show_progress)
@@ -136,7 +136,7 @@ class ModelRunner:
         mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
         if mixed is not None:
             return self._sample(handle, laid.sampling, *mixed, plan.masks) if laid.sampling else handle
-        batch = build(laid, self.rows, self._caches, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
         sampled_SV, handle.prompt_logprobs = self._forward(batch)
         if sampled_SV is None:
             return handle
@@ -184,7 +184,7 @@ class ModelRunner:
         return len(batch.ids_T) >= max(self._fewest_for_tail, FEWEST_EACH * len(batch.sampling))
 
     def _cross(self, found: CrossMetadata | None) -> CrossContext | None:
-        states, backend = self._caches.states, self._cross_backend
+        states, backend = self.caches.states, self._cross_backend
         return None if found is None or states is None or backend is None else states.context(backend, found)
 
     def _report_prompts(
@@ -320,9 +320,9 @@ class ModelRunner:
 
     def _dry_pass(self, slices: Sequence[SeqSlice], tail: bool) -> tuple[torch.Tensor, ForwardContext]:
         laid = lay_out(slices, self.rows, self._info, self.config.block_size)
-        batch = build(laid, self.rows, self._caches, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
         self._backend.begin(batch.metadata)
-        states = self._caches.states
+        states = self.caches.states
         blank = None if states is None else self._cross(states.blank(len(batch.ids_T), self._adapter))
         part = tail_of(batch, self._adapter.tail_from) if tail and self._adapter.tail_from is not None else None
         if part is not None:
@@ -339,7 +339,7 @@ class ModelRunner:
             ModelError: it is not so; the message names the layers.
         """
         logits_SV, context = self.dry_run([2])
-        states = self._caches.states
+        states = self.caches.states
         cross_layers = () if states is None else states.spec.layers
         cross_called = {} if context.cross is None else context.cross.called
         wrong = [layer for layer in self.kv if context.called.get(layer, 0) != 1]

@@ -90,7 +90,7 @@ class DeviceReader:
 def equip(llm: LLM) -> DecodeGraphs:
     """Give an engine on a CPU its decode graphs."""
     runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
-    made = DecodeGraphs(runner._adapter, DeviceReader(), runner.kv, runner._caches, runner.config, runner.rows)
+    made = DecodeGraphs(runner._adapter, DeviceReader(), runner.kv, runner.caches, runner.config, runner.rows)
     made.capture(show_progress=False)
     runner._graphs = made
     return made

@@ -23,6 +23,8 @@ class DeviceCache(Protocol):
     """One layer group's memory on the device, counted in blocks. It holds no tensor itself."""
 
     spec: KVGroup
+    no_graph: str | None
+    """Why a CUDA graph cannot hold a step of the group's layers; None if it can."""
 
     def block_bytes(self, config: EngineConfig) -> int:
         """What a block takes, over all layers of the group."""
@@ -88,6 +90,11 @@ class DeviceCaches:
     def all(self) -> tuple[DeviceCache, ...]:
         """In the order of ModelInfo.kv_groups."""
         return self.tables if self.states is None else (*self.tables, self.states)
+
+    @property
+    def no_graph(self) -> str | None:
+        """Why a CUDA graph cannot hold a step; None if it can."""
+        return next((cache.no_graph for cache in self.all if cache.no_graph is not None), None)
 
     def allocate(self, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[int, LayerCache]:
         """What each layer with blocks holds: layer -> tensors."""

@@ -13,6 +13,8 @@ from beheld.models.adapter import ModelAdapter
 class CrossCache:
     """See StateCache."""
 
+    no_graph: str | None = "the states that they look at differ in number"
+
     def __init__(self, spec: KVGroup, index: int) -> None:
         self.spec = spec
         self.index = index

@@ -14,6 +14,8 @@ from beheld.platform.registry import platform_of
 class PagedCache:
     """See TableCache; as for full attention where a kind's own class says nothing else."""
 
+    no_graph: str | None = None
+
     def __init__(self, spec: KVGroup, index: int) -> None:
         self.spec = spec
         self.index = index
