@@ -228,6 +228,24 @@ def test_only_setup_names_an_executor(path: Path) -> None:
     assert "executor.local" not in text
 
 
+# Who may name a kind of cache group: the two registries, and those that read which kinds a model has.
+NAMES_A_KIND = {"scheduler/cache/registry.py", "runner/cache/registry.py", "checkpoint/info.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nobody_asks_for_a_kind_of_cache_group_by_name(path: Path) -> None:
+    from beheld.scheduler.cache.registry import KINDS
+
+    if str(path.relative_to(HOUSE)) in NAMES_A_KIND or package_of(path) == "families":
+        return
+    asks = package_of(path) in {"scheduler", "runner", "attention", "models", "engine", "core"}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Constant):
+            assert node.value not in KINDS, f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.Attribute) and asks:
+            assert node.attr != "kind", f"line {node.lineno}: a CacheGroup or a DeviceCache knows"
+
+
 def test_no_private_places_in_the_repository() -> None:
     """No path of a developer's machine, no host of a package registry, no lock file."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
