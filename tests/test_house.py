@@ -20,33 +20,44 @@ TRAINING = sorted((ROOT / "training").rglob("*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "utils": set(),
+    "platform": set(),
     "mote": set(),
     "families": {"families/model"},
     # What the third section of a family answers; the types in it are those of the device's half.
     "families/model": {"attention"},
     "families/*/inputs": {"families", "inputs", "checkpoint"},
-    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint"},
+    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
     "checkpoint": {"mote", "families"},
-    "sandbox": set(),
+    "sandbox": {"platform"},
     "inputs": {"families", "checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
     "structured": {"sandbox"},
     "parallel": set(),
-    "attention": set(),
-    "sample": set(),
+    "attention": {"platform"},
+    "sample": {"platform"},
     "layers": {"parallel", "attention"},
     "lora": {"layers", "attention"},
-    "quant": {"layers"},
-    "models": {"families", "families/model", "checkpoint", "lora", "quant", "layers", "attention", "parallel"},
-    "runner": {"models", "sample", "attention"},
+    "quant": {"layers", "platform"},
+    "models": {
+        "families",
+        "families/model",
+        "checkpoint",
+        "lora",
+        "quant",
+        "layers",
+        "attention",
+        "parallel",
+        "platform",
+    },
+    "runner": {"models", "sample", "attention", "platform"},
     "executor": {"runner"},
-    "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox"},
-    "api": {"inputs", "text", "engine", "structured"},
+    "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
+    "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
     "compat": {"api", "inputs", "families"},
-    "verify": {"families", "checkpoint", "inputs", "engine", "models"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "families"},
+    "verify": {"families", "checkpoint", "inputs", "engine", "executor", "models"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "platform", "families"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}
@@ -217,6 +228,39 @@ def test_each_name_belongs_to_one_family() -> None:
             assert others.setdefault(("", architecture), package) == package
             assert find(None, (architecture,)) == package
     assert all(find(model_type) == package for model_type, package in types.items())
+
+
+# What only platform/ says: the names of a device, and libraries of one vendor.
+DEVICE_WORDS = re.compile(
+    r"""["']cuda|torch\.cuda|\bis_cuda\b|\bdevice\.type\b|\bdevice [!=]= ["']|[!=]= ["'](?:cpu|cuda)\b"""
+    r"""|["'](?:cpu|cuda)["'] [!=]=|/dev/nvidia|torch\.backends\.cud"""
+    r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b"""
+)
+NAMES_A_DEVICE = {
+    "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
+    "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_the_platform_asks_which_device_this_is(path: Path) -> None:
+    found = DEVICE_WORDS.search(path.read_text(encoding="utf-8"))
+    excused = package_of(path) == "platform" or str(path.relative_to(HOUSE)) in NAMES_A_DEVICE
+    assert excused or found is None, f"{found.group(0)!r}: ask platform_of(device) what the device can do"
+
+
+def test_files_that_name_a_device_still_do() -> None:
+    for path in NAMES_A_DEVICE:
+        assert DEVICE_WORDS.search((HOUSE / path).read_text(encoding="utf-8")), f"{path} needs no exception any more"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_setup_names_an_executor(path: Path) -> None:
+    if package_of(path) == "executor" or path == HOUSE / "engine" / "setup.py":
+        return
+    text = path.read_text(encoding="utf-8")
+    assert "LocalExecutor" not in text
+    assert "executor.local" not in text
 
 
 def test_no_private_places_in_the_repository() -> None:

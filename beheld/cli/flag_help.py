@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from beheld.platform.probe import device_words
+
 # Field of EngineArgs -> (the default in words if the value is None, description).
 FLAG_HELP: dict[str, tuple[str, str]] = {
     "tokenizer": ("the model's", "a folder or hub name of another tokenizer"),
@@ -44,7 +46,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "swap_space": ("none", "known for old scripts; changes nothing"),
     "cpu_offload_gb": ("0", "weights kept off the device; all but 0 is refused"),
     "enable_sleep_mode": ("", "refused"),
-    "device": ("", "`auto`, `cpu` or `cuda`"),
+    "device": ("", f"`auto`, {device_words()}"),
     "attention_backend": ("the fastest that fits", "name of another one"),
     "enforce_eager": ("", "no CUDA graphs and no compiled layers"),
     "tensor_parallel_size": ("", "GPUs that share one model: more than 1 runs on one, if it holds the model"),

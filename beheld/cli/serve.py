@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.cli.flags import add_engine_flags, add_server_flags, apply_file, engine_options, server_values
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
+from beheld.platform.probe import has_accelerator
 from beheld.utils.allocator import share_arenas
 from beheld.utils.collector import paused_collector, set_aside
 
@@ -147,8 +148,7 @@ def _place(arguments: argparse.Namespace) -> str:
     """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores."""
     if arguments.engine is not None:
         return str(arguments.engine)
-    gpu = arguments.device != "cpu" and Path("/dev/nvidiactl").exists()
-    return "process" if gpu else "thread"
+    return "process" if has_accelerator(arguments.device) else "thread"
 
 
 def server_options(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any]) -> ServerOptions:

@@ -217,7 +217,7 @@ class EngineConfig:
     """What was decided from EngineArgs, ModelInfo and the machine; every field is final.
 
     Attributes:
-        device: "cpu" or "cuda".
+        device: the name of its platform, as torch has it.
         dtype: type of weights and activations, as "float32".
         kv_dtype: type of keys and values.
         max_model_len: prompt and answer together, in tokens.

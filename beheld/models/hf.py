@@ -26,7 +26,7 @@ from beheld.models.call_graphs import CallGraphs
 from beheld.models.layers_once import layers_once
 from beheld.models.longrope import FAR
 from beheld.models.prepare import text_model
-from beheld.models.upload import Uploader
+from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
 _MOST_PATCHES = 1 << 14
@@ -61,15 +61,16 @@ class HFAdapter:
         self._columns = family.extra_columns(model) if family.extra_columns is not None else None
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
         self._own_features = {"audio": family.audio_features, "image": family.image_features}
+        self._platform = platform_of(self.device)
         # On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
-        has_tail = family.tail_from is not None and self.device.type == "cpu"
+        has_tail = family.tail_from is not None and self._platform.synchronous
         self.tail_from = family.tail_from(model) if has_tail and family.tail_from is not None else None
         self.tail_stores = self.tail_from is None and self._columns is None and self._cross is None
         if self.tail_stores:
             layers = text_model(model).layers
             last_layer.shorten(layers[-1])
             self.tail_from = len(layers) - 1
-        self._upload = Uploader(self.device)
+        self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None
         self._route_attention(windows)
@@ -119,7 +120,8 @@ class HFAdapter:
 
     def capture_calls(self) -> None:
         """From now on, capture tower calls of sizes that come again."""
-        self._call_graphs = CallGraphs()
+        assert self._platform.graphs is not None
+        self._call_graphs = CallGraphs(self._platform.graphs)
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings (T, H), followed in some families by what later layers take."""
@@ -176,7 +178,7 @@ class HFAdapter:
         if self._call_graphs is None or count > _MOST_PATCHES:
             return self._pooled(modality, method, moved)
         # What lies on the device may change from call to call; all else decides what is launched.
-        tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.is_cuda}
+        tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.device == self.device}
         fixed = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in moved.items() if k not in tensors}
         sizes = (modality, repr(fixed), *((k, tuple(v.shape)) for k, v in tensors.items()))
         kept = {k: moved[k] for k in fixed}

@@ -17,8 +17,9 @@ from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.families import registry
-from beheld.models import shortage, towers
+from beheld.models import out_of_memory, towers
 from beheld.models.shards import shard_bar
+from beheld.platform.registry import platform_of
 from beheld.quant import compressed_tensors, keep
 from beheld.quant.choose import FLOAT8, choose, objection
 from beheld.utils.log import get_logger
@@ -138,11 +139,11 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     from transformers.utils import logging as hf_logging
 
     hf_logging.set_verbosity_error()
-    shortages = shortage.count()
+    shortages = out_of_memory.count()
     try:
         options = {
             "dtype": dtype,
-            "device_map": None if config.device == "cpu" else config.device,
+            "device_map": None if platform_of(config.device).shares_host_memory else config.device,
             "output_loading_info": True,
             "trust_remote_code": config.trust_remote_code,
         }
@@ -157,7 +158,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     except ModelError:
         raise
     except Exception as error:
-        if shortage.is_shortage(error, shortages):
+        if out_of_memory.is_out_of_memory(error, shortages):
             raise
         raise ModelError(
             f"The weights of {info.name!r} could not be loaded: {error}", "Fetch the checkpoint again."

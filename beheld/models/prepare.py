@@ -29,6 +29,7 @@ from beheld.models.joined import fuse_linears
 from beheld.models.longrope import settle
 from beheld.models.one_row import OneRowLinear
 from beheld.models.patches import pack_patch_convolutions
+from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -46,10 +47,9 @@ def prepare(model: Any, info: ModelInfo, config: EngineConfig) -> LoRASlots | No
     Raises:
         ConfigError: it is to carry adapters, and no layer can.
     """
-    if config.device != "cpu" and config.dtype == "float32":
-        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for. Products of
-        # matrices do so only where the user's own program says it.
-        torch.backends.cudnn.allow_tf32 = False
+    platform = platform_of(config.device)
+    if config.dtype == "float32":
+        platform.exact_float32()
     adapt = registry.model(info.family).adapt
     if adapt is not None:
         adapt(model)
@@ -57,7 +57,7 @@ def prepare(model: Any, info: ModelInfo, config: EngineConfig) -> LoRASlots | No
     if not config.enforce_eager:
         _fuse(model, config)
     slots = None if config.max_loras == 0 else attach(model, text_model(model), config)
-    if not config.enforce_eager and config.device != "cpu" and env.COMPILE():
+    if not config.enforce_eager and platform.compiles_layers and env.COMPILE():
         text = text_model(model)
         number_layers(text)
         # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
@@ -75,7 +75,7 @@ def prepare(model: Any, info: ModelInfo, config: EngineConfig) -> LoRASlots | No
 def _fuse(model: Any, config: EngineConfig) -> None:
     """Linear layers in the form that the device computes fastest."""
     dtype = getattr(torch, config.dtype)
-    if config.device == "cpu":
+    if platform_of(config.device).packs_linears:
         if dtype == torch.float32:
             _pack(model, dtype)
         else:

@@ -7,6 +7,7 @@ from typing import Any
 from beheld.attention.select import select_tower
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
+from beheld.platform.registry import platform_of
 
 _SMALLER = "Take a quantized or a smaller checkpoint, or a device with more memory."
 
@@ -20,11 +21,12 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
     """
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model
+    from beheld.models.out_of_memory import explained
     from beheld.models.prepare import prepare
-    from beheld.models.shortage import told
 
-    with told("load the weights", config.device, _SMALLER):
+    platform = platform_of(config.device)
+    with explained("load the weights", platform, _SMALLER):
         model = load_model(hf_config, info, config)
-    with told("join and arrange the weights", config.device, _SMALLER):
-        windows = select_tower(config.device, config.attention_backend)
+    with explained("join and arrange the weights", platform, _SMALLER):
+        windows = select_tower(platform, config.attention_backend)
         return HFAdapter(model, info, prepare(model, info, config), windows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from beheld.core.errors import ConfigError
+from beheld.platform.registry import platform_of
 from beheld.sandbox.codec import count_of
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -17,13 +18,13 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def parts(tensor: torch.Tensor) -> tuple[str, list[int], memoryview]:
-    """Type, shape and bytes of a tensor on the CPU; the bytes are the tensor's own where it is contiguous.
+    """Type, shape and bytes of a tensor in the host's memory; the bytes are the tensor's own where it is contiguous.
 
     Raises:
         ConfigError: it lies elsewhere, or is of a type that has no agreed bytes.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES or tensor.device.type != "cpu":
+    if dtype not in _DTYPES or not platform_of(tensor.device).shares_host_memory:
         raise ConfigError(f"A tensor of {dtype} on {tensor.device} cannot be handed to another process.")
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return dtype, list(tensor.shape), memoryview(flat.numpy())  # type: ignore[arg-type]

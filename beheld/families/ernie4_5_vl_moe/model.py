@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeMoeBlock
 
 from beheld.families.model import FamilyModel
+from beheld.platform.registry import platform_of
 
 # What a base class says of its results is not what it returns.
 _Block: Any = Ernie4_5_VLMoeMoeBlock
@@ -31,6 +32,8 @@ class TypedExperts(_Block):
     def __init__(self, block: Any) -> None:
         nn.Module.__init__(self)
         self.num_experts = block.num_experts
+        # Whether any token is seen may then be asked at each call.
+        self.synchronous = platform_of(next(block.parameters()).device).synchronous
         self.text_moe, self.vision_moe = block.text_moe, block.vision_moe
         self.shared_experts = block.shared_experts
         for part in (self.text_moe, self.vision_moe):
@@ -41,7 +44,7 @@ class TypedExperts(_Block):
         x_TH = hidden_states.flatten(0, 1)
         assert moe_mm_token_type_ids is not None, "tokens of unknown kind"
         seen_T = moe_mm_token_type_ids.flatten().bool()
-        if x_TH.is_cuda or seen_T.any():
+        if not self.synchronous or seen_T.any():
             out_TH = self._routed(self.text_moe, x_TH, seen_T) + self._routed(self.vision_moe, x_TH, ~seen_T)
         else:
             out_TH = self._routed(self.text_moe, x_TH, seen_T)

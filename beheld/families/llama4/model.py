@@ -15,6 +15,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
 from beheld.families.model import FamilyModel
 from beheld.models.experts import GroupedExperts, can_group, experts_of
+from beheld.platform.registry import platform_of
 
 
 class ChosenExperts(nn.Module):
@@ -31,7 +32,7 @@ class ChosenExperts(nn.Module):
         self.shared_expert = block.shared_expert
         old = block.experts
         weights = old.gate_up_proj.data, old.down_proj.data
-        if weights[0].device.type == "cpu":
+        if platform_of(weights[0].device).synchronous:
             self.experts: nn.Module = experts_of(*weights, old.act_fn, transposed=True)
         else:
             self.experts = GroupedExperts(*weights, old.act_fn)
@@ -57,7 +58,7 @@ def adapt(model: Any) -> None:
         block = layer.feed_forward
         if isinstance(block, Llama4TextMoe):
             weights = block.experts.gate_up_proj.data, block.experts.down_proj.data
-            if weights[0].device.type == "cpu" or can_group(*weights):
+            if platform_of(weights[0].device).synchronous or can_group(*weights):
                 layer.feed_forward = ChosenExperts(block)
         attention = layer.self_attn
         if attention.attn_temperature_tuning and not attention.use_rope:
