@@ -1,4 +1,4 @@
-"""Who answers in `beheld chat`: a model in this process, or a server that speaks OpenAI's API."""
+"""The backends of `beheld chat`: a model in this process, or a server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Messages = list[dict[str, Any]]
 
 @dataclass
 class AnswerStats:
-    """What is known of an answer when it has ended.
+    """Statistics of one answer.
 
     Attributes:
-        prompt_tokens, cached_tokens, answer_tokens: None where nobody said.
+        prompt_tokens, cached_tokens, answer_tokens: None if the server did not report them.
         receipts: one mapping per media item, as in the server's answers.
-        reason: why it ended.
-        first_s, total_s: to the first piece, and to the end.
+        reason: the finish reason.
+        first_s, total_s: seconds to the first text, and to the end.
     """
 
     prompt_tokens: int | None = None
@@ -43,26 +43,26 @@ class AnswerStats:
 
 
 class ChatBackend(Protocol):
-    """One who answers conversations."""
+    """Answers conversations."""
 
     name: str
 
     def part(self, ref: MediaRef) -> dict[str, Any]:
-        """A media item as a part of a message."""
+        """Return a media item as a part of a message."""
 
     def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
-        """The pieces of an answer; closing the iterator ends it. `stats` is filled as things become known."""
+        """Yield the pieces of an answer and fill in `stats`; closing the iterator cancels the answer."""
 
     def close(self) -> None:
-        """End."""
+        """Release the backend's resources."""
 
 
 class LocalBackend:
     """A model in this process.
 
     Args:
-        llm: it.
-        options: of SamplingParams.
+        llm: the model.
+        options: fields of SamplingParams.
     """
 
     def __init__(self, llm: LLM, options: Mapping[str, Any]) -> None:
@@ -73,11 +73,11 @@ class LocalBackend:
         self._params = SamplingParams(**{**vars(llm.get_default_sampling_params()), **options})
 
     def part(self, ref: MediaRef) -> dict[str, Any]:
-        """The item as it is."""
+        """Return the item unchanged."""
         return {"type": ref.modality, ref.modality: ref.source}
 
     def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
-        """As ChatBackend."""
+        """See ChatBackend.answer."""
         begin = time.monotonic()
         count = 0
         for output in self._llm.chat_stream(messages, self._params):
@@ -92,32 +92,32 @@ class LocalBackend:
             yield piece.text
 
     def close(self) -> None:
-        """Give back the model's memory."""
+        """Free the model's memory."""
         self._llm.close()
 
 
 class RemoteBackend:
-    """A server.
+    """A server with OpenAI's API.
 
     Args:
-        url: with or without /v1 at its end.
-        key: of the server; None takes OPENAI_API_KEY or none.
-        model: its name there; None takes the first that the server tells of.
+        url: with or without a final /v1.
+        key: the API key; None uses OPENAI_API_KEY if set.
+        model: the model's name there; None uses the first that the server lists.
         options: fields of requests.
 
     Raises:
-        ConfigError: it does not answer.
+        ConfigError: the server does not answer.
     """
 
     def __init__(self, url: str, key: str | None, model: str | None, options: Mapping[str, Any]) -> None:
         self._client = remote.connected(remote.address(url), remote.key_of(key))
         self._options = dict(options)
-        # Asked also where the name is known: what does not answer is stats of before the first question.
+        # Also asked when the name is given: a server that does not answer is reported before the first question.
         first = remote.first_model(self._client)
         self.name = model or first
 
     def part(self, ref: MediaRef) -> dict[str, Any]:
-        """Files travel within the request; addresses are the server's to fetch."""
+        """Return an item as a message part: files as data URLs, URLs unchanged (the server fetches them)."""
         source, kind = ref.source, f"{ref.modality}/unknown"
         if isinstance(source, Path):
             kind = mimetypes.guess_type(source.name)[0] or kind
@@ -127,7 +127,7 @@ class RemoteBackend:
         return {"type": f"{ref.modality}_url", f"{ref.modality}_url": {"url": source}}
 
     def answer(self, messages: Messages, stats: AnswerStats) -> Iterator[str]:
-        """As ChatBackend."""
+        """See ChatBackend.answer."""
         import httpx
 
         body = {
@@ -152,15 +152,15 @@ class RemoteBackend:
             stats.total_s = time.monotonic() - begin
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._client.close()
 
 
 def _chunks(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream, up to its end.
+    """Yield the chunks of a stream up to its end.
 
     Raises:
-        FetchError: it holds something else, or has no end.
+        FetchError: the stream is not OpenAI's format, or is cut off.
     """
     reader = EventReader()
     try:
@@ -169,7 +169,7 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
                 return
             yield chunk_of(data)
     except ValueError as error:
-        raise FetchError("The server's stream is none of OpenAI's API.", "Ask another server.") from error
+        raise FetchError("The server's stream is not in OpenAI's format.", "Use a server with OpenAI's API.") from error
     raise FetchError("The server's answer was cut off.", "Ask again.")
 
 

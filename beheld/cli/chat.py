@@ -1,4 +1,4 @@
-"""`beheld chat`: a conversation in the terminal, with pictures, videos and sound, with a server or in process."""
+"""`beheld chat`: a conversation in the terminal about images, videos and audio, with a server or in process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beheld.cli.terminal import shown, whole
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
 
-HELP = """/add FILE...   show pictures, videos or sounds with the next question (files or addresses)
+HELP = """/add FILE...   add images, videos or audio to the next question (files or URLs)
 /new           begin a new conversation
 /receipt       what the model saw of the media of the last question
 /help          this
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Talk until the input ends."""
+    """Chat until the input ends."""
     backend = _backend(arguments)
     try:
         ChatSession(backend, arguments.system).run(references(arguments.media))
@@ -70,10 +70,10 @@ def _backend(arguments: argparse.Namespace) -> ChatBackend:
 
 
 class ChatSession:
-    """What was said so far, and the loop that goes on with it.
+    """A conversation and its read-answer loop.
 
     Args:
-        backend: answers.
+        backend: gives the answers.
         system: the first message of every conversation, if any.
     """
 
@@ -86,14 +86,14 @@ class ChatSession:
         self._at_terminal = sys.stdin.isatty()
 
     def run(self, media: list[MediaRef]) -> None:
-        """Read questions from standard input until it ends; answers go to standard output, all else to the other."""
+        """Read questions from standard input until it ends; only answers go to standard output."""
         self._media = media
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")
         if self._at_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  (gives input() a history)
-            _note(f"Talking to {self._backend.name}; /help tells of commands.")
+            _note(f"Chatting with {self._backend.name}; /help lists the commands.")
         for line in self._questions():
             if line.startswith("/"):
                 if line.split()[0] in ("/quit", "/exit"):
@@ -139,10 +139,10 @@ class ChatSession:
                 _note(f"{receipt['item']}: {receipt['tokens']} tokens")
                 _note(f"  given {receipt['given']}\n  seen {receipt['used']}")
         else:
-            _note(HELP if name == "/help" else f"There is no command {name}; /help tells of those there are.")
+            _note(HELP if name == "/help" else f"Unknown command {name}; /help lists the commands.")
 
     def _ask(self, text: str) -> None:
-        """One question and its answer; one that fails leaves the conversation, and its media, as they were."""
+        """Ask one question and print its answer; a failed question leaves the conversation and its media unchanged."""
         try:
             parts = [*map(self._backend.part, self._media), {"type": "text", "text": text}]
         except OSError as error:

@@ -1,8 +1,10 @@
-"""What every engine option means, in a few words: for --help and for the table in docs/serving.md."""
+"""One-line descriptions of the engine options, for --help and the documentation."""
 
 from __future__ import annotations
 
-# Field of EngineArgs -> (default in words, where None is one; what it does).
+from beheld.platform.probe import device_words
+
+# Field of EngineArgs -> (the default in words if the value is None, description).
 FLAG_HELP: dict[str, tuple[str, str]] = {
     "tokenizer": ("the model's", "a folder or hub name of another tokenizer"),
     "tokenizer_mode": ("", "`auto`, `slow` or `hf`: all are transformers' own tokenizer"),
@@ -21,11 +23,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "config_format": ("", "`auto` or `hf`; others are refused"),
     "load_format": ("", "`auto`, `safetensors`, or `dummy` for random weights"),
     "generation_config": ("", "`auto`: the checkpoint's recommended sampling; `vllm`: none"),
-    "override_generation_config": ("none", "JSON of sampling parameters that requests take if they say nothing"),
+    "override_generation_config": ("none", "JSON of default sampling parameters"),
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
     "quantization": ("the checkpoint's", "`compressed-tensors` for FP8 checkpoints; others are refused"),
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; others are refused"),
-    "seed": ("drawn anew", "of all requests that bring none"),
+    "seed": ("random", "seed of requests that set none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token"),
     "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),
     "max_num_seqs": ("64 on a CPU, else 256", "sequences computed at once"),
@@ -36,12 +38,15 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "async_scheduling": ("on with a GPU", "the next step is planned while the device computes"),
     "block_size": ("16", "positions in one block of the KV cache"),
     "num_gpu_blocks_override": ("as memory allows", "how many blocks there are"),
-    "gpu_memory_utilization": ("", "part of the whole GPU that this engine may take, whoever has the rest"),
+    "gpu_memory_utilization": (
+        "",
+        "fraction of the GPU's whole memory that this engine may use",
+    ),
     "kv_cache_memory_bytes": ("what is left", "bytes of the KV cache"),
     "swap_space": ("none", "known for old scripts; changes nothing"),
     "cpu_offload_gb": ("0", "weights kept off the device; all but 0 is refused"),
     "enable_sleep_mode": ("", "refused"),
-    "device": ("", "`auto`, `cpu` or `cuda`"),
+    "device": ("", f"`auto`, {device_words()}"),
     "attention_backend": ("the fastest that fits", "name of another one"),
     "enforce_eager": ("", "no CUDA graphs and no compiled layers"),
     "tensor_parallel_size": ("", "GPUs that share one model: more than 1 runs on one, if it holds the model"),
@@ -62,7 +67,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "disable_mm_preprocessor_cache": ("", "keep none"),
     "enable_mm_embeds": ("", "requests may bring embeddings in place of media"),
     "mm_encoder_budget": ("as a step or the model's length", "embeddings kept on the device, in tokens"),
-    "media_workers": ("1 on a CPU, else by cores", "processes that open media; 0 opens them in the server's own"),
+    "media_workers": ("1 on a CPU, else by cores", "processes that decode media; 0 decodes in the server's process"),
     "media_work": (
         "",
         "`decode`: only that; `process`: they run the processor too; `auto`: the latter with a GPU",

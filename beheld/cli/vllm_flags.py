@@ -1,4 +1,4 @@
-"""Flags of vLLM's server that mean nothing here, or something else: what becomes of each."""
+"""Flags of vLLM's server that beheld does not have: which are accepted without effect, and which are refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from beheld.utils.log import get_logger
 
 @dataclass(frozen=True)
 class VllmFlag:
-    """One flag.
+    """One flag of vLLM's server.
 
     Attributes:
-        why: why it changes nothing, for the log and the documents; "" where it is refused.
-        remedy: what to do in its place, where it is refused.
+        why: why it has no effect, for the log and the documentation; "" if it is refused.
+        remedy: what to do instead, if it is refused.
         values: how many words belong to it.
-        only: the values that change nothing; others are refused. Empty: any.
+        only: the values without effect; others are refused. Empty: any.
     """
 
     why: str = ""
@@ -39,7 +39,7 @@ FLAGS: dict[str, VllmFlag] = {
     "enable-log-requests": VllmFlag(_LOG),
     "no-enable-log-requests": VllmFlag(_LOG),
     "max-log-len": VllmFlag(_LOG, values=1),
-    "disable-uvicorn-access-log": VllmFlag("there is no log of accesses beside that of requests"),
+    "disable-uvicorn-access-log": VllmFlag("the request log is the only access log"),
     "uvicorn-log-level": VllmFlag("BEHELD_LOG_LEVEL says what is logged", values=1),
     "response-role": VllmFlag(
         "answers have that role", "Answers have the role assistant; leave it out.", values=1, only=("assistant",)
@@ -86,7 +86,7 @@ FLAGS: dict[str, VllmFlag] = {
     "allow-credentials": VllmFlag(remedy=_CORS),
 }
 
-# Other spellings of these; behind -O a digit may stand.
+# Other spellings of these; a digit may follow -O.
 SHORT = {
     "-dp": "data-parallel-size",
     "-ep": "enable-expert-parallel",
@@ -95,7 +95,7 @@ SHORT = {
     "-O": "compilation-config",
 }
 
-# vLLM's name of a form -> what writes and reads the same text here, by flag.
+# By flag: vLLM's name of a parser -> beheld's parser of the same format.
 SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": {"deepseek_r1": "think", "qwen3": "think"},
     "tool-call-parser": {"llama4_json": "llama3_json", "qwen3_xml": "qwen3_coder"},
@@ -103,14 +103,14 @@ SAME: dict[str, dict[str, str]] = {
 
 
 def answer(name: str, value: str | None) -> int | None:
-    """Log why a flag changes nothing; how many words behind it are its own. None: nobody knows it.
+    """Log why a flag has no effect and return how many following words it uses; None for an unknown flag.
 
     Args:
-        name: of the flag, with dashes between its words and none before, unless it is one of SHORT.
-        value: what stands with it or behind it.
+        name: the flag without leading dashes, words joined by dashes; or one of SHORT.
+        value: the flag's value, or the next word.
 
     Raises:
-        ConfigError: it would have to change something.
+        ConfigError: the flag would have an effect that beheld does not offer.
     """
     name = SHORT.get(name.rstrip("0123456789"), name)
     known = FLAGS.get(name)
@@ -125,7 +125,7 @@ def answer(name: str, value: str | None) -> int | None:
 
 
 def same(flag: str, value: str) -> str:
-    """The value under the name that it has here; a line of the log says so where that is another."""
+    """Translate a value to beheld's name, and log it if the name differs."""
     own = SAME.get(flag, {}).get(value)
     if own is None:
         return value
@@ -134,5 +134,5 @@ def same(flag: str, value: str) -> str:
 
 
 def _log(message: str, *words: str) -> None:
-    # Only now: the first logger reads the level, which other commands set before.
+    # Created late: the first logger reads the level, which commands set before this.
     get_logger(__name__).info(message, *words)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from beheld.core.params import Sampling
 from beheld.core.plan import MAX_DRAFT_TOKENS
-from beheld.utils.triton import HAS_TRITON
+from beheld.platform.registry import platform_of
 
 # Tokens that may have to be taken back: those of a step that is launched again, with at most one more in flight, and
 # those after a draft that was wrong.
@@ -99,7 +99,7 @@ class PenaltyTable:
         the repetition penalty if positive and multiplied if not; presence is taken off once, frequency per occurrence.
         """
         strengths = (rows.repetition_P1, rows.presence_P1, rows.frequency_P1)
-        if logits_BV.is_cuda and HAS_TRITON:
+        if platform_of(logits_BV.device).sampler_kernels:
             from beheld.sample.penalties_kernel import penalise_
 
             penalise_(logits_BV, self._counts_SV, rows.places_P, rows.slots_P, *strengths)

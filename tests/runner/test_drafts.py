@@ -117,8 +117,8 @@ def idle(llm: LLM) -> None:
 def test_drafts_change_no_answer(llm: LLM, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     params = PARAMS[name]
     if name == "repetition":
-        sealer: Any = llm._inputs._sealer
-        monkeypatch.setattr(sealer, "_habits", dataclasses.replace(sealer._habits, no_repeat_ngram=2))
+        resolver: Any = llm._inputs._sampling
+        monkeypatch.setattr(resolver, "_habits", dataclasses.replace(resolver._habits, no_repeat_ngram=2))
     prompts = [{"prompt_token_ids": list(range(10, 10 + count))} for count in (8, 6, 7, 13)]
     clean = llm.generate(prompts, params, use_tqdm=False)
     llm.reset_prefix_cache()

@@ -18,6 +18,7 @@ from tests.fakes import (
     sliding,
 )
 from tests.scheduler.drive import Bench
+from tests.toy_recurrent import RECURRENT
 
 BOTH = pytest.mark.parametrize("overlap", [False, True])
 
@@ -170,3 +171,11 @@ def test_a_row_that_breaks_behind_right_drafts_gives_the_tokens_before() -> None
     again = fake_request("2", range(5), tokens[:8], max_tokens=2)
     bench.run(again)
     assert_right(bench, again)
+
+
+def test_a_group_that_cannot_take_positions_back_checks_no_drafts() -> None:
+    bench = make(FULL, RECURRENT)
+    request = fake_request("1", range(5), max_tokens=9)
+    bench.run(request)
+    assert_right(bench, request)
+    assert {piece.wanted for piece in slices(bench)} == {1}

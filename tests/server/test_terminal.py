@@ -236,7 +236,7 @@ class Deaf:
 
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": "some words"}}]}\n\n'
 NO_API = "does not speak OpenAI's API"
-NO_CHUNK = ("not OpenAI's API", "is none of OpenAI's API")
+NO_CHUNK = ("not OpenAI's API", "is not in OpenAI's format")
 # What answers -> what `bench serve` says of it, what `chat` says, and how it is made.
 NONSENSE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another server": (NO_API, NO_API, {"answer": b"<html>", "models": None}),
