@@ -10,11 +10,18 @@ Shapes: N outputs, K inputs.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
-from beheld.models.early import early_start
 from beheld.utils.triton import HAS_TRITON
+
+
+@functools.cache
+def early_start(device: torch.device) -> bool:
+    """True if a kernel may start there before the one before it has ended (Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -45,6 +52,12 @@ class OneRowLinear(StandIn):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)."""
         return linear(x, self.weight, self.bias)
+
+    def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
+        """residual + product, (N,), of one row on a GPU, in one launch."""
+        from beheld.models.one_row_kernel import one_row
+
+        return one_row(x_K, self.weight, self.bias, early=early_start(x_K.device), residual_N=residual_N)
 
 
 def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
