@@ -19,7 +19,7 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
-from beheld.models import last_layer, packed
+from beheld.models import packed
 from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
 from beheld.models.families import (
@@ -35,8 +35,10 @@ from beheld.models.families import (
     wide_of,
 )
 from beheld.models.layers_once import layers_once
-from beheld.models.longrope import FAR
-from beheld.models.prepare import text_model
+from beheld.models.surgery import last_layer
+from beheld.models.surgery.longrope import FAR
+from beheld.models.surgery.operation import Surgery
+from beheld.models.surgery.parts import text_model
 from beheld.models.upload import Uploader
 
 # Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
@@ -64,17 +66,19 @@ class HFAdapter:
     """Wraps a loaded transformers model; see ModelAdapter for the methods' shapes.
 
     Args:
-        model, info: it, and what its checkpoint says.
-        lora: its adapters' slots, if it has any.
+        surgery: the model, with all that was changed in it.
+        info: what its checkpoint says.
         windows: how towers that pack windows attend within them; see select_tower.
 
     Raises:
         ModelError: the model lacks one of the seams; the message names it.
     """
 
-    def __init__(self, model: Any, info: ModelInfo, lora: LoRASlots | None = None, windows: str = "torch") -> None:
+    def __init__(self, surgery: Surgery, info: ModelInfo, windows: str = "torch") -> None:
+        model = surgery.target.model
         self.info = info
-        self.lora = lora
+        self.surgery = surgery
+        self.lora: LoRASlots | None = surgery.target.slots
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.dtype = model.get_input_embeddings().weight.dtype
@@ -91,7 +95,7 @@ class HFAdapter:
         self.tail_stores = self.tail_from is None and self._wide is None and self._beside is None
         if self.tail_stores:
             layers = text_model(model).layers
-            last_layer.shorten(layers[-1])
+            surgery.perform([last_layer.shorten_last(layers[-1])])
             self.tail_from = len(layers) - 1
         self._upload = Uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
@@ -160,6 +164,10 @@ class HFAdapter:
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; items that can share a call do."""
+        with self.surgery.passing():
+            return self._encode(items)
+
+    def _encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         if self._beside is not None:
             return self._beside.encode(items)
         out: list[Tensor | None] = [None] * len(items)
@@ -292,6 +300,10 @@ class HFAdapter:
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""
+        with self.surgery.passing():
+            return self._forward(embeds_TH, positions_XT, wanted_S)
+
+    def _forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         if self.lora is not None:
             self.lora.switch.on = current().lora is not None
         positions_XT = in_positions(positions_XT, self.position_unit)

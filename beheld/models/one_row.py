@@ -45,6 +45,12 @@ class StandIn(nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
 
+    def restored(self) -> nn.Linear:
+        """A plain linear layer with the same weights."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        linear.weight, linear.bias = self.weight, self.bias
+        return linear
+
 
 class OneRowLinear(StandIn):
     """Of a single row on a GPU, the product of `linear`."""

@@ -33,7 +33,8 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
     from beheld.models.shortage import told
 
     with told("load the weights", config.device, _SMALLER):
-        model = load_model(hf_config, info, config)
+        surgery = load_model(hf_config, info, config)
     with told("join and arrange the weights", config.device, _SMALLER):
         windows = select_tower(config.device, config.attention_backend)
-        return HFAdapter(model, info, prepare(model, config), windows)
+        prepare(surgery)
+        return HFAdapter(surgery, info, windows)

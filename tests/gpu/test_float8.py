@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
-from beheld.models.joined import fuse_linears
-from beheld.quant import choose
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.operation import Changes
+from beheld.quant import compressed_tensors
 from beheld.quant.float8 import Float8Experts, Float8Linear, rounded_rows
 from tests import tiny
 from tests.oracle import cases, reference
@@ -85,7 +86,7 @@ def test_joined_layers() -> None:
     parent.q_proj, parent.k_proj, parent.v_proj = layers
     x = numbers(5, 256)
     want = [each(x) for each in layers]
-    fuse_linears(parent)
+    fuse_linears(parent, Changes())
     assert all(close(getattr(parent, name)(x), y) for name, y in zip(("q_proj", "k_proj", "v_proj"), want, strict=True))
     assert close(parent.k_proj(x[:2].clone()), want[1][:2])
 
@@ -181,7 +182,7 @@ def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(tiny.checkpoint(FAMILY), "bfloat16", device="cuda").eval()
     kinds = [type(module) for module in model.modules()]
     assert (kinds.count(Float8Linear), kinds.count(Float8Experts)) == (21, 2)
-    monkeypatch.setattr(choose, "multiplies_float8", lambda device: True)
+    monkeypatch.setattr(compressed_tensors, "multiplies_float8", lambda device: True)
     there = load(tiny.checkpoint(FAMILY), "bfloat16", device="cpu").eval()
     ask = next(ask for ask in cases.all_asks(FAMILY) if ask.images)
     inputs = {k: v.bfloat16() if v.is_floating_point() else v for k, v in reference.inputs(FAMILY, ask).items()}

@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from beheld.models.early import compile_options, early_start
+
 from beheld.models.one_row import OneRowLinear, linear
 
 

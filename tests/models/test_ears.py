@@ -11,7 +11,9 @@ import torch
 from beheld.core.plan import EncodeItem
 from beheld.models import families
 from beheld.models.hf import HFAdapter
+from beheld.models.surgery.operation import Surgery, Target
 from tests import tiny
+from tests.fakes import fake_config
 from tests.inputs import pipes
 from tests.oracle import reference
 from tests.oracle.cases import Ask
@@ -53,7 +55,7 @@ def test_each_sound_is_heard_as_if_it_were_alone(family: str) -> None:
     info = pipes.info(family)
     families.adapt(info.model_type, model)
     with torch.inference_mode():
-        ours = HFAdapter(model, info).encode(items_of(family, together))
+        ours = HFAdapter(Surgery(Target(model, fake_config())), info).encode(items_of(family, together))
     for made, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(made, expected, atol=2e-5, rtol=1e-4)
 
@@ -70,7 +72,7 @@ def test_phi4_projects_sounds_otherwise_beside_pictures() -> None:
     items = [items_of(family, ask)[-1] for ask in (alone, beside, alone)]
     assert items[0].digest == items[2].digest != items[1].digest
     with torch.inference_mode():
-        ours = HFAdapter(model, info).encode(items)
+        ours = HFAdapter(Surgery(Target(model, fake_config())), info).encode(items)
     for made, expected in zip(ours, (*theirs, theirs[0]), strict=True):
         torch.testing.assert_close(made, expected, atol=2e-5, rtol=1e-4)
 
@@ -84,7 +86,7 @@ def test_phi4_hears_several_sounds_that_are_longer_than_its_window() -> None:
     families.adapt(info.model_type, model)
     items = [items_of(family, ask)[0] for ask in alone]
     with torch.inference_mode():
-        ours = HFAdapter(model, info).encode(items)
+        ours = HFAdapter(Surgery(Target(model, fake_config())), info).encode(items)
     for made, ask in zip(ours, alone, strict=True):
         torch.testing.assert_close(made, merged(family, ask), atol=2e-5, rtol=1e-4)
 

@@ -12,9 +12,12 @@ import torch
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
-from beheld.models import families, fuse, joined
+from beheld.models import families
 from beheld.models.load import model_class_of
-from beheld.models.prepare import text_model
+from beheld.models.surgery import compiled as fuse
+from beheld.models.surgery import joined
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.oracle import cases, reference
 
@@ -50,7 +53,7 @@ def test_fused_layers_answer_as_before(family: str) -> None:
     text = model.config.get_text_config(decoder=True)
     # Layers that read another's cache have neither keys nor values of their own.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
-    assert joined.fuse_linears(text_model(model)) == own + text.num_hidden_layers
+    assert joined.fuse_linears(text_model(model), Changes()) == own + text.num_hidden_layers
     torch.testing.assert_close(model(**inputs).logits, before, atol=5e-5, rtol=1e-4)
 
 
@@ -81,7 +84,7 @@ def test_layers_of_many_kinds_are_all_compiled(
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     layers = [Kind(number) for number in range(12)]
-    fuse.compile_layers(layers)
+    fuse.compile_layers(layers, Changes())
     for rows in (1, 5):
         x = torch.ones(rows, 2)
         assert [float(layer(x)[0, 0]) for layer in layers] == list(range(12))
@@ -113,7 +116,7 @@ def test_a_layer_with_a_number_is_traced_once_for_each_form(monkeypatch: pytest.
     # Of its own for each form, as the compiler's options make it one.
     monkeypatch.setattr(torch, "compile", lambda call, **_: plain(call, backend=partial(backend), dynamic=True))
     layers = [Scaled() for _ in range(3)]
-    fuse.compile_layers(layers)
+    fuse.compile_layers(layers, Changes())
     for rows in (1, 5, 7):
         x = -torch.ones(rows, 4)
         assert all(torch.allclose(layer(x), 0.3 * x) for layer in layers)
@@ -169,7 +172,7 @@ def test_towers_whose_hidden_states_are_taken_are_compiled(family: str, monkeypa
     before = model(**inputs).logits
     (blocks,) = (stack for stack in model.model.vision_tower.modules() if isinstance(stack, torch.nn.ModuleList))
     calls = [layer.forward for layer in blocks]
-    fuse.compile_layers(list(blocks))
+    fuse.compile_layers(list(blocks), Changes())
     compiled = [layer.forward for layer in blocks]
     torch.testing.assert_close(model(**inputs).logits, before, atol=1e-5, rtol=1e-4)
     assert [layer.forward for layer in blocks] == compiled != calls, "a layer that cannot be compiled is put back"
@@ -188,7 +191,7 @@ def test_a_layer_that_cannot_be_compiled_runs_as_it_came(level: int, monkeypatch
     monkeypatch.setattr(torch, "compile", lambda call, **_: refuse)
     monkeypatch.setattr(fuse.logger, "log", lambda level, message, *args: told.append((level, message % args)))
     layers = [Kind(number) for number in range(3)]
-    fuse.compile_layers(layers, for_many=False, level=level)
+    fuse.compile_layers(layers, Changes(), for_many=False, level=level)
     many, one = torch.ones(5, 2), torch.ones(1, 2)
     assert [float(layer(many)[0, 0]) for layer in layers] == [0, 1, 2]
     assert not tried

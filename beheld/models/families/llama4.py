@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
-from beheld.models.experts import GroupedExperts, can_group, experts_of
+from beheld.models.surgery.experts import GroupedExperts, can_group, experts_of
 
 
 class ChosenExperts(nn.Module):

@@ -6,13 +6,15 @@ An operation never keeps weights that it replaced: what is taken back is made fr
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from beheld.core.config import EngineConfig
+from beheld.lora.slots import LoRASlots
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -82,12 +84,14 @@ class Target:
     Attributes:
         model: of transformers.
         config: the engine's.
-        found: what operations leave for those who asked for them, by name.
+        slots: those of LoRA adapters, if an operation made any.
+        around: what every pass through the model runs within.
     """
 
     model: Any
     config: EngineConfig
-    found: dict[str, Any] = field(default_factory=dict)
+    slots: LoRASlots | None = None
+    around: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
 
 
 def always(target: Target) -> bool:
@@ -133,6 +137,14 @@ class Surgery:
             self.done.append((operation, changes))
             operation.apply(self.target, changes)
             logger.debug("Surgery: %s, %d changes.", operation.name, len(changes))
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Within the block, which is a pass through the model, what operations want around it is in force."""
+        with ExitStack() as stack:
+            for around in self.target.around:
+                stack.enter_context(around())
+            yield
 
     def take_back(self) -> None:
         """Undo all operations, the last one first."""

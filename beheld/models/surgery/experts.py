@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.models.fuse import linear_of, replace_children
+from beheld.models.surgery.linears import linear_of, replace_children
+from beheld.models.surgery.operation import Changes
 
 # Where the usual gate is defined: the first half through the activation, times the second.
 _USUAL_GATE = "transformers.integrations.moe"
+_WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 class Experts(nn.Module):
@@ -31,6 +33,18 @@ class Experts(nn.Module):
         self.ups = nn.ModuleList(ups)
         self.downs = nn.ModuleList(downs)
         self.act_fn = act
+        # What they stand for, without its weights.
+        self.__dict__["shell"] = None
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with these weights."""
+        shell: Any = self.__dict__["shell"]
+        for name, layers in zip(_WEIGHTS, (self.ups, self.downs), strict=True):
+            weights: Any = torch.stack([layer.weight.data for layer in layers])  # type: ignore[misc]
+            weights = weights.transpose(1, 2) if shell.is_transposed else weights
+            setattr(shell, name, nn.Parameter(weights.contiguous(), requires_grad=False))
+        made: nn.Module = shell
+        return made
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); the expert E stands for none."""
@@ -109,18 +123,23 @@ def _grouped(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
     return out
 
 
-def replace_experts(model: nn.Module, dtype: torch.dtype) -> int:
+def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> int:
     """Replace transformers' experts of this type, of the usual form, by ours; returns how many.
 
     No weight is copied: what packs linear layers finds those of the experts among them.
     """
 
-    def made(child: Any) -> nn.Module | None:
+    def made(child: Any) -> Experts | None:
         if not _usual(child, dtype):
             return None
-        return experts_of(child.gate_up_proj.data, child.down_proj.data, child.act_fn, transposed=child.is_transposed)
+        weights = [getattr(child, name).data for name in _WEIGHTS]
+        experts = experts_of(*weights, child.act_fn, transposed=child.is_transposed)
+        for name in _WEIGHTS:
+            setattr(child, name, None)
+        experts.__dict__["shell"] = child
+        return experts
 
-    return replace_children(model, made)
+    return replace_children(model, made, changes)
 
 
 def _usual(experts: Any, dtype: torch.dtype) -> bool:
@@ -132,5 +151,5 @@ def _usual(experts: Any, dtype: torch.dtype) -> bool:
     gate = getattr(type(experts), "_apply_gate", None)
     if getattr(gate, "__module__", None) != _USUAL_GATE:
         return False
-    weights = [getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")]
+    weights = [getattr(experts, name, None) for name in _WEIGHTS]
     return all(isinstance(w, Tensor) and w.dim() == 3 and w.dtype == dtype and bool(w.numel()) for w in weights)

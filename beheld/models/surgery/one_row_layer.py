@@ -116,6 +116,21 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
     return made
 
 
+@torch.no_grad()
+def one_row_norm(norm: Any) -> Callable[[Tensor], Tensor] | None:
+    """What gives the same as this norm, of one row; None if it is not an RMS norm."""
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or _eps(norm) is None:
+        return None
+    hidden = torch.randn(weight.numel(), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    wanted = norm(hidden)
+    for from_one in (False, True):
+        made = _norm_of(norm, from_one)
+        if _near(made(hidden), wanted, wanted.float()):
+            return lambda hidden_states, made=made: made(hidden_states.reshape(-1)).view(hidden_states.shape)
+    return None
+
+
 # ---------------------------------------------------------------------- finding out whether a layer has this form
 
 
@@ -163,13 +178,16 @@ def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
     names = _named_norms(layer)
     if attention is None or mlp is None or names is None or not _rotates(cos_sin, seen):
         return None
-    products = (
+    products: tuple[Any, ...] = (
         _joined(attention, "q_proj", "qkv_proj"),
         getattr(attention, "o_proj", None),
         _joined(mlp, "gate_proj", "gate_up_proj"),
         getattr(mlp, "down_proj", None),
     )
     if any(not isinstance(each, nn.Module) for each in products):
+        return None
+    tanh = _activation(mlp)
+    if tanh is None:
         return None
     number, window, scale, softcap = seen.asked
     heads = seen.query.shape[1], seen.key.shape[1]
@@ -180,12 +198,20 @@ def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
         if all(isinstance(each, nn.Module) for each in own):
             both = [_norm_of(each, from_one) for each in own]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
-        for tanh in (False, True):
-            made = OneRowLayer(
-                norms, *products, heads, head_norms, tanh, number, window, scale, softcap  # type: ignore[arg-type]
-            )  # fmt: skip
-            if _same(made, seen):
-                return made
+        made = OneRowLayer(norms, *products, heads, head_norms, tanh, number, window, scale, softcap)
+        if _same(made, seen):
+            return made
+    return None
+
+
+def _activation(mlp: Any) -> bool | None:
+    """False for SiLU, True for GELU by tanh, by what it gives; None for another one."""
+    act = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    x = torch.linspace(-8, 8, 257)
+    made = act(x) if callable(act) else None
+    for tanh, wanted in ((False, nn.functional.silu(x)), (True, nn.functional.gelu(x, approximate="tanh"))):
+        if made is not None and torch.allclose(made, wanted, rtol=0.0, atol=1e-5):
+            return tanh
     return None
 
 
