@@ -158,10 +158,9 @@ def _norm(
         gdc_wait()
     x_K = tl.load(x_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
     x_K *= tl.rsqrt(tl.sum(x_K * x_K, 0) / size + eps)
-    if FROM_ONE:
-        y_K = x_K * (1.0 + w_K)
-    else:
-        y_K = x_K.to(y_ptr.dtype.element_ty).to(tl.float32) * w_K
+    if not FROM_ONE:
+        x_K = x_K.to(y_ptr.dtype.element_ty).to(tl.float32)
+    y_K = x_K * (w_K + (1.0 if FROM_ONE else 0.0))
     if residual_ptr is not None:
         y_K = y_K.to(y_ptr.dtype.element_ty).to(tl.float32)
         y_K += tl.load(residual_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
@@ -246,11 +245,12 @@ def turn(
     from_one: bool,
     early: bool,
 ) -> None:
-    """Normalize (if `norms` are given: weights (2, C) of q and of k, and epsilon) and rotate the heads of q and k, in place.
+    """Normalize and rotate the heads of q and k, in place.
 
     Args:
         qkv: one row: the heads of q, of k and of v, one after the other.
         heads: of q and of k.
+        norms: weights (2, C) of q and of k, and epsilon, if they are normalized.
         cos_C, sin_C: of all elements of a head that are rotated, in its type.
     """
     assert all(each.is_contiguous() for each in (qkv, cos_C, sin_C))

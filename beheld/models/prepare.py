@@ -296,7 +296,7 @@ OPERATIONS = (
         "compiled text",
         Stage.COMPILE,
         needs="a GPU; the decoder's layers, its last norm and its rotary embedding",
-        replaces="their forward, by a compiled one; for a single row, where they have the usual form, by our own kernels",
+        replaces="their forward, by a compiled one; for a single row by our kernels, where they have that form",
         apply=_compile_text,
         suits=_compiles,
     ),

@@ -69,9 +69,7 @@ class CompressedTensors:
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """With room for rows that carry their scale, where weights are kept."""
         if self.objection is None:
-            logger.info(
-                "FP8 weights stay as they are; products are of FP8 numbers, activations rounded token by token."
-            )
+            logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded by token.")
             return row_bytes.keeping(model_class, weights, self)
         logger.warning(
             "FP8 weights are dequantized as they are loaded, since %s: the model takes the memory of an unquantized "

@@ -191,8 +191,8 @@ def _are_experts(
     name: str, module: nn.Module, whole: dict[str, list[str]], joined: dict[str, Any], form: RowForm
 ) -> bool:
     """True of experts in transformers' common form whose weights the loader only stacks and joins."""
-    form = {"has_gate": True, "has_bias": False, "is_transposed": False}
-    if any(getattr(module, attribute, None) is not value for attribute, value in form.items()):
+    usual = {"has_gate": True, "has_bias": False, "is_transposed": False}
+    if any(getattr(module, attribute, None) is not value for attribute, value in usual.items()):
         return False
     # Older versions know no such norm.
     if getattr(module, "has_post_expert_norm", False) or not hasattr(module, "_apply_gate"):

@@ -17,6 +17,7 @@ from triton.compiler import ASTSource, compile
 from beheld.attention import triton_decode
 from beheld.models import one_row_kernel
 
+SINGLE = {"num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None}
 LONG = {"N": 4, "K": 4096, "J": 1024, "STAGES": 4}
 DECODE = {
     "KV_HEADS": 2,

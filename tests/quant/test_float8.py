@@ -202,9 +202,7 @@ def test_sizes_that_no_product_takes_are_dequantized(
     tiny_quantized.quantize(tiny.checkpoint("qwen2_5_vl"), tmp_path, "float32")
     monkeypatch.setattr(compressed_tensors, "ALIGNED", 24)
     said: list[str] = []
-    monkeypatch.setattr(
-        "beheld.quant.compressed_tensors.logger.warning", lambda form, *given: said.append(form % given)
-    )
+    monkeypatch.setattr(compressed_tensors.logger, "warning", lambda form, *given: said.append(form % given))
     model = load(tmp_path, "bfloat16")
     found = dict(model.named_parameters())
     assert len(said) == 1

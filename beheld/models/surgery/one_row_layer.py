@@ -62,6 +62,7 @@ class OneRowLayer:
         norms: before attention, after it, before the MLP, after it.
         qkv, o, gate_up, down: its products, of any kind that takes one row.
         heads: of q, and of k.
+        turned: elements of a head that are rotated.
         head_norms: weights (2, C) of q and k, epsilon, and whether they are counted from one.
         tanh: its activation is GELU by tanh; SiLU otherwise.
         layer, window, scale, softcap: what it asks of attention.
@@ -73,6 +74,7 @@ class OneRowLayer:
     gate_up: nn.Module
     down: nn.Module
     heads: tuple[int, int]
+    turned: int
     head_norms: tuple[Tensor, float, bool] | None
     tanh: bool
     layer: int
@@ -198,7 +200,9 @@ def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
         if all(isinstance(each, nn.Module) for each in own):
             both = [_norm_of(each, from_one) for each in own]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
-        made = OneRowLayer(norms, *products, heads, head_norms, tanh, number, window, scale, softcap)
+        made = OneRowLayer(
+            norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap
+        )
         if _same(made, seen):
             return made
     return None
