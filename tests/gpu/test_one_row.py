@@ -10,8 +10,16 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import resolve_and_decide
+from beheld.models.load import load_model
 from beheld.models.one_row import OneRowLinear, linear
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.linears import replace_linears
+from beheld.models.surgery.one_row_layer import _probed, one_row_layers
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
+from tests import tiny
 
 
 @pytest.mark.parametrize("bias", [False, True])

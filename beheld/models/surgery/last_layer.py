@@ -1,8 +1,9 @@
 """The last layer of a prompt, for the tokens whose logits are wanted alone.
 
-Of all other tokens, nobody reads what the last layer gives; only their keys and values are kept. So it runs in two parts: its first norm and its attention for all tokens, where keys and values are stored
-and nothing is attended to; and the whole of it for the wanted tokens, each then a sequence that decodes. Of a long
-prompt that saves nearly a layer: of Qwen2.5-VL-7B, a 28th of the work.
+Of all other tokens, nobody reads what the last layer gives; only their keys and values are kept. So it runs in two
+parts: its first norm and its attention for all tokens, where keys and values are stored and nothing is attended to; and
+the whole of it for the wanted tokens, each then a sequence that decodes. Of a long prompt that saves nearly a layer: of
+Qwen2.5-VL-7B, a 28th of the work.
 """
 
 from __future__ import annotations
