@@ -12,20 +12,20 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest, Request
+from beheld.executor.executor import ModelSize, Watch
 
 VOCAB = 97
 PLACEHOLDER = 90
 _MASK = (1 << 61) - 1
 
 FULL = KVGroup("full", (0,), 1, 8, 8)
-SHARED = KVGroup("shared", (1,), 1, 8, 8)
 CROSS = KVGroup("cross", (3,), 1, 8, 8, num_states=12)
 
 
@@ -194,10 +194,10 @@ class FakeRunner:
         self._results.append(StepResult(plan.id, tokens, logprobs, prompt, failed, lost))
         return plan
 
-    def collect(self, plan: StepPlan) -> StepResult:
+    def collect(self, handle: StepPlan) -> StepResult:
         """The result of the oldest step that has not been read."""
         result = self._results.popleft()
-        assert result.plan_id == plan.id, "results are read in order"
+        assert result.plan_id == handle.id, "results are read in order"
         return result
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
@@ -229,7 +229,7 @@ class FakeRunner:
         assert admission.num_computed % self.config.block_size == 0
         blocks = [list(table) for table in admission.blocks]
         for group, table in zip(self.info.kv_groups, blocks, strict=True):
-            expected = 0 if group.kind in ("shared", "cross") else admission.num_computed // self.config.block_size
+            expected = 0 if group.num_states else admission.num_computed // self.config.block_size
             assert len(table) == expected, "the tables of a hit hold its blocks"
         row = FakeRow(admission, list(admission.token_ids), [], blocks, admission.num_computed)
         for span in admission.spans:
@@ -275,8 +275,8 @@ class FakeRunner:
         size = self.config.block_size
         needed = -(-piece.stop // size)
         for index, (group, blocks) in enumerate(zip(self.info.kv_groups, piece.new_blocks, strict=True)):
-            if group.kind in ("shared", "cross"):
-                assert not blocks, f"a {group.kind} group has no blocks"
+            if group.num_states:
+                assert not blocks, "states of items take no blocks"
                 continue
             for block in blocks:
                 assert 0 < block < self.capacity.num_blocks[index], f"block {block} does not exist"
@@ -337,6 +337,60 @@ class FakeRunner:
         row.token_ids.append(token)
         row.states.append(mix(row.states[-1], token))
         return token
+
+
+class FakeExecutor(FakeRunner):
+    """The whole protocol of an executor on the device of integers; an adapter is its number."""
+
+    def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity, *, verify: bool = True) -> None:
+        super().__init__(config, info, capacity, verify=verify)
+        self.closed = False
+        self._loras: dict[int, LoRARequest] = {}
+
+    @classmethod
+    def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
+        """One number for each token."""
+        return ModelSize(VOCAB, 8 * VOCAB)
+
+    @classmethod
+    def available_bytes(cls, config: EngineConfig) -> int:
+        """As much as nobody needs."""
+        return 1 << 40
+
+    @classmethod
+    def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
+        """There is nothing to load."""
+        return cls(config, info, fake_capacity(info, config))
+
+    def watch(self, take: Watch | None) -> None:
+        """There are no tensors."""
+
+    def embeddings(self, digest: bytes) -> None:
+        """There are no tensors."""
+
+    def read_lora(self, request: LoRARequest) -> None:
+        """There is nothing to read."""
+
+    def add_lora(self, request: LoRARequest) -> LoRARequest:
+        """Its digest is made of its path."""
+        digest = hashlib.sha256(request.lora_path.encode()).digest()
+        return self._loras.setdefault(request.lora_int_id, dataclasses.replace(request, digest=digest))
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """See Executor."""
+        return self._loras.pop(lora_int_id, None) is not None
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """None is ever dropped."""
+        return lora_int_id in self._loras
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """See Executor."""
+        return tuple(self._loras.values())
+
+    def close(self) -> None:
+        """Nothing to give back."""
+        self.closed = True
 
 
 def _value(row: FakeRow, position: int) -> int:

@@ -39,11 +39,11 @@ from beheld.engine.messages import (
 from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
-from beheld.inputs import told
 from beheld.inputs.draft import Draft
 from beheld.inputs.pipeline import InputPipeline, PromptType
+from beheld.inputs.sampling import option_checks
 from beheld.text.collect import Collector
-from beheld.utils.departure import Departure
+from beheld.utils.cancellation import Departure
 
 __all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
 
@@ -110,9 +110,9 @@ class AsyncLLM:
     def __init__(self, model: str | None = None, *, engine: str | Spawned = Place.THREAD, **options: Any) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
         # Before the weights are loaded: a wrong word should not cost minutes.
-        told.check(args)
+        option_checks.check(args)
         if isinstance(engine, Spawned) or Place(engine) is Place.PROCESS:
-            processor = told.load_if_told(args)
+            processor = option_checks.load_if_told(args)
             beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
                 inputs = InputPipeline(beside.info, beside.config, args, processor=processor)

@@ -20,8 +20,8 @@ from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
-from beheld.inputs import told
 from beheld.inputs.pipeline import PromptType
+from beheld.inputs.sampling import option_checks
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -45,7 +45,7 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._args = EngineArgs.from_keywords({"model": model, **options})
         # Before the weights are loaded: a wrong word should not cost minutes.
-        told.check(self._args)
+        option_checks.check(self._args)
         if self._args.served_model_name is not None:
             logger.info("served_model_name has no meaning without a server and changes nothing.")
         setup, self._inputs = start_both(self._args)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from beheld.core.params import SamplingParams
-from beheld.inputs.tokens import SHORT_TEXT
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 
 _TEXT_THREADS = 2
 _LONG_THREADS = 2

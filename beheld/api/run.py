@@ -14,7 +14,7 @@ from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
-from beheld.utils.interpreter import quick_turns, uninterrupted
+from beheld.utils.gil import quick_turns, uninterrupted
 
 # How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
 # launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known pictures, 7B: 180

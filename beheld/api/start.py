@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import Setup, resolve_and_decide, start
-from beheld.inputs import told
+from beheld.inputs.media.workers import Workers
 from beheld.inputs.pipeline import InputPipeline
-from beheld.inputs.workers import Workers
+from beheld.inputs.sampling import option_checks
 from beheld.structured.rows import GrammarRows
 
 
@@ -18,7 +18,7 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """
     decided = resolve_and_decide(args)
     # Before the weights are loaded: a wrong word should not cost minutes.
-    processor = told.load_if_told(args, decided.info)
+    processor = option_checks.load_if_told(args, decided.info)
     # Now, so that processes which will prepare media load a processor while the weights are loaded.
     workers = Workers.of(decided.info, decided.config, args)
     try:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.platform.registry import platform_of
 
 # Copies begin with room for this many steps; then they are made anew.
 _ROOM = 64
@@ -68,7 +69,7 @@ class DenseCopies:
 
     def advance(self, index: int, metadata: AttnMetadata) -> Columns | None:
         """What this step reads of group `index`; None if it is to be gathered."""
-        if metadata.groups[index].tables_BN.device.type != "cpu":
+        if not platform_of(metadata.groups[index].tables_BN.device).dense_decode_cache:
             return None
         group, last = metadata.groups[index], self._last.setdefault(index, _Last())
         sequences = metadata.sequences[: metadata.num_decodes]
@@ -112,7 +113,7 @@ class DenseCopies:
         if columns.slots_BL is None:
             return self._filled.get(kv) == columns.serial
         # Products of 16-bit numbers would round the scores; PyTorch's own attention does not.
-        if kv.keys.device.type != "cpu" or not kv.keys.dtype == q_BHC.dtype == torch.float32:
+        if not kv.keys.dtype == q_BHC.dtype == torch.float32:
             return False
         blocks, block_size = kv.keys.shape[:2]
         positions = len(q_BHC) * columns.capacity

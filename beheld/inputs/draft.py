@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from beheld.core.media import MediaItem, MediaReceipt
 from beheld.core.params import SamplingParams, Thoughts
 from beheld.core.request import LoRARequest
-from beheld.inputs.prompt import ParsedPrompt
-from beheld.utils.departure import Departure
+from beheld.inputs.prompt.parse import ParsedPrompt
+from beheld.utils.cancellation import Departure
 
 ItemsByModality = Mapping[str, Sequence[MediaItem]]
 

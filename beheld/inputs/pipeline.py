@@ -15,25 +15,26 @@ from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Sampling, SamplingParams, Thoughts
 from beheld.core.request import Request
-from beheld.inputs import chat, control, encoder_prompt, expand, told
-from beheld.inputs.cache import CacheStats, MediaCache
-from beheld.inputs.checks import Checks
+from beheld.families import registry
 from beheld.inputs.draft import Draft, ItemsByModality, Made, Order
-from beheld.inputs.families import family_of
-from beheld.inputs.fetch import FetchRules
-from beheld.inputs.fetching import Fetcher
-from beheld.inputs.media import ItemMaker, Prepared, Task, merge_size
-from beheld.inputs.options import merged
-from beheld.inputs.processor import ItemProcessor
-from beheld.inputs.prompt import ParsedPrompt, PromptType, parse, processor_options
-from beheld.inputs.seal import Sealer, recommended
-from beheld.inputs.template import ChatTemplates, text_of
-from beheld.inputs.tokens import PromptTokenizer, load_tokenizer
-from beheld.inputs.workers import Workers
+from beheld.inputs.fetch.fetch import FetchRules
+from beheld.inputs.fetch.fetcher import Fetcher
+from beheld.inputs.media.cache import CacheStats, MediaCache
+from beheld.inputs.media.item_maker import ItemMaker, Prepared, Task, merge_size
+from beheld.inputs.media.processor import ItemProcessor
+from beheld.inputs.media.processor_options import merged
+from beheld.inputs.media.workers import Workers
+from beheld.inputs.prompt import chat, encoder_prompt, expand, special_tokens
+from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
+from beheld.inputs.prompt.template import ChatTemplates, text_of
+from beheld.inputs.prompt.tokenizer import PromptTokenizer, load_tokenizer
+from beheld.inputs.request_checks import Checks
+from beheld.inputs.sampling import option_checks
+from beheld.inputs.sampling.resolve_sampling import Sealer, recommended
 from beheld.structured.compile import Compiler
 from beheld.structured.thoughts import after
-from beheld.utils.departure import Departure
-from beheld.utils.interpreter import in_turn
+from beheld.utils.cancellation import Departure
+from beheld.utils.gil import in_turn
 
 __all__ = ["InputPipeline", "PromptType"]
 
@@ -63,11 +64,11 @@ class InputPipeline:
         workers: Workers | None = None,
         processor: Any = None,
     ) -> None:
-        told.check(args)
+        option_checks.check(args)
         self._info = info
         self._config = config
         self._args = args
-        self._family = family_of(info)
+        self._family = registry.inputs(info.family)
         self._tokenizer = PromptTokenizer(
             None if args.skip_tokenizer_init else load_tokenizer(info, args),
             info.placeholder_ids,
@@ -79,7 +80,7 @@ class InputPipeline:
         self._template = text_of(args.chat_template) if args.chat_template else None
         self._sealer = Sealer(info, config, args, self._tokenizer.inner)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
-        told.check_processor(args.mm_processor_kwargs, info, self._processor)
+        option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
         self._cache = MediaCache(config.processor_cache_bytes)
         self._limits = MediaLimits.of(args.media_limits)
         self._rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, self._limits)
@@ -343,16 +344,16 @@ class InputPipeline:
         return encode, talk.media, talk.stand_ins.restore(rendered)
 
     def _encode_rendered(
-        self, rendered: str, stand_ins: control.StandIns, ends: bool, most: int | None, items: ItemsByModality
+        self, rendered: str, stand_ins: special_tokens.StandIns, ends: bool, most: int | None, items: ItemsByModality
     ) -> list[int]:
         if items:
             rendered = expand.edged_text(rendered, items, self._tokenizer.marker)
         marks = self._tokenizer.control()
         if not len(stand_ins):
             whole = self._tokenizer.encode(rendered, add_special_tokens=ends, most=most)
-            if not control.smuggled(whole, rendered, marks, self._tokenizer.ends() if ends else ((), ())):
+            if not special_tokens.smuggled(whole, rendered, marks, self._tokenizer.ends() if ends else ((), ())):
                 return whole
-        ids = control.encode_rendered(
+        ids = special_tokens.encode_rendered(
             rendered,
             stand_ins,
             marks,
@@ -367,7 +368,7 @@ class InputPipeline:
 
     def _example(self, modality: str) -> str:
         """How an item is written in a prompt of this family."""
-        return self._family.markers.get(modality) or self._tokenizer.marker(modality)
+        return self._family.placeholders.get(modality) or self._tokenizer.marker(modality)
 
     # ------------------------------------------------------------------ checks
 

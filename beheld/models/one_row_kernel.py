@@ -1,5 +1,6 @@
-"""The Triton kernels of a single row: a vector times a matrix that lies output by output, and what stands between such
-products in a decoder layer (norms, rotations, gates).
+"""The Triton kernels of a single row: products, and what stands between them in a decoder layer.
+
+A product is a vector times a matrix that lies output by output; norms, rotations and gates stand between them.
 
 A kernel lets the next one start by a signal, and waits for the end of the one before it by another instruction
 ("programmatic dependent launch"). Here each signals first of all, and then waits, but for weights, which nobody writes:
@@ -20,13 +21,13 @@ Shapes: N outputs of a program, K inputs, J inputs read at a time, H hidden size
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from beheld.platform.registry import platform_of
 
 # How many weights of an output a program reads at once: all, where there are no more.
 _MOST_AT_ONCE = 4096
@@ -134,7 +135,7 @@ def one_row(
     given = x_K, weight_NK, bias_N, residual_N, y_N, num_inputs, num_outputs
     options = _options(early)
     if num_inputs <= _MOST_AT_ONCE:
-        programs = min(num_outputs, _PROGRAMS_PER_SM * _multiprocessors(x_K.device))
+        programs = min(num_outputs, _PROGRAMS_PER_SM * platform_of(x_K.device).kernel_facts(x_K.device).side_by_side)
         at_once = max(16, triton.next_power_of_2(num_inputs))
         _short_rows[(programs,)](*given, at_once, early, num_warps=2, enable_fp_fusion=True, **options)
     else:
@@ -301,9 +302,3 @@ def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
 def _options(early: bool) -> dict[str, bool]:
     """How kernels are launched that start early; elsewhere Triton must not be asked."""
     return {"launch_pdl": True} if early else {}
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    # In Triton's interpreter few, so that programs have more than one output in small tests.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from beheld.attention.op import number_layers
+from beheld.core.config import ModelInfo
+from beheld.families import registry
 from beheld.models.cross import crosses
-from beheld.models.families import adapt
 from beheld.models.one_row import OneRowLinear
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.experts import replace_experts
@@ -30,31 +31,43 @@ from beheld.models.surgery.one_row_layer import one_row_layers, one_row_norm
 from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
+from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
-from beheld.utils.triton import HAS_TRITON
 
 logger = get_logger(__name__)
 
 
-def prepare(surgery: Surgery) -> None:
+def prepare(surgery: Surgery, info: ModelInfo) -> None:
     """Make a loaded transformers model fast on its device, and able to carry adapters if it is to.
 
     Raises:
         ConfigError: it is to carry adapters, and no layer can.
     """
-    surgery.perform(OPERATIONS)
+    surgery.perform([_family(info.family), *OPERATIONS])
+
+
+def _family(family: str) -> Operation:
+    adapt = registry.model(family).adapt
+    return Operation(
+        f"family {family}",
+        Stage.ADAPT,
+        needs="a family with modules that cannot compute a batch as the engine lays it out, or cannot be captured",
+        replaces="these modules or their methods; see the family's model.py",
+        apply=lambda target, changes: None if adapt is None else adapt(target.model, changes),
+        suits=lambda target: adapt is not None,
+    )
 
 
 # ---------------------------------------------------------------------- when
 
 
 def _on_cpu(target: Target) -> bool:
-    return target.config.device == "cpu" and not target.config.enforce_eager
+    return platform_of(target.config.device).packs_linears and not target.config.enforce_eager
 
 
 def _on_gpu(target: Target) -> bool:
-    return target.config.device != "cpu" and not target.config.enforce_eager
+    return not platform_of(target.config.device).packs_linears and not target.config.enforce_eager
 
 
 def _float32(target: Target) -> bool:
@@ -75,21 +88,15 @@ def _fuses_on_gpu(target: Target) -> bool:
 
 
 def _compiles(target: Target) -> bool:
-    return _on_gpu(target) and env.COMPILE()
+    return platform_of(target.config.device).compiles_layers and not target.config.enforce_eager and env.COMPILE()
 
 
 # ---------------------------------------------------------------------- what
 
 
-def _exact_convolutions(target: Target, changes: Changes) -> None:
-    """Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for. Products of matrices
-    do so only where the user's own program says it."""
-    target.around.append(lambda: torch.backends.cudnn.flags(allow_tf32=False))
+def _exact_float32(target: Target, changes: Changes) -> None:
+    target.around.append(platform_of(target.config.device).exact_float32)
     changes.undo_with(target.around.pop)
-
-
-def _adapt(target: Target, changes: Changes) -> None:
-    adapt(target.model.config.model_type, target.model)
 
 
 def _two_scales(target: Target, changes: Changes) -> None:
@@ -156,7 +163,8 @@ def _compile_text(target: Target, changes: Changes) -> None:
     # Layers that attend to states beside the text find what they need in the forward context, which no compiler looks
     # into.
     layers = [layer for layer in text.layers if not crosses(layer)]
-    one_row = one_row_layers(text) if _fuses_on_gpu(target) and not _float32(target) and HAS_TRITON else {}
+    fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
+    one_row = one_row_layers(text) if fits else {}
     logger.debug("%d of %d layers have the form of a single row.", len(one_row), len(layers))
     compile_layers(layers, changes, one_row=one_row)
     # What most text models have before and after their layers: about ten kernels each, of a microsecond or two. With
@@ -183,19 +191,12 @@ def _compile_within(target: Target, changes: Changes) -> None:
 
 OPERATIONS = (
     Operation(
-        "exact convolutions",
+        "exact float32",
         Stage.ADAPT,
-        needs="a GPU and float32",
-        replaces="nothing of the model; passes run with cuDNN's TF32 switched off",
-        apply=_exact_convolutions,
-        suits=lambda target: target.config.device != "cpu" and _float32(target),
-    ),
-    Operation(
-        "family",
-        Stage.ADAPT,
-        needs="a family with modules that cannot compute a batch as the engine lays it out, or cannot be captured",
-        replaces="these modules or their methods; see the family's model.py",
-        apply=_adapt,
+        needs="float32",
+        replaces="nothing of the model; in passes no library rounds operands",
+        apply=_exact_float32,
+        suits=_float32,
     ),
     Operation(
         "two scales",

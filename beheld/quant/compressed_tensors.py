@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.platform.registry import platform_of
 from beheld.quant import row_bytes
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
 from beheld.quant.linear import StoredExperts, StoredLinear
@@ -34,8 +35,6 @@ _ACTIVATION_SCALE = ".input_scale"
 _STRATEGIES = ("channel", "tensor")
 _INDEX = "model.safetensors.index.json"
 _REMEDY = f"Use the unquantized checkpoint, or one of {METHOD!r} in the format {FORMAT!r} (FP8)."
-# From this compute capability on, tensor cores multiply FP8: Ada and Hopper.
-_CAPABILITY = (8, 9)
 
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> CompressedTensors:
@@ -141,14 +140,9 @@ class Dequantized:
         return weight_NK, scale.expand(weight_NK.shape[0], 1)
 
 
-def multiplies_float8(device: str) -> bool:
-    """True if the device has products of FP8 numbers."""
-    return device == "cuda" and torch.cuda.get_device_capability() >= _CAPABILITY
-
-
 def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
     """Why not FLOAT8, in words; None if nothing speaks against it."""
-    if not multiplies_float8(device):
+    if not platform_of(device).fp8_products:
         return "this device has no products of FP8 numbers"
     if not env.FP8():
         return "BEHELD_FP8=0"

@@ -23,7 +23,7 @@ def method_for(stated: Mapping[str, Any] | None, device: str, dtype: torch.dtype
 
     Args:
         stated: its `quantization_config`; None if its weights are not quantized.
-        device, dtype: "cpu" or "cuda", and the type of activations.
+        device, dtype: where it will run, and the type of activations.
 
     Raises:
         ModelError: the method, or a form of it, is not built.

@@ -59,11 +59,11 @@ def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen
         position   0 .. 3 | 4 .. 8 | 9 ..         items a from 4 to 9, b from 9 on
         sees       a, b   | a      | b
     """
-    if not row.sights:
+    if not row.cross_views:
         return
-    edges = {edge for sight in row.sights for edge in (sight.start, sight.stop) if edge is not None}
+    edges = {edge for view in row.cross_views for edge in (view.start, view.stop) if edge is not None}
     cuts = [start, *sorted(edge for edge in edges if start < edge < stop), stop]
     everything = tuple((index, span.num_states) for index, span in enumerate(row.spans) if span.num_states)
     for low, high in itertools.pairwise(cuts):
-        seen = tuple((index, sight.count) for index, sight in enumerate(row.sights) if sight.covers(low))
+        seen = tuple((index, view.count) for index, view in enumerate(row.cross_views) if view.covers(low))
         yield low, high, seen or everything, bool(seen)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import torch
 
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.errors import CapacityError
-from beheld.models.shortage import gib
+from beheld.models.out_of_memory import gib
+from beheld.platform.registry import platform_of
 from beheld.runner.share import Share
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -59,8 +59,7 @@ def _what_would_fit(info: ModelInfo, config: EngineConfig, available: int) -> st
     lower = f"Lower max_model_len to {fitting}, or give" if fitting >= config.block_size else "Give"
     if config.kv_cache_bytes is not None:
         return f"{lower} more memory (kv_cache_memory_bytes)."
-    option = "gpu_memory_utilization" if config.device == "cuda" else "BEHELD_CPU_KV_CACHE_GIB"
-    return f"{lower} more memory ({option}, kv_cache_memory_bytes)."
+    return f"{lower} more memory ({platform_of(config.device).cache_option}, kv_cache_memory_bytes)."
 
 
 def longest_that_fits(info: ModelInfo, config: EngineConfig, available: int) -> int:
@@ -130,20 +129,20 @@ def _most_blocks(group: KVGroup, config: EngineConfig) -> int:
 
 
 def available_bytes(config: EngineConfig) -> int:
-    """Bytes that are free now and may be taken: of the GPU, or of the host for a cache beside the weights."""
-    if config.device == "cuda":
-        return Share.of_gpu(config.memory_fraction).left_bytes()
+    """Bytes that are free now and may be taken: of the device, or of the host for a cache next to the weights."""
+    platform = platform_of(config.device)
+    if not platform.shares_host_memory:
+        return Share.of(platform, config.memory_fraction).left_bytes()
     wanted = env.CPU_KV_CACHE_GIB()
     if wanted:
         return int(wanted * 2**30)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(free * _CPU_SHARE), _CPU_MOST_BYTES)
+    return min(int(platform.unused_bytes() * _CPU_SHARE), _CPU_MOST_BYTES)
 
 
 def _report(blocks: list[int], kv_bytes: int, config: EngineConfig) -> None:
     tokens = (min(blocks) - 1) * config.block_size
     logger.info("Available KV cache memory: %.2f GiB", kv_bytes / 2**30)
-    logger.info("%s KV cache size: %s tokens", "GPU" if config.device == "cuda" else "CPU", f"{tokens:,}")
+    logger.info("%s KV cache size: %s tokens", platform_of(config.device).label, f"{tokens:,}")
     logger.info(
         "Maximum concurrency for %s tokens per request: %.2fx",
         f"{config.max_model_len:,}",

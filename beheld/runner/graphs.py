@@ -1,4 +1,4 @@
-"""CUDA graphs of the decode step, for a ladder of batch sizes.
+"""Graphs of the decode step, for a ladder of batch sizes.
 
 A graph replays what was captured on the same addresses. All that changes between steps lies in a few tensors that stay
 in place: which rows decode, their lengths, positions and slots (one small copy a step), the block tables of all rows
@@ -21,6 +21,8 @@ from beheld.attention.context import ForwardContext, forward_context
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import SeqSlice
 from beheld.models.adapter import ModelAdapter
+from beheld.platform.platform import Graph
+from beheld.platform.registry import platform_of
 from beheld.runner.capture import capture
 from beheld.runner.rows import Rows
 from beheld.runner.staging import Ring, to_device
@@ -89,7 +91,7 @@ class DecodeGraphs:
         self._logits_BV: Tensor | None = None
         # By whether rows may have LoRA adapters, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
-        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, tuple[Tensor, tuple[Tensor, Tensor]]]] = {}
+        self._graphs: dict[tuple[str, int], tuple[Graph, tuple[Tensor, tuple[Tensor, Tensor]]]] = {}
         none, turn = np.zeros(0, dtype=np.int64), self._ring.turn()
         self._fill(self._ring.buffers[turn].numpy(), none, none)
         self._ring.send(turn, self._input_FB)
@@ -99,7 +101,14 @@ class DecodeGraphs:
         wanted = [(kind, size) for size in reversed(self._sizes) for kind in self._kinds]
         # A single row is compiled apart, and so are adapters.
         first = [*((kind, 1) for kind in self._kinds), *((kind, self._sizes[-1]) for kind in self._kinds)]
-        self._graphs = capture(wanted, self._step, first=first, show_progress=show_progress, name="CUDA graphs")
+        self._graphs = capture(
+            wanted,
+            self._step,
+            platform=platform_of(self._adapter.device),
+            first=first,
+            show_progress=show_progress,
+            name="CUDA graphs",
+        )
 
     def _step(self, wanted: tuple[str, int]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The decode step itself, on the tensors that stay in place: logits (B, V), and what `greedy` makes of them."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from beheld.attention.backend import LayerKV
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.platform.registry import platform_of
 
 
 def allocate(info: ModelInfo, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[int, LayerKV]:
@@ -27,8 +28,8 @@ def allocate(info: ModelInfo, config: EngineConfig, capacity: Capacity, device: 
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU from numpy, whose zero pages take no memory and no time until they are written."""
-    if device.type != "cpu" or 0 in shape:
+    """Zeros; in the host's memory from numpy, whose zero pages take no memory and no time until they are written."""
+    if not platform_of(device).shares_host_memory or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     count = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

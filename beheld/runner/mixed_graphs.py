@@ -1,4 +1,4 @@
-"""CUDA graphs of steps in which something prefills, for a ladder of sizes.
+"""Graphs of steps in which something prefills, for a ladder of sizes.
 
 Launching some ten kernels for each of a model's layers takes the host longer than a few hundred tokens take the
 device, and many times longer while threads of the same interpreter prepare media: 40 to 110 ms for a step of a 7 B
@@ -28,6 +28,8 @@ from beheld.attention.backend import AttentionBackend, AttnMetadata, GroupMetada
 from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
+from beheld.platform.platform import Graph
+from beheld.platform.registry import platform_of
 from beheld.runner.batch import Layout
 from beheld.runner.capture import capture
 from beheld.runner.encoder import EncoderStore
@@ -140,7 +142,7 @@ class MixedGraphs:
         self._arrays = [
             {size: plan.on_host(buffer.numpy()) for size, plan in self._plans.items()} for buffer in self._ring.buffers
         ]
-        self._graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[Size, tuple[Graph, Tensor]] = {}
 
     def capture(self, *, show_progress: bool) -> None:
         """Capture every size, the largest first, so that the others fit into its memory.
@@ -152,6 +154,7 @@ class MixedGraphs:
         self._graphs = capture(
             sizes,
             self._step,
+            platform=platform_of(self._adapter.device),
             before=self._blank,
             first=[size for size in sizes if not size.prefixes][:1],
             long=[size for size in sizes if size.tokens > _TRIED],

@@ -11,6 +11,8 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.params import Sampling
 from beheld.models.adapter import ModelAdapter
 from beheld.models.call_graphs import KEPT_BYTES
+from beheld.platform.platform import Platform
+from beheld.platform.registry import platform_of
 from beheld.runner import graphs, mixed_graphs
 from beheld.runner.runner import PROMPT_ROWS, ModelRunner
 from beheld.sample.sampler import Sampler
@@ -71,10 +73,11 @@ def measure(
         captures: whether steps are captured as graphs.
     """
     lengths = fullest_step(config)
-    text, _ = _peak(lambda: probe.dry_run(lengths))
+    platform = platform_of(adapter.device)
+    text, _ = _peak(platform, lambda: probe.dry_run(lengths))
     dtype: torch.dtype = getattr(torch, config.dtype)
     sampling, counts = _peak(
-        lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
+        platform, lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
     )
     width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
     embeds = config.max_encoder_tokens * width * dtype.itemsize if info.modalities and info.cross is None else 0
@@ -110,11 +113,11 @@ def sample_full_batch(
         sampler.release(row)
 
 
-def _peak(run: Callable[[], object]) -> tuple[int, int]:
+def _peak(platform: Platform, run: Callable[[], object]) -> tuple[int, int]:
     """The most that `run` held at once, and what is held after it."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    platform.synchronize()
+    before = platform.allocated_bytes()
+    platform.reset_peak()
     run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before, max(0, torch.cuda.memory_allocated() - before)
+    platform.synchronize()
+    return platform.peak_bytes() - before, max(0, platform.allocated_bytes() - before)

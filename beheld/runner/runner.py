@@ -17,6 +17,8 @@ from beheld.core.params import Sampling
 from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
+from beheld.platform.platform import Event
+from beheld.platform.registry import platform_of
 from beheld.runner import beside, kv
 from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.capture import NotCapturedError
@@ -50,7 +52,7 @@ class Handle:
     rows: list[int]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
     lost: tuple[bytes, ...] = ()
-    ready: torch.cuda.Event | None = None
+    ready: Event | None = None
 
 
 class ModelRunner:
@@ -69,6 +71,8 @@ class ModelRunner:
         self._adapter = adapter
         self._backend = backend
         self._info = info
+        self._platform = platform_of(adapter.device)
+        self._fewest_for_tail = 0 if self._platform.synchronous else FEWEST_ON_GPU
         self.config = config
         self.capacity = capacity
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
@@ -114,8 +118,6 @@ class ModelRunner:
         self.encoder.forget(plan.forget)
         # First of all that can fail for one sequence's sake: others count on these embeddings.
         lost = self.encoder.encode(plan.encode)
-        for group, source, target in plan.copies:
-            self._copy_block(group, source, target)
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
@@ -139,12 +141,6 @@ class ModelRunner:
         if sampled_SV is None:
             return handle
         return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
-
-    def _copy_block(self, group: int, source: int, target: int) -> None:
-        for layer in self.kv.values():
-            if layer.group == group:
-                layer.keys[target] = layer.keys[source]
-                layer.values[target] = layer.values[source]
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
         """Logits (S, V) of the sequences that sample, if any do, and reports of prompts by row."""
@@ -185,8 +181,7 @@ class ModelRunner:
         """True if so many tokens stop before the last layer that running it twice pays."""
         if batch.metadata.num_decodes and not self._backend.stores_beside_decodes:
             return False
-        fewest = FEWEST_ON_GPU if self._adapter.device.type == "cuda" else 0
-        return len(batch.ids_T) >= max(fewest, FEWEST_EACH * len(batch.sampling))
+        return len(batch.ids_T) >= max(self._fewest_for_tail, FEWEST_EACH * len(batch.sampling))
 
     def _beside(self, found: CrossMetadata | None) -> Beside | None:
         if found is None or self._cross_backend is None:
@@ -228,8 +223,8 @@ class ModelRunner:
         self.rows.newest_P.index_copy_(0, places_B, out.ids_B)
         # Copied now and waited for later: asking for it then would wait for the next step as well.
         handle.sampled, handle.rows = out.start_copy(), rows
-        if logits_BV.device.type == "cuda":
-            handle.ready = torch.cuda.Event()
+        if not self._platform.synchronous:
+            handle.ready = self._platform.event()
             handle.ready.record()
         return handle
 

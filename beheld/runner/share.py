@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-import torch
-
 from beheld.core.errors import CapacityError
-from beheld.models.shortage import gib
+from beheld.models.out_of_memory import gib
+from beheld.platform.platform import Platform
 
 
 @dataclass(frozen=True)
@@ -16,26 +15,28 @@ class Share:
     """What an engine may take of a GPU, and what was there when it began: others may hold the rest.
 
     Attributes:
+        platform: of the GPU.
         fraction: of the whole GPU, from 0 to 1.
         total_bytes: the GPU's memory.
         free_bytes: what nobody held when the engine began.
         held_bytes: what PyTorch held in this process when the engine began: another engine's, say.
     """
 
+    platform: Platform
     fraction: float
     total_bytes: int
     free_bytes: int
     held_bytes: int
 
     @classmethod
-    def of_gpu(cls, fraction: float) -> Share:
+    def of(cls, platform: Platform, fraction: float) -> Share:
         """The share of an engine that begins now."""
         # An engine that was dropped before leaves cycles of objects, and memory that PyTorch keeps for later.
-        if torch.cuda.memory_reserved():
+        if platform.reserved_bytes():
             gc.collect()
-            torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
-        return cls(fraction, total, free, torch.cuda.memory_reserved())
+            platform.empty_cache()
+        free, total = platform.memory()
+        return cls(platform, fraction, total, free, platform.reserved_bytes())
 
     @property
     def limit_bytes(self) -> int:
@@ -62,7 +63,7 @@ class Share:
 
     def left_bytes(self) -> int:
         """What may still be taken: the share without what was taken since, and no more than is free."""
-        free, _ = torch.cuda.mem_get_info()
+        free, _ = self.platform.memory()
         # What PyTorch holds is the engine's for certain; the driver's and the libraries' own shows in what is free.
-        taken = max(self.free_bytes - free, torch.cuda.memory_reserved() - self.held_bytes)
+        taken = max(self.free_bytes - free, self.platform.reserved_bytes() - self.held_bytes)
         return max(0, min(free, self.limit_bytes - taken))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from beheld.core.params import Grammar, Thoughts
-from beheld.ipc.codec import Codec
+from beheld.sandbox.codec import Codec
 from beheld.structured.compile import Compiler
 
 

@@ -14,9 +14,10 @@ import torch
 
 from beheld.checkpoint.code import own_first
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
-from beheld.inputs import audio, options
-from beheld.inputs.families import Family, family_of
-from beheld.inputs.tokens import load_tokenizer
+from beheld.families import registry
+from beheld.families.inputs import FamilyInputs
+from beheld.inputs.media import audio, processor_options
+from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question, Trace
 
 # Families with markers that only the repository's own code reads.
@@ -34,7 +35,7 @@ class Processor:
 
     def __init__(self, info: ModelInfo, args: EngineArgs) -> None:
         self._info = info
-        self._family: Family = family_of(info)
+        self._family: FamilyInputs = registry.inputs(info.family)
         self._options = dict(args.mm_processor_kwargs or {})
         self._parts = _load(info, args, self._family)
         self._tokenizer = getattr(self._parts, "tokenizer", self._parts)
@@ -82,13 +83,15 @@ class Processor:
         """
         told = {name: value for name, value in self._options.items() if name not in _BOUNDS}
         for kind in {"image", "video"} & question.media.keys():
-            group = {**told.get(options.GROUPS[kind], {})}
+            group = {**told.get(processor_options.GROUPS[kind], {})}
             given = {name: self._options[name] for name in _BOUNDS if name in self._options} | group
             if not given.keys() & _BOUNDS.keys():
                 continue
-            size = getattr(options.part_of(self._parts, kind), "size", None) or {}
+            size = getattr(processor_options.part_of(self._parts, kind), "size", None) or {}
             own = {name: size.get(edge) for name, edge in _BOUNDS.items()}
-            told[options.GROUPS[kind]] = {name: value for name, value in own.items() if value is not None} | given
+            told[processor_options.GROUPS[kind]] = {
+                name: value for name, value in own.items() if value is not None
+            } | given
         return told
 
     def _rendered(self, question: Question, made: Trace) -> str:
@@ -179,7 +182,7 @@ def pictures(question: Question) -> list[Any]:
     return [ImageOps.exif_transpose(image).convert("RGB") for image in opened]
 
 
-def _load(info: ModelInfo, args: EngineArgs, family: Family) -> Any:
+def _load(info: ModelInfo, args: EngineArgs, family: FamilyInputs) -> Any:
     from transformers import AutoProcessor
 
     if not info.modalities:

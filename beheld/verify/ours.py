@@ -12,6 +12,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineError
 from beheld.core.params import SamplingParams
 from beheld.engine.setup import start
+from beheld.executor.executor import Executor
 from beheld.inputs.pipeline import InputPipeline
 from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
@@ -56,8 +57,7 @@ class Engine:
             for name, feature in span.item.features.items():
                 if isinstance(feature, Tensor):
                     made.features.setdefault(name, []).append(feature)
-        executor: Any = core.executor
-        watch = _Watch(made, len(request.token_ids), executor.runner)
+        watch = _Watch(made, len(request.token_ids), core.executor)
         core.add(request)
         while core.has_work:
             _, events = core.step(None)
@@ -81,14 +81,14 @@ def _request(pipeline: InputPipeline, question: Question) -> Any:
 
 
 class _Watch:
-    """Writes what the runner computes into a trace."""
+    """Writes what the executor computes into a trace."""
 
-    def __init__(self, made: Trace, num_prompt: int, runner: Any) -> None:
-        self._made, self._num_prompt, self._runner = made, num_prompt, runner
+    def __init__(self, made: Trace, num_prompt: int, executor: Executor) -> None:
+        self._made, self._num_prompt, self._executor = made, num_prompt, executor
         self._embeds: list[Tensor] = []
         self._positions: list[Tensor] = []
         self._logits: list[Tensor] = []
-        runner.watch = self._take
+        executor.watch(self._take)
 
     def _take(self, stage: str, tensor: Tensor) -> None:
         kept = {"embeds": self._embeds, "positions": self._positions, "logits": self._logits}[stage]
@@ -98,7 +98,7 @@ class _Watch:
         """Put the steps together: those of the prompt are one entry, each later one its own."""
         if not self._embeds:
             raise EngineError("Nothing was computed.")
-        self._runner.watch = None
+        self._executor.watch(None)
         made, steps, tokens = self._made, 0, 0
         while tokens < self._num_prompt:
             tokens += self._embeds[steps].shape[0]
@@ -109,7 +109,7 @@ class _Watch:
         made.logits = [logits[0].float() for logits in self._logits if logits.shape[0]]
         rows: dict[str, list[Tensor]] = {}
         for span in request.spans:
-            found = self._runner.encoder.known(span.item.digest)
+            found = self._executor.embeddings(span.item.digest)
             if found is not None:
                 rows.setdefault(span.item.modality, []).append(found.cpu())
         made.encoded = {modality: torch.cat(parts) for modality, parts in rows.items()}

@@ -12,8 +12,8 @@ import pytest
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api import start
 from beheld.core.errors import CapacityError, ConfigError, ModelError, TemplateError, WorkerError
-from beheld.inputs.processor import ItemProcessor
-from beheld.inputs.workers import Workers
+from beheld.inputs.media.processor import ItemProcessor
+from beheld.inputs.media.workers import Workers
 from tests import tiny
 
 

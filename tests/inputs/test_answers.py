@@ -11,8 +11,8 @@ import pytest
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, FetchError, LimitError
-from beheld.inputs import dial
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch import pinned_http
+from beheld.inputs.fetch.fetch import FetchRules, fetch
 from tests.inputs import pipes
 from tests.inputs.servers import plain
 from tests.memory import peak
@@ -39,9 +39,9 @@ def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch:
         fetch(server.url("/4"), "image", SMALL)
     canary = serve(plain(DATA))
     lure = serve(plain(b"", "307 Temporary Redirect", f"Location: {canary.url()}"))
-    monkeypatch.setattr(dial, "is_public", lambda address: False)
+    monkeypatch.setattr(pinned_http, "is_public", lambda address: False)
     monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
-    real = dial.address_of
+    real = pinned_http.address_of
     calls: list[int] = []
 
     async def second_hop_is_checked(host: str, port: int) -> str:
@@ -50,7 +50,7 @@ def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch:
             monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "0")
         return await real(host, port)
 
-    monkeypatch.setattr(dial, "address_of", second_hop_is_checked)
+    monkeypatch.setattr(pinned_http, "address_of", second_hop_is_checked)
     with pytest.raises(FetchError, match="not public"):
         fetch(lure.url(), "image", SMALL)
     assert calls == [lure.port, canary.port]

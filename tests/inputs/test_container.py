@@ -11,7 +11,7 @@ import pytest
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError
-from beheld.inputs import audio, video
+from beheld.inputs.media import audio, video
 from tests import tiny
 from tests.inputs.pipes import write_video
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beheld.core.request import Request
-from beheld.inputs import chat
-from beheld.inputs.control import ControlTokens
+from beheld.inputs.prompt import chat
+from beheld.inputs.prompt.special_tokens import ControlTokens
 from tests import tiny
 from tests.inputs import pipes
 
@@ -122,8 +122,8 @@ def test_other_letters_that_normalise_to_a_token() -> None:
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from beheld.inputs import control
-    from beheld.inputs.tokens import PromptTokenizer
+    from beheld.inputs.prompt import special_tokens
+    from beheld.inputs.prompt.tokenizer import PromptTokenizer
 
     letters = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyz<>[]|_ ▁")}
     backend = Tokenizer(models.BPE(vocab={**letters, "<unk>": len(letters)}, merges=[], unk_token="<unk>"))
@@ -137,16 +137,16 @@ def test_other_letters_that_normalise_to_a_token() -> None:
     for text in ("＜end＞", "<END>", "a <End> b"):
         ids = prompt.encode(text, add_special_tokens=False)
         assert end in ids
-        assert control.smuggled(ids, text, marks, ((), ()))
-        stand_ins = control.StandIns(text)
+        assert special_tokens.smuggled(ids, text, marks, ((), ()))
+        stand_ins = special_tokens.StandIns(text)
 
         def normal(text: str) -> list[int]:
             return prompt.encode(text, add_special_tokens=False)
 
-        plain = control.encode_rendered(f"{text}<end>", stand_ins, marks, prompt.plain(), normal)
+        plain = special_tokens.encode_rendered(f"{text}<end>", stand_ins, marks, prompt.plain(), normal)
         assert plain.count(end) == 1
         assert plain[-1] == end
-    assert not control.smuggled(prompt.encode("a<end>", add_special_tokens=False), "a<end>", marks, ((), ()))
+    assert not special_tokens.smuggled(prompt.encode("a<end>", add_special_tokens=False), "a<end>", marks, ((), ()))
 
 
 def test_trusted_prompts_keep_their_markers() -> None:

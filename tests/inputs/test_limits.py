@@ -19,10 +19,10 @@ from PIL import Image
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import ConfigError, DecodeError, LimitError
-from beheld.inputs import audio, decode, header, video
-from beheld.inputs.gate import Gate
-from beheld.inputs.video import Sampling
-from beheld.utils.departure import Departed, Departure
+from beheld.inputs.media import audio, decode, header, video
+from beheld.inputs.media.memory_gate import Gate
+from beheld.inputs.media.video import Sampling
+from beheld.utils.cancellation import Departed, Departure
 from tests import tiny
 from tests.inputs import pipes
 

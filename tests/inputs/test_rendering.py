@@ -13,7 +13,7 @@ import pytest
 from beheld.core.errors import TemplateError
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.pipeline import InputPipeline
-from beheld.inputs.rendering import MAX_S
+from beheld.inputs.prompt.rendering import MAX_S
 from tests.inputs import pipes
 
 FAMILY = "qwen2"

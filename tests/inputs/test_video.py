@@ -12,8 +12,8 @@ import pytest
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError
-from beheld.inputs import video
-from beheld.inputs.video import Sampling
+from beheld.inputs.media import video
+from beheld.inputs.media.video import Sampling
 from tests import tiny
 from tests.inputs import pipes
 

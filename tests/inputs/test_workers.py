@@ -20,13 +20,13 @@ from beheld.core.config import MediaLimits, MediaWork
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError, TemplateError, WorkerError
 from beheld.core.params import StructuredOutputs
 from beheld.core.request import ForeignTemplate, Request
-from beheld.inputs import tasks
-from beheld.inputs.opening import Source
+from beheld.inputs.media import tasks
+from beheld.inputs.media.open_media import Source
+from beheld.inputs.media.workers import Workers
 from beheld.inputs.pipeline import InputPipeline
-from beheld.inputs.workers import Workers
 from tests import tiny
 from tests.inputs import pipes
-from tests.ipc.test_pool import gone
+from tests.sandbox.test_pool import gone
 
 FAMILY = "qwen2_5_vl"
 WORKS = {"decode": MediaWork.DECODE, "process": MediaWork.PROCESS}
@@ -207,9 +207,9 @@ def test_the_engine_uses_one_and_closing_ends_it() -> None:
 
 LIGHT = """
 import sys
-import beheld.inputs.tasks as tasks
+import beheld.inputs.media.tasks as tasks
 from beheld.core.config import MediaLimits
-from beheld.inputs.opening import Source
+from beheld.inputs.media.open_media import Source
 work = tasks.load(tasks.Settings(MediaLimits()))
 work(tasks.Open("image", Source("bytes", bytes(32), open(sys.argv[1], "rb").read())))
 assert not {"torch", "transformers", "torchvision", "av"} & set(sys.modules)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from beheld.models.families import llama4
+from beheld.families.llama4 import model as llama4
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.experts import Experts, GroupedExperts, experts_of, replace_experts
 from beheld.models.surgery.operation import Changes
@@ -113,7 +113,7 @@ def test_off_a_cpu_llama4_computes_chosen_experts_alone() -> None:
         attention = SimpleNamespace(attn_temperature_tuning=False)
         layer = SimpleNamespace(feed_forward=block, self_attn=attention)
         decoder = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-        llama4.adapt(SimpleNamespace(get_decoder=lambda decoder=decoder: decoder))
+        llama4.adapt(SimpleNamespace(get_decoder=lambda decoder=decoder: decoder), Changes())
         with FlopCounterMode(display=False) as counted:
             layer.feed_forward(torch.empty(1, 256, 64, device="meta", dtype=dtype))
         one = 256 * 2 * 3 * 64 * 128

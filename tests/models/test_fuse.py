@@ -133,10 +133,10 @@ def test_a_padded_layer_meets_few_sizes_and_computes_all(
 def test_on_a_cpu_every_layer_meets_few_sizes(dtype: str, max_loras: int) -> None:
     args = EngineArgs(model=str(tiny.checkpoint("qwen2_5_vl")), device="cpu", dtype=dtype)
     args.enable_lora = max_loras > 0
-    config = resolve_and_decide(args).config
+    resolved = resolve_and_decide(args)
     model = load("qwen2_5_vl").to(getattr(torch, dtype))
-    surgery = Surgery(Target(model, config))
-    prepare.prepare(surgery)
+    surgery = Surgery(Target(model, resolved.config))
+    prepare.prepare(surgery, resolved.info)
     assert (surgery.target.slots is not None) == (max_loras > 0)
     kinds = {type(module) for module in model.modules()}
     assert torch.nn.Linear not in kinds
@@ -188,7 +188,7 @@ def test_float32_on_a_gpu_is_not_tf32(
     monkeypatch.setenv("BEHELD_FUSE", "0")
     monkeypatch.setenv("BEHELD_COMPILE", "0")
     surgery = Surgery(Target(load("llama"), fake_config(device=device, dtype=dtype, enforce_eager=eager)))
-    prepare.prepare(surgery)
+    prepare.prepare(surgery, resolve_and_decide(EngineArgs(model=str(tiny.checkpoint("llama")))).info)
     with surgery.passing():
         assert torch.backends.cudnn.allow_tf32 == allowed
     assert torch.backends.cudnn.allow_tf32, "outside of passes it is the user's"

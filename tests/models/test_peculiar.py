@@ -12,7 +12,8 @@ import torch
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
-from beheld.models import families
+from beheld.families.chameleon.model import adapt as adapt_chameleon
+from beheld.families.gemma3n.model import adapt as adapt_gemma3n
 from beheld.models.load import model_class_of
 from beheld.models.surgery import compiled as fuse
 from beheld.models.surgery import joined
@@ -33,7 +34,7 @@ def load(family: str) -> Any:
 def test_chameleons_codes_are_barred_by_a_tensor() -> None:
     model, inputs = load("chameleon"), reference.inputs("chameleon", cases.FOUR)
     before = model(**inputs).logits
-    families.adapt("chameleon", model)
+    adapt_chameleon(model, Changes())
     codes = model.model.vocabulary_mapping.image_tokens
     assert isinstance(codes, torch.Tensor)
     assert codes.device == model.device
@@ -87,7 +88,8 @@ def test_layers_of_many_kinds_are_all_compiled(
     fuse.compile_layers(layers, Changes())
     for rows in (1, 5):
         x = torch.ones(rows, 2)
-        assert [float(layer(x)[0, 0]) for layer in layers] == list(range(12))
+        with fuse.settings():
+            assert [float(layer(x)[0, 0]) for layer in layers] == list(range(12))
     assert "could not be compiled" not in caplog.text
 
 
@@ -112,14 +114,14 @@ def test_a_layer_with_a_number_is_traced_once_for_each_form(monkeypatch: pytest.
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "specialize_float", False)
     # Of its own for each form, as the compiler's options make it one.
     monkeypatch.setattr(torch, "compile", lambda call, **_: plain(call, backend=partial(backend), dynamic=True))
     layers = [Scaled() for _ in range(3)]
     fuse.compile_layers(layers, Changes())
     for rows in (1, 5, 7):
         x = -torch.ones(rows, 4)
-        assert all(torch.allclose(layer(x), 0.3 * x) for layer in layers)
+        with torch._dynamo.config.patch(specialize_float=False), fuse.settings():
+            assert all(torch.allclose(layer(x), 0.3 * x) for layer in layers)
     assert len(traced) == 2
     torch._dynamo.reset()
 
@@ -134,7 +136,7 @@ def test_gemma3ns_last_ids_have_the_towers_embeddings() -> None:
     )
     ids = torch.arange(model.config.text_config.vocab_size).unsqueeze(0)
     model(input_ids=ids)
-    families.adapt("gemma3n", model)
+    adapt_gemma3n(model, Changes())
     ours = model.get_input_embeddings()(ids)
     torch.testing.assert_close(ours, seen[0], atol=1e-6, rtol=1e-5)
     text = model.get_input_embeddings().text(ids)

@@ -18,10 +18,11 @@ from tests import tiny
 from tests.fakes import fake_config
 
 
-def made(family: str) -> Any:
-    """The family's tiny model with weights of chance."""
+def made(family: str) -> tuple[Any, Any]:
+    """The family's tiny model with weights of chance, and what its checkpoint says."""
     resolved = resolve_and_decide(EngineArgs(model=str(tiny.checkpoint(family)), device="cpu", dtype="float32"))
-    return model_class_of(resolved.info, resolved.hf_config)._from_config(resolved.hf_config).float().eval()
+    model_class = model_class_of(resolved.info, resolved.hf_config)
+    return model_class._from_config(resolved.hf_config).float().eval(), resolved.info
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "cohere2_vision", "qwen2_5_vl", "llama4", "phi4_mm"])
@@ -44,8 +45,8 @@ def test_what_is_around_the_layers_is_compiled_for_single_rows(family: str, monk
     monkeypatch.setenv("BEHELD_FUSE", "0")
     told: list[Any] = []
     monkeypatch.setattr(compiling.logger, "log", lambda *args: told.append(args))
-    model = made(family)
-    prepare.prepare(Surgery(Target(model, fake_config(device="cuda", dtype="float32"))))
+    model, info = made(family)
+    prepare.prepare(Surgery(Target(model, fake_config(device="cuda", dtype="float32"))), info)
     text = text_model(model)
     around = [text.rotary_emb, text.norm]
     axes = 3 if family == "qwen2_5_vl" else 1

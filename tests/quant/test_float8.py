@@ -15,8 +15,11 @@ from beheld.core.config import EngineArgs, EngineConfig
 from beheld.engine.setup import describe
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
+from beheld.platform.cpu import Cpu
+from beheld.platform.cuda import Cuda
+from beheld.platform.registry import platform_of
 from beheld.quant import compressed_tensors
-from beheld.quant.compressed_tensors import CompressedTensors, Dequantized, multiplies_float8
+from beheld.quant.compressed_tensors import CompressedTensors, Dequantized
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
 from tests import interpreted, tiny, tiny_quantized
 from tests.quant.test_compressed_tensors import load, rewrite
@@ -26,8 +29,9 @@ FAMILY = "glm4v_moe_fp8"
 
 @pytest.fixture
 def float8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the CPU had products of FP8 numbers; the same numbers are then multiplied in float32."""
-    monkeypatch.setattr(compressed_tensors, "multiplies_float8", lambda device: True)
+    """As if there were products of FP8 numbers everywhere; on a CPU they are then multiplied in float32."""
+    monkeypatch.setattr(Cpu, "fp8_products", True)
+    monkeypatch.setattr(Cuda, "fp8_products", True)
 
 
 def numbers(*sizes: int, seed: int = 0) -> Tensor:
@@ -181,7 +185,7 @@ def test_a_plan_counts_the_bytes_that_are_stored(monkeypatch: pytest.MonkeyPatch
 
     plain = planned("glm4v_moe")
     assert planned(FAMILY) == plain
-    monkeypatch.setattr(compressed_tensors, "multiplies_float8", lambda device: True)
+    monkeypatch.setattr(Cpu, "fp8_products", True)
     size = (tiny.checkpoint(FAMILY) / "model.safetensors").stat().st_size
     assert planned(FAMILY) == size
     assert planned(FAMILY, load_format="dummy") == planned("glm4v_moe") == plain
@@ -242,7 +246,7 @@ WEIGHTS_ONLY = {**STATED, "config_groups": {"g": {**STATED["config_groups"]["gro
 def test_one_place_decides_and_says_why(
     stated: Any, device: str, dtype: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compressed_tensors, "multiplies_float8", lambda device: device == "cuda")
+    monkeypatch.setattr(Cuda, "fp8_products", True)
     said: list[str] = []
     for level in ("info", "warning"):
         monkeypatch.setattr(compressed_tensors.logger, level, lambda form, *given: said.append(form % given))
@@ -260,8 +264,8 @@ def test_the_variable_dequantizes(float8: None, monkeypatch: pytest.MonkeyPatch)
 def test_older_devices_dequantize(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, able in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda capability=capability: capability)
-        assert multiplies_float8("cuda") is able
-        assert not multiplies_float8("cpu")
+        assert platform_of("cuda").fp8_products is able
+        assert not platform_of("cpu").fp8_products
 
 
 @pytest.fixture

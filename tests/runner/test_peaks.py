@@ -29,7 +29,7 @@ def test_parts_are_those_of_the_options(captures: bool, monkeypatch: pytest.Monk
     config = pipes.config(info, max_num_batched_tokens=512, max_num_seqs=8)
     ran: list[Any] = []
 
-    def peak(run: Any) -> tuple[int, int]:
+    def peak(platform: Any, run: Any) -> tuple[int, int]:
         run()
         return (64 * MIB, 0) if len(ran) == 1 else (24 * MIB, 3 * MIB)
 

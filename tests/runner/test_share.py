@@ -12,8 +12,11 @@ from beheld.checkpoint.info import read_config
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import CapacityError, ModelError
-from beheld.models import registry, segments, shortage
+from beheld.models import out_of_memory, registry
 from beheld.models.load import weigh
+from beheld.platform import segments
+from beheld.platform.cpu import Cpu
+from beheld.platform.registry import CPU, platform_of
 from beheld.runner import build
 from beheld.runner.share import Share
 from tests import tiny
@@ -21,6 +24,7 @@ from tests.inputs import pipes
 
 GIB = 1 << 30
 FAMILY = "llava"
+CUDA = platform_of("cuda")
 
 
 class Gpu:
@@ -58,7 +62,7 @@ def wants(**changes: Any) -> tuple[Any, Any, Any]:
 )
 def test_a_share_is_of_the_whole_gpu_whoever_has_the_rest(gpu: Gpu, others: int, fraction: float, left: int) -> None:
     gpu.others = others * GIB
-    share = Share.of_gpu(fraction)
+    share = Share.of(CUDA, fraction)
     share.check()
     gpu.held = 7 * GIB
     assert share.left_bytes() == left * GIB
@@ -66,7 +70,7 @@ def test_a_share_is_of_the_whole_gpu_whoever_has_the_rest(gpu: Gpu, others: int,
 
 def test_what_the_driver_takes_counts_and_what_others_give_back_does_not(gpu: Gpu) -> None:
     gpu.others = 30 * GIB
-    share = Share.of_gpu(0.5)
+    share = Share.of(CUDA, 0.5)
     gpu.held, gpu.driver = 7 * GIB, 1 * GIB
     assert share.left_bytes() == 32 * GIB
     gpu.others = 0
@@ -80,7 +84,7 @@ def test_what_the_driver_takes_counts_and_what_others_give_back_does_not(gpu: Gp
 
 def test_an_engine_before_this_one_in_the_same_process_is_another(gpu: Gpu) -> None:
     gpu.held = 36 * GIB
-    share = Share.of_gpu(0.45)
+    share = Share.of(CUDA, 0.45)
     share.check()
     gpu.held += 6 * GIB
     assert share.left_bytes() == 30 * GIB
@@ -89,16 +93,16 @@ def test_an_engine_before_this_one_in_the_same_process_is_another(gpu: Gpu) -> N
 def test_a_share_that_is_not_free_is_refused_with_both_numbers(gpu: Gpu) -> None:
     gpu.others = 20 * GIB
     with pytest.raises(CapacityError) as caught:
-        Share.of_gpu(0.9).check()
+        Share.of(CUDA, 0.9).check()
     said = str(caught.value)
     assert "72.00 GiB" in said
     assert "60.00 GiB are free" in said
     assert "at most 0.75" in said
     assert caught.value.param == "gpu_memory_utilization"
-    Share.of_gpu(0.75).check()
+    Share.of(CUDA, 0.75).check()
     gpu.others = 80 * GIB
     with pytest.raises(CapacityError, match=r"the rest\. End what else uses the GPU"):
-        Share.of_gpu(0.9).check()
+        Share.of(CUDA, 0.9).check()
 
 
 def test_the_share_is_checked_before_anything_is_loaded_unless_the_cache_has_a_size(gpu: Gpu) -> None:
@@ -117,7 +121,7 @@ def test_weights_are_compared_with_memory_before_they_are_read(gpu: Gpu, monkeyp
     gpu.total = needed - 1
     with pytest.raises(CapacityError) as caught:
         build.build_runner(*wants(memory_fraction=1.0), shrink=False)
-    assert str(caught.value).count(shortage.gib(needed)) >= 1
+    assert str(caught.value).count(out_of_memory.gib(needed)) >= 1
     assert "smaller checkpoint" in caught.value.remedy
     gpu.total = 2 * needed
     with pytest.raises(CapacityError) as caught:
@@ -127,12 +131,13 @@ def test_weights_are_compared_with_memory_before_they_are_read(gpu: Gpu, monkeyp
 
 def test_a_host_without_memory_is_told_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     hf_config, model, _ = wants()
-    monkeypatch.setattr(build, "free_and_total", lambda device: (1000, 2000))
+    monkeypatch.setattr(Cpu, "memory", lambda cpu: (1000, 2000))
     with pytest.raises(CapacityError, match="set dtype='bfloat16'"):
         build.build_runner(hf_config, model, pipes.config(model), shrink=False)
     build._begin(hf_config, model, pipes.config(model, dtype="bfloat16"))
     assert "may be very slow" in caplog.text
-    free, total = shortage.free_and_total("cpu")
+    monkeypatch.undo()
+    free, total = CPU.memory()
     assert 0 < free < total
 
 
@@ -175,7 +180,7 @@ def test_the_loader_does_not_blame_the_checkpoint(hidden: bool, gpu: Gpu) -> Non
             oom()
 
     hf_config, model, config = wants(show_progress=False)
-    with pytest.raises(CapacityError), shortage.told("load the weights", "cuda", "Take a smaller one."):
+    with pytest.raises(CapacityError), out_of_memory.explained("load the weights", CUDA, "Take a smaller one."):
         load._from_files(Loading, hf_config, model, torch.float32, config)
     hidden_before = gpu.ooms
 
@@ -198,7 +203,7 @@ def test_the_loader_does_not_blame_the_checkpoint(hidden: bool, gpu: Gpu) -> Non
     ],
 )
 def test_every_library_is_understood(error: Exception, piece: str | None) -> None:
-    with pytest.raises(CapacityError) as caught, shortage.told("think", "cpu", "Do less.", 3 * GIB):
+    with pytest.raises(CapacityError) as caught, out_of_memory.explained("think", CPU, "Do less.", 3 * GIB):
         raise error
     said = str(caught.value)
     assert "to think: it takes about 3.00 GiB in all; " in said
@@ -208,7 +213,7 @@ def test_every_library_is_understood(error: Exception, piece: str | None) -> Non
 
 def test_other_errors_stay_what_they_are() -> None:
     for error in (ValueError("no"), ModelError("out of memory, says the model")):
-        with pytest.raises(type(error)) as caught, shortage.told("think", "cpu", "Do less."):
+        with pytest.raises(type(error)) as caught, out_of_memory.explained("think", CPU, "Do less."):
             raise error
         assert caught.value is error
 
@@ -222,7 +227,7 @@ def test_what_failed_is_let_go() -> None:
         assert sys.getrefcount(large) == 2
         raise MemoryError
 
-    with pytest.raises(CapacityError) as caught, shortage.told("think", "cpu", "Do less."):
+    with pytest.raises(CapacityError) as caught, out_of_memory.explained("think", CPU, "Do less."):
         fail()
     frames = []
     trace = caught.value.__cause__.__traceback__ if caught.value.__cause__ else None

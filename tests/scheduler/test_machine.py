@@ -19,7 +19,6 @@ from beheld.scheduler.scheduler import Scheduler
 from tests.fakes import (
     CROSS,
     FULL,
-    SHARED,
     VOCAB,
     FakeRunner,
     expected_tokens,
@@ -38,7 +37,7 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (FULL,),
     (FULL, sliding(6)),
     (sliding(9),),
-    (sliding(1), FULL, SHARED),
+    (sliding(1), FULL),
     (sliding(3), sliding(10)),
     (FULL, CROSS),
 ]

@@ -14,9 +14,9 @@ from dataclasses import fields
 
 import pytest
 
-from beheld.cli import bench, chat, foreign, serve
+from beheld.cli import bench, chat, serve, vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.flags import _SKIPPED
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs, MediaLimits
 from beheld.utils import env
 from tests.server import flag_table
@@ -47,13 +47,13 @@ def test_every_flag_is_told_and_no_other() -> None:
     told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGE))
     serving = flags_of(parser_of(serve))
     assert serving <= told, f"docs/serving.md does not tell of {sorted(serving - told)}"
-    others = flags_of(parser_of(chat), parser_of(bench)) | {f"--{name}" for name in foreign.FLAGS}
+    others = flags_of(parser_of(chat), parser_of(bench)) | {f"--{name}" for name in vllm_flags.FLAGS}
     assert told <= serving | others, f"docs/serving.md tells of {sorted(told - serving - others)}"
 
 
 def test_the_tables_of_flags_and_limits_are_what_the_code_says() -> None:
     assert flag_table.page() == PAGE, "python -m tests.server.flag_table"
-    assert set(MEANINGS) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
+    assert set(FLAG_HELP) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
 
 
 def test_every_dependency_is_told_and_no_other() -> None:

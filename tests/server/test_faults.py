@@ -25,8 +25,8 @@ import pytest
 from PIL import Image
 
 from beheld.core.errors import DecodeError, EngineError, ModelError
-from beheld.inputs import header, workers
-from beheld.inputs import processor as processing
+from beheld.inputs.media import header, workers
+from beheld.inputs.media import processor as processing
 from beheld.server.errors import http_error
 from beheld.server.keys import KeyGuard
 from tests.long import sized

@@ -18,8 +18,8 @@ import httpx
 import numpy as np
 import pytest
 
-from beheld.inputs import decode, video
-from beheld.ipc.pool import WorkerPool
+from beheld.inputs.media import decode, video
+from beheld.sandbox.pool import WorkerPool
 from tests import tiny
 from tests.inputs import pipes
 from tests.server.running import ENGINE, Running, data_url, request_bytes, talk
@@ -88,7 +88,7 @@ def movie(folder: Path) -> str:
 
 
 def serves(server: Running) -> None:
-    """It answers a picture that it has not seen, soon; the pool itself has one second, see ipc/test_pool.py."""
+    """It answers a picture that it has not seen, soon; the pool itself has one second, see sandbox/test_pool.py."""
     begin = time.monotonic()
     assert server.post(CHAT, asking(unseen())).status_code == 200
     assert time.monotonic() - begin < 2.0, "the pool is whole again"
@@ -162,11 +162,11 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, strea
         link = small.connect()
         link.sendall(request_bytes(CHAT, asking(unseen()) | {"stream": stream}))
         links.append(link)
-    until(lambda: pool_of(small)._busy and small.app_desk.busy == 24)
+    until(lambda: pool_of(small)._busy and small.admission.busy == 24)
     for link in links:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
-    until(lambda: small.app_desk.busy == 0, 1.0)
+    until(lambda: small.admission.busy == 0, 1.0)
     serves(small)
     assert time.monotonic() - begin < WORK_S, "nothing waited for the end of the work"
     assert is_gone(worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from beheld.utils.departure import Departed, Departure
+from beheld.utils.cancellation import Departed, Departure
 
 
 def test_it_is_told_within_the_block_and_not_behind_it() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from beheld.models.surgery.linears import linear_of, replace_children
 from beheld.models.surgery.operation import Changes
+from beheld.platform.registry import platform_of
 
 # Where the usual gate is defined: the first half through the activation, times the second.
 _USUAL_GATE = "transformers.integrations.moe"
@@ -33,18 +34,17 @@ class Experts(nn.Module):
         self.ups = nn.ModuleList(ups)
         self.downs = nn.ModuleList(downs)
         self.act_fn = act
-        # What they stand for, without its weights.
-        self.__dict__["shell"] = None
+        self.transposed = False
+
+    def stand_for(self, shell: nn.Module) -> None:
+        """Note transformers' module, in whose place these stand; it loses its weights."""
+        _empty(self, shell)
 
     def restored(self) -> nn.Module:
         """transformers' module, with these weights."""
-        shell: Any = self.__dict__["shell"]
-        for name, layers in zip(_WEIGHTS, (self.ups, self.downs), strict=True):
-            weights: Any = torch.stack([layer.weight.data for layer in layers])  # type: ignore[misc]
-            weights = weights.transpose(1, 2) if shell.is_transposed else weights
-            setattr(shell, name, nn.Parameter(weights.contiguous(), requires_grad=False))
-        made: nn.Module = shell
-        return made
+        both: Any = self.ups, self.downs
+        weights = [torch.stack([layer.weight.data for layer in layers]) for layers in both]
+        return _filled(self, [each.transpose(1, 2) if self.transposed else each for each in weights])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); the expert E stands for none."""
@@ -75,7 +75,22 @@ def experts_of(gate_up: Tensor, down: Tensor, act: Any, *, transposed: bool) -> 
     def layers(weights: Tensor) -> list[nn.Module]:
         return [linear_of(weight.t() if transposed else weight) for weight in weights]
 
-    return Experts(layers(gate_up), layers(down), act)
+    experts = Experts(layers(gate_up), layers(down), act)
+    experts.transposed = transposed
+    return experts
+
+
+def _empty(experts: nn.Module, shell: nn.Module) -> None:
+    for name in _WEIGHTS:
+        setattr(shell, name, None)
+    experts.__dict__["shell"] = shell
+
+
+def _filled(experts: nn.Module, weights: list[Tensor]) -> nn.Module:
+    shell: nn.Module = experts.__dict__["shell"]
+    for name, weight in zip(_WEIGHTS, weights, strict=True):
+        setattr(shell, name, nn.Parameter(weight.contiguous(), requires_grad=False))
+    return shell
 
 
 class GroupedExperts(nn.Module):
@@ -92,6 +107,14 @@ class GroupedExperts(nn.Module):
         self.gate_up = nn.Parameter(gate_up, requires_grad=False)
         self.down = nn.Parameter(down, requires_grad=False)
         self.act_fn = act
+
+    def stand_for(self, shell: nn.Module) -> None:
+        """Note transformers' module, in whose place these stand; it loses its weights."""
+        _empty(self, shell)
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with these weights."""
+        return _filled(self, [self.gate_up.data, self.down.data])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H)."""
@@ -113,8 +136,7 @@ def can_group(*weights: Tensor) -> bool:
     In other types the library reads on the host how many rows each expert has.
     """
     fits = all(w.dtype == torch.bfloat16 and w.is_contiguous() and not any(n % 8 for n in w.shape[1:]) for w in weights)
-    device = weights[0].device
-    return fits and (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0))
+    return fits and platform_of(weights[0].device).grouped_products
 
 
 def _grouped(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
@@ -134,9 +156,7 @@ def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> i
             return None
         weights = [getattr(child, name).data for name in _WEIGHTS]
         experts = experts_of(*weights, child.act_fn, transposed=child.is_transposed)
-        for name in _WEIGHTS:
-            setattr(child, name, None)
-        experts.__dict__["shell"] = child
+        experts.stand_for(child)
         return experts
 
     return replace_children(model, made, changes)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from beheld.attention.context import tail
 from beheld.core.errors import ModelError
-from beheld.models.surgery.operation import Changes, Operation, Stage
+from beheld.models.surgery.operation import Changes
 
 # What families call the norm between a layer's input and its attention.
 _NORMS = ("input_layernorm", "operator_norm", "self_attn_layer_norm")
@@ -45,17 +45,6 @@ def shorten(layer: nn.Module, changes: Changes) -> None:
         return forward(hidden_states.index_select(1, rows_S), **kept)
 
     changes.set(layer, "forward", shortened)
-
-
-def shorten_last(layer: nn.Module) -> Operation:
-    """The operation that shortens this layer, the last one of a text model."""
-    return Operation(
-        "last layer",
-        Stage.COMPILE,
-        needs="a last layer that writes keys and values, of a family without further columns or states",
-        replaces="its forward, by one that takes a pass's tail",
-        apply=lambda target, changes: shorten(layer, changes),
-    )
 
 
 # By the place of their tokens' axis, from behind.

@@ -1,5 +1,6 @@
-"""Linear layers and convolutions in the form that the device computes fastest; results stay those of the model as it
-came, to rounding.
+"""Linear layers and convolutions in the form that the device computes fastest.
+
+Results stay those of the model as it came, to rounding.
 
 Shapes: M rows of activations, I inputs, O outputs.
 """

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from beheld.lora.slots import LoRASlots
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class Stage(enum.IntEnum):
@@ -33,6 +35,8 @@ class Stage(enum.IntEnum):
     """Layers take the form that the device computes fastest."""
     LORA = 6
     COMPILE = 7
+    PASS = 8
+    """What the adapter's passes need: further columns of rows, layers that take a pass's tail."""
 
 
 class Changes:
@@ -53,7 +57,7 @@ class Changes:
             self._undo.append(lambda: delattr(owner, name))
         setattr(owner, name, value)
 
-    def replace(self, parent: nn.Module, name: str, new: nn.Module, restore: Callable[[nn.Module], nn.Module]) -> None:
+    def replace(self, parent: Any, name: str, new: nn.Module, restore: Callable[[nn.Module], nn.Module]) -> None:
         """Put `new` in place of a submodule.
 
         Args:
@@ -62,6 +66,25 @@ class Changes:
         """
         setattr(parent, name, new)
         self._undo.append(lambda: setattr(parent, name, restore(getattr(parent, name))))
+
+    def exchange(self, parent: Any, name: str, new: nn.Module, parts: Iterable[str]) -> None:
+        """Put `new` in place of a submodule whose parts, under the same names, it took over.
+
+        The old module is kept without them; when this is taken back, it gets those that stand there then. A part that
+        can tell what it stands for (`restored`) gives that.
+        """
+        old, parts = getattr(parent, name), tuple(parts)
+        for part in parts:
+            setattr(old, part, None)
+
+        def restore(module: Any) -> nn.Module:
+            for part in parts:
+                found = getattr(module, part)
+                setattr(old, part, found.restored() if hasattr(found, "restored") else found)
+            made: nn.Module = old
+            return made
+
+        self.replace(parent, name, new, restore)
 
     def hook(self, handle: Any) -> None:
         """Note a hook; `handle` is what registering it gave."""
@@ -137,6 +160,16 @@ class Surgery:
             self.done.append((operation, changes))
             operation.apply(self.target, changes)
             logger.debug("Surgery: %s, %d changes.", operation.name, len(changes))
+
+    def apply(self, name: str, replaces: str, act: Callable[[Any, Changes], T]) -> T:
+        """Apply one more operation, of the last stage, to the model; gives what `act` gives."""
+        given: list[T] = []
+        operation = Operation(
+            name, Stage.PASS, "an adapter that asks for it", replaces,
+            lambda target, changes: given.append(act(target.model, changes)),
+        )  # fmt: skip
+        self.perform([operation])
+        return given[0]
 
     @contextmanager
     def passing(self) -> Iterator[None]:
