@@ -25,7 +25,7 @@ LIMITS = MediaLimits()
 PICTURE = tiny.picture(84, 56, 1)
 
 
-def opened(image: Image.Image, file_format: str = "PNG", **options: Any) -> decode.Picture:
+def opened(image: Image.Image, file_format: str = "PNG", **options: Any) -> decode.DecodedImage:
     return decode.open_bytes(pipes.encoded(image, file_format, **options), LIMITS)
 
 

@@ -81,7 +81,7 @@ def test_markers_must_match_the_media(family: str, markers: int, items: int) -> 
     with pytest.raises(PromptError) as caught:
         prepare(family, prompt)
     message = str(caught.value)
-    assert f"has {markers} of the marker" in message
+    assert f"has {markers} of the placeholder" in message
     assert f"{items} image" in message
     assert pipes.shared(family)._tokenizer.placeholder("image") in message
     if family.startswith("qwen") and items:

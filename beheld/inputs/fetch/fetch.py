@@ -56,7 +56,7 @@ class FetchRules:
 
 
 def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
-    """The bytes behind a URL, a data URL or a path.
+    """The bytes of a URL, a data URL or a path.
 
     A `Path` comes from the program itself and is opened as it is; a string may come from anyone and follows the rules.
 
@@ -94,7 +94,7 @@ async def _at_once(num_bytes: int) -> None:
 async def fetch_remote(
     url: str, modality: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]] = _at_once
 ) -> Fetched:
-    """The bytes behind an http or https URL. Cancelling it hangs up.
+    """The bytes of an http or https URL. Cancelling it hangs up.
 
     Args:
         url: see `is_remote`.
