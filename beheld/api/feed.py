@@ -1,9 +1,9 @@
 """Prepares jobs ahead of the engine: in threads where there are cores to spare, else when they are asked for.
 
 The threads mostly wait for processes that decode and process media (inputs/media/workers.py). Jobs that need neither
-are prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order of
-the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their
-features.
+are prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order
+of the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of
+their features.
 
 Jobs come from what a user iterates over, which may take its time over each. Such a source is read in a thread of its
 own, so that asking for what is ready never waits for it.
