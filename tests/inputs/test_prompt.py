@@ -163,7 +163,7 @@ def test_counting_without_a_prompt() -> None:
     pipe = pipes.make(family)
     picture = tiny.picture(168, 84, 1)
     refs = [MediaRef("image", picture), MediaRef("video", tiny.frames(4))]
-    receipts = pipe.count(refs)
+    receipts = pipe.receipts(refs)
     assert [(receipt.item, receipt.index) for receipt in receipts] == [("image 1", 0), ("video 1", 0)]
     request = pipes.ask(pipe, family, [picture], [tiny.frames(4)])
     assert [receipt.tokens for receipt in request.receipts] == [receipt.tokens for receipt in receipts]
