@@ -84,7 +84,7 @@ class Found:
     memory_mib: dict[str, list[float]] = field(default_factory=lambda: {"started": [], "served": []})
     errors: dict[str, int] = field(default_factory=dict)
 
-    def count(self, seen: load.Seen) -> None:
+    def count(self, seen: load.LoadResult) -> None:
         """Add the errors of one run; an answer that is refused for lack of room is one, too."""
         for what, number in (*seen.errors.items(), ("refused", len(seen.refused_s))):
             if number:
@@ -204,7 +204,7 @@ def measure(given: argparse.Namespace, side: Side, found: Found, number: int, lo
     def requests(count: int, part: int) -> list[bytes]:
         return list(load.bodies(count, given.tokens, 224, None, 1000 * number + part))
 
-    def run(bodies: list[bytes], clients: int) -> tuple[load.Seen, float]:
+    def run(bodies: list[bytes], clients: int) -> tuple[load.LoadResult, float]:
         seen, seconds = asyncio.run(load.closed_loop(url, KEY, bodies, clients))
         found.count(seen)
         return seen, seconds

@@ -1,4 +1,4 @@
-"""The house rules as tests: sizes, import directions, docstrings, names."""
+"""The house rules as tests: import directions, docstrings, names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,35 +16,48 @@ HOUSE = ROOT / "beheld"
 FILES = sorted(HOUSE.rglob("*.py"))
 TRAINING = sorted((ROOT / "training").rglob("*.py"))
 
-MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 60
-
 # Package -> the packages of ours that it may import. Everyone may use core and utils; core and utils use no one.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "utils": set(),
+    "platform": set(),
     "mote": set(),
-    "checkpoint": {"mote"},
-    "ipc": set(),
-    "inputs": {"checkpoint", "structured", "ipc"},
+    "families": {"families/model"},
+    # What the third section of a family answers; the types in it are those of the device's half.
+    "families/model": {"attention"},
+    "families/*/inputs": {"families", "inputs", "checkpoint"},
+    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
+    "checkpoint": {"mote", "families"},
+    "sandbox": set(),
+    "inputs": {"families", "checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
-    "structured": {"ipc"},
+    "structured": {"sandbox"},
     "parallel": set(),
-    "attention": set(),
-    "sample": set(),
+    "attention": {"platform"},
+    "sample": {"platform"},
     "layers": {"parallel", "attention"},
     "lora": {"layers", "attention"},
-    "quant": {"layers"},
-    "models": {"checkpoint", "lora", "quant", "layers", "attention", "parallel"},
-    "runner": {"models", "sample", "attention"},
+    "quant": {"layers", "platform"},
+    "models": {
+        "families",
+        "families/model",
+        "checkpoint",
+        "lora",
+        "quant",
+        "layers",
+        "attention",
+        "parallel",
+        "platform",
+    },
+    "runner": {"models", "sample", "attention", "platform"},
     "executor": {"runner"},
-    "engine": {"scheduler", "structured", "executor", "checkpoint", "ipc"},
-    "api": {"inputs", "text", "engine", "structured"},
+    "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
+    "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
-    "compat": {"api", "inputs"},
-    "verify": {"checkpoint", "inputs", "engine", "models"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify"},
+    "compat": {"api", "inputs", "families"},
+    "verify": {"families", "checkpoint", "inputs", "engine", "executor", "models"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "platform", "families"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}
@@ -51,9 +65,24 @@ FORBIDDEN_IN_CLASSES = ("Base", "Impl", "Manager", "Mixin")
 
 
 def package_of(path: Path) -> str | None:
-    """The package below beheld/ that a file belongs to; None for beheld/__init__.py."""
-    parts = path.relative_to(HOUSE).parts
-    return parts[0] if len(parts) > 1 else None
+    """The room below beheld/ that a file belongs to; None for beheld/__init__.py."""
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return room_of(parts) if len(parts) > 1 else None
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    """The room of a module, by the parts of its name below beheld/: its package, but families have several.
+
+    The sections of a family are loaded apart, so each is a room; what a folder itself says imports neither torch nor
+    another room.
+    """
+    if parts[0] != "families":
+        return parts[0]
+    if parts[1:] == ("model",):
+        return "families/model"
+    if len(parts) < 3 or parts[-1] in ("__init__", "config"):
+        return "families"
+    return "families/*/inputs" if parts[-1] in ("inputs", "processing") else "families/*/model"
 
 
 def imports_of(tree: ast.AST) -> set[str]:
@@ -76,17 +105,6 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
-def test_sizes(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= MAX_FILE_LINES, f"{len(lines)} lines: the seam is wrong, re-cut"
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            kernel = any("triton" in ast.unparse(d) for d in node.decorator_list)
-            length = (node.end_lineno or 0) - node.lineno + 1
-            assert kernel or length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
-
-
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_import_directions(path: Path) -> None:
     package = package_of(path)
@@ -95,7 +113,7 @@ def test_import_directions(path: Path) -> None:
             assert package not in NO_TORCH, f"{package} must not import {module}"
         if not module.startswith("beheld."):
             continue
-        other = module.split(".")[1]
+        other = room_of(tuple(module.split(".")[1:]))
         if package is None or other == package or other not in MAY_IMPORT:
             continue
         allowed = set() if package in ("core", "utils") else MAY_IMPORT[package] | {"core", "utils"}
@@ -118,6 +136,36 @@ def test_import_table_has_no_cycle_and_names_every_package() -> None:
 
     for package in MAY_IMPORT:
         visit(package, ())
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """No cycle between files; imports inside functions and under TYPE_CHECKING count, too."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    imported = {module: files_imported(parse(path), set(files)) - {module} for module, path in files.items()}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"cycle: {' -> '.join((*path[path.index(module) :], module))}"
+        if module not in done:
+            for other in sorted(imported[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in files:
+        visit(module, ())
+
+
+def files_imported(tree: ast.AST, files: set[str]) -> set[str]:
+    """The files among `files` that a file imports; `from package import file` imports the file."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in files else node.module)
+    return found & files
 
 
 @pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
@@ -146,6 +194,121 @@ def test_names(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ClassDef):
             assert not any(word in node.name for word in FORBIDDEN_IN_CLASSES), node.name
+
+
+# File -> names that are a model type too, and stand there for something else.
+NOT_MODEL_TYPES = {
+    # vLLM's name of a format for reasoning.
+    "beheld/cli/vllm_flags.py": {"qwen3"},
+    # The name of a format for tool calls.
+    "beheld/structured/calls.py": {"mistral"},
+    "beheld/text/tools/__init__.py": {"mistral"},
+}
+
+
+@cache
+def family_names() -> frozenset[str]:
+    """Model types and architectures: those that the families answer to, and those that transformers knows."""
+    from transformers.models.auto import modeling_auto, processing_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    from beheld.families.registry import families
+
+    names = set(CONFIG_MAPPING_NAMES)
+    tables = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES")]
+    for table in (*tables, processing_auto.PROCESSOR_MAPPING_NAMES):
+        for classes in table.values():
+            names.update([classes] if isinstance(classes, str) else filter(None, classes))
+    for family in families().values():
+        names.update(family.model_types, family.architectures, family.processors)
+        names.update(row.architecture for row in family.tested)
+    return frozenset(names)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "families" not in path.parts], ids=name)
+def test_no_family_is_named_outside_its_folder(path: Path) -> None:
+    strings = {node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant)}
+    found = {text for text in strings if isinstance(text, str)} & family_names()
+    assert found == NOT_MODEL_TYPES.get(name(path), set())
+
+
+def test_facts_of_families_import_no_torch() -> None:
+    code = (
+        "import sys\nfrom beheld.families import page, registry\npage.markdown()\n"
+        "assert len(registry.families()) > 50\n"
+        "assert not {'torch', 'transformers', 'PIL', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_each_name_belongs_to_one_family() -> None:
+    """A model type has one family that is found by it alone; an architecture and a processor have one at most."""
+    from beheld.families.registry import families, find
+
+    types: dict[str, str] = {}
+    others: dict[tuple[str, str], str] = {}
+    for package, family in families().items():
+        assert family.model_types, package
+        for model_type in family.model_types:
+            assert family.processors or types.setdefault(model_type, package) == package
+            for processor in family.processors:
+                assert others.setdefault((model_type, processor), package) == package
+                assert find(model_type, (), (processor,)) == package
+        for architecture in family.architectures:
+            assert others.setdefault(("", architecture), package) == package
+            assert find(None, (architecture,)) == package
+    assert all(find(model_type) == package for model_type, package in types.items())
+
+
+# What only platform/ says: the names of a device, and libraries of one vendor.
+DEVICE_WORDS = re.compile(
+    r"""["']cuda|torch\.cuda|\bis_cuda\b|\bdevice\.type\b|\bdevice [!=]= ["']|[!=]= ["'](?:cpu|cuda)\b"""
+    r"""|["'](?:cpu|cuda)["'] [!=]=|/dev/nvidia|torch\.backends\.cud"""
+    r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b"""
+)
+NAMES_A_DEVICE = {
+    "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
+    "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_the_platform_asks_which_device_this_is(path: Path) -> None:
+    found = DEVICE_WORDS.search(path.read_text(encoding="utf-8"))
+    excused = package_of(path) == "platform" or str(path.relative_to(HOUSE)) in NAMES_A_DEVICE
+    assert excused or found is None, f"{found.group(0)!r}: ask platform_of(device) what the device can do"
+
+
+def test_files_that_name_a_device_still_do() -> None:
+    for path in NAMES_A_DEVICE:
+        assert DEVICE_WORDS.search((HOUSE / path).read_text(encoding="utf-8")), f"{path} needs no exception any more"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_only_setup_names_an_executor(path: Path) -> None:
+    if package_of(path) == "executor" or path == HOUSE / "engine" / "setup.py":
+        return
+    text = path.read_text(encoding="utf-8")
+    assert "LocalExecutor" not in text
+    assert "executor.local" not in text
+
+
+# Who may name a kind of cache group: the two registries, and those that read which kinds a model has.
+NAMES_A_KIND = {"scheduler/cache/registry.py", "runner/cache/registry.py", "checkpoint/info.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nobody_asks_for_a_kind_of_cache_group_by_name(path: Path) -> None:
+    from beheld.scheduler.cache.registry import KINDS
+
+    if str(path.relative_to(HOUSE)) in NAMES_A_KIND or package_of(path) == "families":
+        return
+    asks = package_of(path) in {"scheduler", "runner", "attention", "models", "engine", "core"}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Constant):
+            assert node.value not in KINDS, f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.Attribute) and asks:
+            assert node.attr != "kind", f"line {node.lineno}: a CacheGroup or a DeviceCache knows"
 
 
 def test_no_private_places_in_the_repository() -> None:

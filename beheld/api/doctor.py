@@ -8,7 +8,8 @@ import platform
 from typing import Any
 
 from beheld.core.config import EngineArgs
-from beheld.engine.setup import cpu_has_bfloat16, describe
+from beheld.engine.setup import describe
+from beheld.platform import host
 
 _NEEDED = (
     *("torch", "torchvision", "transformers", "numpy", "pillow", "av", "httpx", "safetensors", "blake3", "tqdm"),
@@ -31,7 +32,7 @@ def examine() -> dict[str, Any]:
                 "model": info.name,
                 "device": config.device,
                 "dtype": config.dtype,
-                "bfloat16 on this CPU": "in hardware" if cpu_has_bfloat16() else "slow: float32 is used instead",
+                "bfloat16 on this CPU": _bfloat16(),
                 "max_model_len": config.max_model_len,
                 "weights": f"{sizes['weights_bytes'] / 2**20:.1f} MiB",
             }
@@ -47,8 +48,7 @@ def examine() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, total = host.memory()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "cores": len(os.sched_getaffinity(0)),
@@ -57,15 +57,19 @@ def _machine() -> dict[str, Any]:
     }
 
 
+def _bfloat16() -> str:
+    from beheld.platform.registry import CPU
+
+    return "in hardware" if CPU.bfloat16_products else "slow: float32 is used instead"
+
+
 def _gpu() -> str:
     try:
-        import torch
+        from beheld.platform.registry import accelerator
     except ImportError:
         return "unknown: torch is not installed"
-    if not torch.cuda.is_available():
-        return "none that torch can use"
-    free, total = torch.cuda.mem_get_info()
-    return f"{torch.cuda.get_device_name()}, {total / 2**30:.0f} GiB, {free / 2**30:.0f} GiB free"
+    found = accelerator()
+    return "none that torch can use" if found is None else found.describe()
 
 
 def _version(name: str) -> str | None:

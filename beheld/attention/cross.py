@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Sight:
+class CrossView:
     """Which positions of a sequence look at an item.
 
     Attributes:

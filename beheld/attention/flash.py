@@ -19,11 +19,12 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.triton_paged import TritonBackend
 from beheld.core.errors import first_line
+from beheld.platform.platform import Platform
+from beheld.platform.registry import platform_of
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_DEVICE = torch.device("cuda")
 # Its own name, and that of a distribution of its forward pass.
 _MODULES = ("flash_attn_interface", "fa3_fwd_interface")
 # Windows shorter than this on average are left to the Triton kernel, which took 35 microseconds instead of 80 for 128
@@ -52,14 +53,14 @@ class Flash(Protocol):
 
 
 @functools.cache
-def installed() -> Flash | None:
-    """FlashAttention-3 for the present GPU, or None: it is not there, is for other hardware, or failed a trial."""
+def installed(platform: Platform) -> Flash | None:
+    """FlashAttention-3 for this device, or None: it is not there, is for other hardware, or failed a trial."""
     name = next((name for name in _MODULES if importlib.util.find_spec(name) is not None), None)
-    if name is None or torch.cuda.get_device_capability()[0] != 9:
+    if name is None or not platform.flash_attention:
         return None
     try:
         flash = _bound(importlib.import_module(name).flash_attn_varlen_func)
-        _try(flash, _DEVICE)
+        _try(flash, platform.device)
     except Exception as error:
         # Whatever a foreign build does wrong, there are other kernels.
         logger.warning("FlashAttention-3 (%s) is installed but not used: %s", name, first_line(error))
@@ -100,17 +101,17 @@ def _bound(varlen: Any) -> Flash:
 
 
 @functools.cache
-def computes(size: int, group: int, softcap: float) -> bool:
+def computes(platform: Platform, size: int, group: int, softcap: float) -> bool:
     """True if it is installed and computes heads of `size` elements, `group` of them to one of keys.
 
     A distribution may have been built without some sizes, or without soft caps. Tried at the first such layer, which
     no graph holds.
     """
-    flash = installed()
+    flash = installed(platform)
     if flash is None or size % 8 or size > 256:
         return False
     try:
-        _try(flash, _DEVICE, size, group, softcap)
+        _try(flash, platform.device, size, group, softcap)
     except Exception as error:
         logger.warning("FlashAttention-3 is not used for heads of %d elements: %s", size, first_line(error))
         return False
@@ -151,7 +152,7 @@ def _defined(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, seen_TT: Tensor, scale
 def takes_windows(q_THC: Tensor, num_windows: int) -> bool:
     """True if it can compute the windows of a tower, and does so faster."""
     worth = q_THC.dtype == torch.bfloat16 and q_THC.shape[0] >= _LONG_WINDOW * num_windows
-    return worth and computes(q_THC.shape[2], 1, 0.0)
+    return worth and computes(platform_of(q_THC.device), q_THC.shape[2], 1, 0.0)
 
 
 class FlashBackend(TritonBackend):
@@ -159,9 +160,10 @@ class FlashBackend(TritonBackend):
 
     name = "flash"
 
-    def __init__(self, flash: Flash) -> None:
+    def __init__(self, flash: Flash, platform: Platform) -> None:
         super().__init__()
         self._flash = flash
+        self._platform = platform
 
     def attend(
         self,
@@ -177,7 +179,7 @@ class FlashBackend(TritonBackend):
         group = metadata.groups[kv.group]
         size, heads = q_THC.shape[2], q_THC.shape[1] // k_TKC.shape[1]
         takes = q_THC.dtype == torch.bfloat16 and size == v_TKC.shape[2] and _plain(metadata, group, q_THC.shape[0])
-        if not takes or not computes(size, heads, softcap or 0.0):
+        if not takes or not computes(self._platform, size, heads, softcap or 0.0):
             return super().attend(q_THC, k_TKC, v_TKC, kv, metadata, scale, softcap)
         self.store(k_TKC, v_TKC, kv, metadata)
         return self._flash(q_THC, k_TKC, v_TKC, metadata.cu_q_B1, scale, causal=True, softcap=softcap or 0.0)

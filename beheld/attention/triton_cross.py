@@ -30,6 +30,7 @@ from torch import Tensor
 
 from beheld.attention.cross import CrossMetadata, CrossRun
 from beheld.attention.triton_math import accumulate, join, products, unit
+from beheld.platform.registry import platform_of
 
 # Fields of a work item: first and stop of its tokens in the list of tokens, first and stop of its pieces, its number
 # among its tile's parts, number of parts, place of the tile's first part in the workspace.
@@ -211,9 +212,8 @@ class TritonCross:
         """Programs that the device runs at a time."""
         known = self._programs.get(device)
         if known is None:
-            # Triton's interpreter: few programs, so that small tests split and do not split.
-            many = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-            known = self._programs[device] = _PROGRAMS_PER_SM * many
+            facts = platform_of(device).kernel_facts(device)
+            known = self._programs[device] = _PROGRAMS_PER_SM * facts.multiprocessors
         return known
 
 
@@ -293,7 +293,7 @@ class _Table:
         """Items (W, 8), pieces (P, 4) and tokens (T) on the device, in one copy that nothing waits for."""
         parts = (self._items, self._pieces, self._tokens)
         # Its memory is used again only when the copy from it is over.
-        host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=device.type == "cuda")
+        host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=platform_of(device).pinned_memory)
         host.numpy()[:] = list(itertools.chain(*parts))
         items, pieces, tokens_T = host.to(device, non_blocking=True).split([len(part) for part in parts])
         return items.view(-1, _ITEM_FIELDS), pieces.view(-1, _PIECE_FIELDS), tokens_T

@@ -9,9 +9,6 @@ slot 0: they read nothing, write nothing to the cache, and their output is their
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,24 +16,11 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, decode, plan_decode
 from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, make_tiles_on_device, prefill, shape_of
+from beheld.platform.platform import KernelFacts
+from beheld.platform.registry import platform_of
 
 # Programs of the decode kernel that one multiprocessor runs side by side.
 _PROGRAMS_PER_SM = 3
-
-
-@dataclass(frozen=True)
-class _Device:
-    """What a kernel's shape depends on.
-
-    Attributes:
-        fetch: see TileShape.
-        early: True if a kernel may start before the one before it has ended.
-    """
-
-    multiprocessors: int
-    shared_bytes: int
-    fetch: str
-    early: bool
 
 
 class TritonBackend:
@@ -47,7 +31,7 @@ class TritonBackend:
     stores_beside_decodes = True
 
     def __init__(self) -> None:
-        self._devices: dict[torch.device, _Device] = {}
+        self._facts: dict[torch.device, KernelFacts] = {}
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Forget what the groups' layers shared in an earlier step on the same metadata."""
@@ -73,7 +57,7 @@ class TritonBackend:
         decodes = metadata.num_decodes
         if decodes:
             plan = self._decode_plan(metadata, group, kv.keys.shape[2])
-            early = self._device(q_THC.device).early
+            early = self._facts_of(q_THC.device).early_launch
             decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, early=early)
         if len(metadata.starts) > decodes:
             if decodes:
@@ -92,7 +76,7 @@ class TritonBackend:
         """Made when the group's first layer asks, unless the number of heads was told before."""
         plan = group.extra.get("decode")
         if plan is None:
-            programs = _PROGRAMS_PER_SM * self._device(metadata.lengths_B.device).multiprocessors
+            programs = _PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
             plan = plan_decode(group, metadata.lengths_B, metadata.num_decodes, kv_heads, programs)
             group.extra["decode"] = plan
         assert isinstance(plan, DecodePlan)
@@ -102,11 +86,11 @@ class TritonBackend:
     def _prefill_plan(self, metadata: AttnMetadata, group: GroupMetadata, q_THC: Tensor, kv_heads: int) -> PrefillPlan:
         plan = group.extra.get("prefill")
         if plan is None:
-            known = self._device(q_THC.device)
+            known = self._facts_of(q_THC.device)
             # The kernel in which the copy engine fetches knows neither prefixes nor windows: see triton_prefill.
             captured = metadata.starts_B is not None
             plain = group.window is None and not any(metadata.starts[metadata.num_decodes :])
-            fetch = known.fetch if plain else "threads"
+            fetch = "engine" if plain and known.copies_tiles else "threads"
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
             make = make_tiles_on_device if captured else make_tiles
             tiles_L8 = make(metadata, q_THC.shape[1] // kv_heads, shape.rows, q_THC.shape[0])
@@ -115,22 +99,10 @@ class TritonBackend:
         assert isinstance(plan, PrefillPlan)
         return plan
 
-    def _device(self, device: torch.device) -> _Device:
-        known = self._devices.get(device)
+    def _facts_of(self, device: torch.device) -> KernelFacts:
+        known = self._facts.get(device)
         if known is None:
-            if device.type == "cuda":
-                # Torch's stubs name the last of these fields from 2.15 on; the object has had it before.
-                found: Any = torch.cuda.get_device_properties(device)
-                known = _Device(
-                    found.multi_processor_count,
-                    found.shared_memory_per_block_optin,
-                    "engine" if found.major >= 9 else "threads",
-                    found.major >= 9,
-                )
-            else:
-                # Triton's interpreter: few programs, so that small tests split and do not split.
-                known = _Device(4, 1 << 16, "threads", False)
-            self._devices[device] = known
+            known = self._facts[device] = platform_of(device).kernel_facts(device)
         return known
 
 

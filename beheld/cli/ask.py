@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a folder or a hub name; without it the embedded model answers")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
-    # One JSON object holds the whole answer; printed after its pieces it would hold the last of them alone.
+    # --json prints the whole answer at once, so it cannot be combined with --stream.
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object with the answer, usage and receipts")
     form.add_argument("--stream", action="store_true", help="print the answer as it grows")
-    parser.add_argument("--receipts", action="store_true", help="say on standard error what the model saw of each item")
+    parser.add_argument("--receipts", action="store_true", help="print to standard error what the model saw")
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 

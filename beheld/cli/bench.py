@@ -1,4 +1,4 @@
-"""`beheld bench serve`: a ladder of clients against a server; one JSON line, and a plot if one is wanted."""
+"""`beheld bench serve`: load a server with rising numbers of clients; prints one JSON line, and optionally a plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from beheld.cli import load, plot, remote
 from beheld.core.errors import ConfigError
 
-# In pixels: pictures are made before they are sent.
+# In pixels: images are generated before they are sent.
 MAX_SIDE = 8192
 
 
@@ -27,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--clients", default="1,4,16,32", help="numbers of clients, one run each (default: %(default)s)")
     serve.add_argument("--requests", type=int, default=64, help="of each run, at least one per client (default: 64)")
     serve.add_argument("--tokens", type=int, default=32, help="of each answer (default: 32)")
-    serve.add_argument("--side", type=int, default=224, help="of the pictures, in pixels; 0 sends none (default: 224)")
-    serve.add_argument("--seed", type=int, default=0, help="of the pictures; a second run with it finds them cached")
+    serve.add_argument("--side", type=int, default=224, help="of the images, in pixels; 0 sends none (default: 224)")
+    serve.add_argument("--seed", type=int, default=0, help="of the images; the same seed again finds them cached")
     serve.add_argument("--plot", metavar="FILE.svg", help="write a plot of the ladder")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Climb the ladder, print the line, write the plot."""
+    """Run the ladder, print the JSON line, write the plot."""
     try:
         ladder = [int(word) for word in arguments.clients.split(",")]
     except ValueError:
@@ -57,16 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     told = {"url": at, "model": model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
     print(json.dumps(told))
     if arguments.plot:
-        what = f"{arguments.tokens} tokens" + (f", pictures of {arguments.side} pixels" if arguments.side else "")
+        what = f"{arguments.tokens} tokens" + (f", images of {arguments.side} pixels" if arguments.side else "")
         Path(arguments.plot).write_text(plot.svg(lines, what), encoding="utf-8")
     return 0 if all(line["requests"] for line in lines) else 1
 
 
 def climb(url: str, key: str, model: str, ladder: list[int], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One report for each number of clients, after a run that warms the server up and is not told of.
+    """Return one report per number of clients, after an unreported warm-up run.
 
     Raises:
-        ConfigError: no answer comes.
+        ConfigError: the server gives no answers.
     """
 
     def requests(count: int, step: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""`beheld chat`: a conversation in the terminal, with pictures, videos and sound, with a server or in process."""
+"""`beheld chat`: a conversation in the terminal about images, videos and audio, with a server or in process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from beheld.cli.backends import AnswerStats, ChatBackend, LocalBackend, RemoteBackend
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import references
-from beheld.cli.talk import Here, Remote, Talker, Told
 from beheld.cli.terminal import shown, whole
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
 
-HELP = """/add FILE...   show pictures, videos or sounds with the next question (files or addresses)
+HELP = """/add FILE...   add images, videos or audio to the next question (files or URLs)
 /new           begin a new conversation
 /receipt       what the model saw of the media of the last question
 /help          this
@@ -39,16 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Talk until the input ends."""
-    talker = _talker(arguments)
+    """Chat until the input ends."""
+    backend = _backend(arguments)
     try:
-        Conversation(talker, arguments.system).run(references(arguments.media))
+        ChatSession(backend, arguments.system).run(references(arguments.media))
     finally:
-        talker.close()
+        backend.close()
     return 0
 
 
-def _talker(arguments: argparse.Namespace) -> Talker:
+def _backend(arguments: argparse.Namespace) -> ChatBackend:
     options: dict[str, Any] = {"max_tokens": arguments.max_tokens}
     if arguments.temperature is not None:
         options["temperature"] = arguments.temperature
@@ -58,7 +58,7 @@ def _talker(arguments: argparse.Namespace) -> Talker:
             raise ConfigError(
                 f"{next(iter(engine))} is an option of an engine in this process.", "Leave it out, or leave out --url."
             )
-        return Remote(arguments.url, arguments.api_key, arguments.model, options)
+        return RemoteBackend(arguments.url, arguments.api_key, arguments.model, options)
     if arguments.api_key is not None:
         raise ConfigError("An API key is for a server.", "Name it with --url.", param="api_key")
     import os
@@ -66,34 +66,34 @@ def _talker(arguments: argparse.Namespace) -> Talker:
     os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     from beheld.api.llm import LLM
 
-    return Here(LLM(arguments.model, **{"max_num_seqs": 1, "use_tqdm_on_load": False, **engine}), options)
+    return LocalBackend(LLM(arguments.model, **{"max_num_seqs": 1, "use_tqdm_on_load": False, **engine}), options)
 
 
-class Conversation:
-    """What was said so far, and the loop that goes on with it.
+class ChatSession:
+    """A conversation and its read-answer loop.
 
     Args:
-        talker: answers.
+        backend: gives the answers.
         system: the first message of every conversation, if any.
     """
 
-    def __init__(self, talker: Talker, system: str | None) -> None:
-        self._talker = talker
+    def __init__(self, backend: ChatBackend, system: str | None) -> None:
+        self._backend = backend
         self._begin = [] if system is None else [{"role": "system", "content": whole(system)}]
         self._messages: list[dict[str, Any]] = list(self._begin)
         self._media: list[MediaRef] = []
-        self._told = Told()
+        self._stats = AnswerStats()
         self._at_terminal = sys.stdin.isatty()
 
     def run(self, media: list[MediaRef]) -> None:
-        """Read questions from standard input until it ends; answers go to standard output, all else to the other."""
+        """Read questions from standard input until it ends; only answers go to standard output."""
         self._media = media
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")
         if self._at_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  (gives input() a history)
-            _note(f"Talking to {self._talker.name}; /help tells of commands.")
+            _note(f"Chatting with {self._backend.name}; /help lists the commands.")
         for line in self._questions():
             if line.startswith("/"):
                 if line.split()[0] in ("/quit", "/exit"):
@@ -135,22 +135,22 @@ class Conversation:
         elif name == "/new":
             self._messages, self._media = list(self._begin), []
         elif name == "/receipt":
-            for receipt in self._told.receipts:
+            for receipt in self._stats.receipts:
                 _note(f"{receipt['item']}: {receipt['tokens']} tokens")
                 _note(f"  given {receipt['given']}\n  seen {receipt['used']}")
         else:
-            _note(HELP if name == "/help" else f"There is no command {name}; /help tells of those there are.")
+            _note(HELP if name == "/help" else f"Unknown command {name}; /help lists the commands.")
 
     def _ask(self, text: str) -> None:
-        """One question and its answer; one that fails leaves the conversation, and its media, as they were."""
+        """Ask one question and print its answer; a failed question leaves the conversation and its media unchanged."""
         try:
-            parts = [*map(self._talker.part, self._media), {"type": "text", "text": text}]
+            parts = [*map(self._backend.part, self._media), {"type": "text", "text": text}]
         except OSError as error:
             _note(f"error: {error}")
             return
         question = {"role": "user", "content": parts}
-        self._told, said, end = Told(), "", None
-        pieces = self._talker.answer([*self._messages, question], self._told)
+        self._stats, said, end = AnswerStats(), "", None
+        pieces = self._backend.answer([*self._messages, question], self._stats)
         try:
             for piece in pieces:
                 said += piece
@@ -169,23 +169,23 @@ class Conversation:
         self._messages += [question, {"role": "assistant", "content": said}]
         self._media = []
         if self._at_terminal:
-            _note(_figures(self._told, end))
-        for receipt in self._told.receipts:
+            _note(_figures(self._stats, end))
+        for receipt in self._stats.receipts:
             for loss in receipt["lost"]:
                 _note(f"note: {receipt['item']}: {loss}")
 
 
-def _figures(told: Told, end: str | None) -> str:
+def _figures(stats: AnswerStats, end: str | None) -> str:
     words = []
-    if told.prompt_tokens is not None:
-        words.append(f"{told.prompt_tokens} tokens in, {told.cached_tokens or 0} of them cached")
-    if told.answer_tokens:
-        words.append(f"{told.answer_tokens} out")
-        if told.first_s is not None and told.answer_tokens > 1 and told.total_s > told.first_s:
-            words.append(f"{(told.answer_tokens - 1) / (told.total_s - told.first_s):.1f} tokens/s")
-    if told.first_s is not None:
-        words.append(f"first after {1e3 * told.first_s:.0f} ms")
-    if end or told.reason == "length":
+    if stats.prompt_tokens is not None:
+        words.append(f"{stats.prompt_tokens} tokens in, {stats.cached_tokens or 0} of them cached")
+    if stats.answer_tokens:
+        words.append(f"{stats.answer_tokens} out")
+        if stats.first_s is not None and stats.answer_tokens > 1 and stats.total_s > stats.first_s:
+            words.append(f"{(stats.answer_tokens - 1) / (stats.total_s - stats.first_s):.1f} tokens/s")
+    if stats.first_s is not None:
+        words.append(f"first after {1e3 * stats.first_s:.0f} ms")
+    if end or stats.reason == "length":
         words.append(end or "cut at --max-tokens")
     return "[" + ", ".join(words) + "]"
 

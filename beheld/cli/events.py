@@ -1,4 +1,4 @@
-"""Server-sent events as they come from a socket, cut anywhere, and the chunks of OpenAI's API in them."""
+"""Parsing of server-sent events from bytes that may be cut anywhere, and of OpenAI chunks in them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from beheld.cli.terminal import shown
 
 END = "[DONE]"
-# What one line may hold, in bytes: prompts' log-probabilities are the longest that a chunk has.
+# Longest line in bytes: log-probabilities of prompts make the longest chunks.
 MAX_LINE = 64 << 20
 
 
 class EventReader:
-    """Reads the data of events out of bytes.
+    """Extracts the data of events from bytes.
 
-    Only the bytes of line feed and carriage return end a line: texts may hold other characters that end lines, such as
-    U+2028, and a character may come in two pieces.
+    Only line feeds and carriage returns end a line: text may hold other line separators, such as U+2028, and a
+    character may be split over two reads.
     """
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class EventReader:
         self._data: list[bytes] = []
 
     def push(self, piece: bytes) -> list[str]:
-        """The data of the events that have become complete, those of several lines joined by line feeds.
+        """Return the data of the events that are now complete; several data lines are joined by line feeds.
 
         Raises:
-            ValueError: a line has no end.
+            ValueError: a line exceeds MAX_LINE.
         """
         *lines, rest = piece.split(b"\n")
         if not lines:
@@ -51,11 +51,10 @@ class EventReader:
 
 
 def chunk_of(data: str) -> dict[str, Any]:
-    """The data of an event as a chunk of OpenAI's: an `error` that is an object, or `choices`, each with its `delta`;
-    what these readers take from either has the type that it should have.
+    """Parse and validate one chunk of OpenAI's API: an `error` object, or `choices` with a `delta` each.
 
     Raises:
-        ValueError: it is no such chunk.
+        ValueError: the data is not such a chunk.
     """
     try:
         chunk = json.loads(data)

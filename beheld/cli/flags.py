@@ -1,4 +1,4 @@
-"""Flags made from EngineArgs and ServerOptions, with vLLM's spelling (--max-model-len), and the same out of a file."""
+"""Flags generated from EngineArgs and ServerOptions in vLLM's spelling (--max-model-len); a YAML file may set them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.json_flags import json_value
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 
-# Fields that are not a flag of their own: given as arguments, or Python objects.
+# Fields without a flag: positional arguments, or Python objects.
 _SKIPPED = frozenset({"model", "logits_processors"})
-# What scripts write in place of the whole name.
+# Short spellings that scripts use.
 _SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "quantization": ("-q",)}
 
 
 def add_engine_flags(
     parser: argparse.ArgumentParser, list_nargs: str | None = None, *, names: Collection[str] | None = None
 ) -> list[argparse.Action]:
-    """One flag per field of EngineArgs; dashes and underscores are both understood.
+    """Add one flag per field of EngineArgs; dashes and underscores are both accepted.
 
     Args:
-        parser: of the command.
-        list_nargs: argparse's nargs of options that are lists. With None, commas part the values: a command whose words
-            may follow its options needs that.
-        names: of the fields that mean something to the command; None for all.
+        parser: the command's parser.
+        list_nargs: argparse's nargs for list options. With None, values are separated by commas; a command whose
+            positional words may follow its options needs that.
+        names: the fields that apply to the command; None for all.
     """
     group = parser.add_argument_group("engine options")
     made = []
@@ -51,25 +51,25 @@ def add_engine_flags(
             how = {"nargs": list_nargs, "action": _Several, "metavar": "VALUE"}
         else:
             how = {"type": _reader(kind), "metavar": "VALUE"}
-        how["help"] = plain(MEANINGS.get(field.name, ("", ""))[1])
+        how["help"] = plain(FLAG_HELP.get(field.name, ("", ""))[1])
         spellings = (*_spellings(field.name), *_SHORT.get(field.name, ()))
         made.append(group.add_argument(*spellings, default=None, dest=field.name, **how))
     return made
 
 
 def plain(meaning: str) -> str:
-    """Words of the documents as --help shows them."""
+    """Strip Markdown for --help."""
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "").replace("%", "%%")
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The engine options that were given, by field name."""
+    """Return the engine options that were given, by field name."""
     names = {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
     return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
 
 
 def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
-    """One flag per field of ServerOptions that an operator may set; the values stand under the fields' names."""
+    """Add one flag per operator-settable field of ServerOptions; values are stored under the field names."""
     made = []
     for field in _server_fields():
         told = field.metadata
@@ -79,7 +79,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
         elif told.get("many"):
             how = {"nargs": "+", "metavar": told["metavar"]}
         else:
-            words = partial(foreign.same, told["flag"])
+            words = partial(vllm_flags.same, told["flag"])
             kind = type(field.default) if isinstance(field.default, int | float) else words
             how = {"type": kind, "choices": told.get("choices")} | ({} if "choices" in told else {"metavar": "VALUE"})
         how["help"] = plain(told["meaning"])
@@ -88,7 +88,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
 
 
 def server_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The server options that were given, by field name and in the fields' units."""
+    """Return the server options that were given, by field name and in the fields' units."""
     found = {}
     for field in _server_fields():
         value = getattr(arguments, field.name)
@@ -108,7 +108,7 @@ def _spellings(name: str) -> list[str]:
 
 
 class _Several(argparse.Action):
-    """Values given one by one, or with commas between them."""
+    """Collects values given as separate words or separated by commas."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         given = [values] if isinstance(values, str) else values
@@ -116,10 +116,10 @@ class _Several(argparse.Action):
 
 
 def _read(path: Path) -> Any:
-    """What a YAML file holds.
+    """Read a YAML file.
 
     Raises:
-        ConfigError: it cannot be opened or read, or says something twice, of which YAML's own reader takes the last.
+        ConfigError: the file cannot be read, or sets an option twice (YAML's own reader would keep the last).
     """
     import yaml
 
@@ -129,7 +129,7 @@ def _read(path: Path) -> Any:
             for place, name in enumerate(names):
                 if name in names[:place]:
                     raise ConfigError(
-                        f"The option {name!r} stands twice in {str(path)!r}.", "Say it once.", param=str(name)
+                        f"The option {name!r} is set twice in {str(path)!r}.", "Set it once.", param=str(name)
                     )
             return super().construct_mapping(node, deep)
 
@@ -150,10 +150,10 @@ def _read(path: Path) -> Any:
 
 
 def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argparse.Action]) -> None:
-    """Take from a YAML file what the command line leaves open; values are read as the flags of their names read them.
+    """Fill in from a YAML file the options that the command line does not set, parsed as their flags are.
 
     Raises:
-        ConfigError: the file cannot be read, names an unknown option, or has a value that the flag does not take.
+        ConfigError: the file cannot be read, names an unknown option, or holds an invalid value.
     """
     values = _read(path)
     if not isinstance(values, dict):
@@ -164,12 +164,12 @@ def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argp
     taken: set[str] = set()
     for name, value in values.items():
         key = str(name).replace("-", "_")
-        if key not in known and foreign.answer(key.replace("_", "-"), str(value)) is not None:
+        if key not in known and vllm_flags.answer(key.replace("_", "-"), str(value)) is not None:
             continue
         if key not in known:
             raise ConfigError(f"Unknown option {name!r} in {str(path)!r}.", nearest(key, known), param=key)
         if key in taken:
-            raise ConfigError(f"The option {name!r} stands twice in {str(path)!r}.", "Say it once.", param=key)
+            raise ConfigError(f"The option {name!r} is set twice in {str(path)!r}.", "Set it once.", param=key)
         taken.add(key)
         found = _from_file(known[key], key, value)
         if getattr(arguments, known[key].dest) is None:
@@ -177,7 +177,7 @@ def apply_file(arguments: argparse.Namespace, path: Path, actions: Sequence[argp
 
 
 def _from_file(action: argparse.Action, name: str, value: Any) -> Any:
-    """A value of a file as the flag would have read it."""
+    """Parse a value from the file as its flag would."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise _not_taken(name, value, "Write true or false.")
@@ -223,7 +223,7 @@ def _reader(kind: str) -> Any:
 
 
 def _whole(text: str) -> int:
-    """A whole number; behind it may stand how many of what: 32k are 32,000, 32K are 32,768."""
+    """Parse a whole number with an optional unit suffix: 32k is 32,000, 32K is 32,768."""
     found = re.fullmatch(r"\s*([+-]?\d+)(?:(\.\d+)?([kmgtKMGT]))?\s*", text, re.ASCII)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be a whole number, as 4096, 4k (4000) or 4K (4096), got {text!r}")
@@ -238,7 +238,7 @@ def _whole(text: str) -> int:
 
 
 def _key(text: str) -> bool | str:
-    """A key, or "true" for the one that was stored."""
+    """Parse a key; "true" means the stored one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
     return True if text == "true" else text

@@ -1,4 +1,4 @@
-"""Flags whose value is JSON: given whole, or entry by entry as `--flag.key VALUE`, which is vLLM's other form."""
+"""Flags with a JSON value, given whole or entry by entry as `--flag.key VALUE` (vLLM's second form)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from beheld.core.errors import ConfigError
 
 
 def json_value(text: str) -> Any:
-    """What argparse makes of a flag's word."""
+    """Parse a JSON value for argparse."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -19,22 +19,22 @@ def json_value(text: str) -> Any:
 
 
 class Entries:
-    """Entries of such flags, gathered until all words were read."""
+    """The `--flag.key VALUE` entries collected from a command line."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[str, Any]] = {}
         self._whole: set[str] = set()
 
     def add(self, flag: str, path: list[str], text: str) -> None:
-        """One entry: `--flag.a.b 2` is `{"a": {"b": 2}}`, and `--flag.a+ x,y` is `{"a": ["x", "y"]}`.
+        """Add one entry: `--flag.a.b 2` is `{"a": {"b": 2}}`, and `--flag.a+ x,y` is `{"a": ["x", "y"]}`.
 
         Args:
             flag: its spelling with dashes.
-            path: the names behind its dots.
-            text: the value: JSON, else a text as it is. The last one of a name counts, as with flags.
+            path: the names after its dots.
+            text: the value: JSON if it parses, else text. The last value of a name wins, as with flags.
 
         Raises:
-            ConfigError: a name is empty or was a value before, or the flag was given whole.
+            ConfigError: a name is empty or already has a plain value, or the flag was also given whole.
         """
         *outer, last = path
         several = last.endswith("+")
@@ -49,16 +49,16 @@ class Entries:
         place[last.removesuffix("+")] = text.split(",") if several else _value(text)
 
     def given(self, flag: str) -> None:
-        """The flag was given with its whole value.
+        """Note that the flag was given with its whole value.
 
         Raises:
-            ConfigError: entries of it were given, too.
+            ConfigError: entries of the flag were given as well.
         """
         self._whole.add(flag)
         self._once(flag)
 
     def words(self) -> Iterator[str]:
-        """The flags with the values that the entries make, in one word each."""
+        """Return each flag with the JSON value that its entries form."""
         for flag, made in self._objects.items():
             yield f"{flag}={json.dumps(made)}"
 

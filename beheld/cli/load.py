@@ -1,4 +1,4 @@
-"""Many clients at once: streamed requests over connections of their own, and the figures of what they saw."""
+"""A load generator: many clients with streamed requests, and the latencies and throughput they measure."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from urllib.parse import SplitResult, urlsplit
 from beheld.cli.events import END, EventReader, chunk_of
 from beheld.cli.remote import words_of
 
-# Longer than any answer takes of a server that is alive.
+# Longer than any answer of a live server takes.
 TIMEOUT_S = 600.0
 
 
 @dataclass
-class Seen:
-    """What the clients saw.
+class LoadResult:
+    """What the clients measured.
 
     Attributes:
-        first_s, between_s, total_s: to the first piece of text, between pieces, to the end; of answers that ended well.
-        refused_s: to the end of answers with status 429 or 503.
+        first_s, between_s, total_s: seconds to the first text, between pieces, and to the end, of completed answers.
+        refused_s: seconds to the end of answers with status 429 or 503.
         tokens: of all answers, as the server counts them.
-        errors: what went wrong otherwise, and how often.
-        said: what the server said of the first of them, if it said anything.
-        texts: answer by number of the request, where wanted.
+        errors: other errors and their counts.
+        said: the server's message for the first error, if any.
+        texts: answers by request number, for numbered requests.
     """
 
     first_s: list[float] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Seen:
     texts: dict[int, str] = field(default_factory=dict)
 
     def failed(self, what: str, said: str | None = None) -> None:
-        """Count an error, of which the server may have said something."""
+        """Count an error, with the server's message if there is one."""
         self.errors[what] = self.errors.get(what, 0) + 1
         self.said = self.said or said
 
 
 def picture_url(side: int, rng: random.Random) -> str:
-    """A picture of `side` by `side` pixels that nobody has seen before, as a data URL of a PNG."""
+    """A new random image of `side` by `side` pixels, as a data URL of a PNG."""
     from PIL import Image
 
     # Blocks of colour: noise would measure how PNG stores noise.
@@ -62,7 +62,7 @@ def picture_url(side: int, rng: random.Random) -> str:
 
 
 def bodies(count: int, tokens: int, side: int | None, model: str | None, seed: int) -> Iterator[bytes]:
-    """One request each, with a new picture of `side` pixels unless that is None; `tokens` new tokens, greedy."""
+    """Yield request bodies, each with a new image of `side` pixels (None: no image) and `tokens` greedy tokens."""
     rng = random.Random(seed)
     for number in range(count):
         content: list[dict[str, Any]] = [{"type": "text", "text": f"What do you see in scene {number}?"}]
@@ -72,7 +72,7 @@ def bodies(count: int, tokens: int, side: int | None, model: str | None, seed: i
 
 
 def body(messages: Sequence[dict[str, Any]], tokens: int, model: str | None = None, **options: Any) -> bytes:
-    """A streamed greedy request with its usage."""
+    """Return the body of a streamed greedy request that asks for usage."""
     made = {
         "messages": messages,
         "max_tokens": tokens,
@@ -84,26 +84,26 @@ def body(messages: Sequence[dict[str, Any]], tokens: int, model: str | None = No
     return json.dumps(made if model is None else made | {"model": model}).encode()
 
 
-async def ask(url: str, key: str, data: bytes, seen: Seen, number: int | None = None) -> None:
-    """One request over a connection of its own, without a client library that would take the time itself.
+async def ask(url: str, key: str, data: bytes, result: LoadResult, number: int | None = None) -> None:
+    """Send one request over its own connection, without a client library, whose overhead would be measured too.
 
-    Whatever goes wrong is counted in `seen`. The text is kept in `seen.texts` if the request has a number.
+    Errors are counted in `result`. The text is kept in `result.texts` if the request has a number.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            await _ask(urlsplit(url), key, data, seen, number)
+            await _ask(urlsplit(url), key, data, result, number)
     except TimeoutError:
-        seen.failed("no end")
+        result.failed("no end")
     except OSError as error:
-        seen.failed(type(error).__name__)
+        result.failed(type(error).__name__)
     except ValueError:
-        seen.failed("not OpenAI's API")
+        result.failed("not OpenAI's API")
 
 
-async def _ask(at: SplitResult, key: str, data: bytes, seen: Seen, number: int | None) -> None:
-    """As `ask`; what comes from a server that speaks another language ends in a ValueError."""
+async def _ask(at: SplitResult, key: str, data: bytes, result: LoadResult, number: int | None) -> None:
+    """See `ask`. Raises ValueError if the server does not speak OpenAI's API."""
     begin = time.perf_counter()
-    # Asked in HTTP/1.0, most servers answer without chunks: the answer ends with the connection.
+    # Most servers answer an HTTP/1.0 request without chunks: the answer ends with the connection.
     head = (
         f"POST {at.path}/chat/completions HTTP/1.0\r\nHost: {at.netloc}\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -116,20 +116,20 @@ async def _ask(at: SplitResult, key: str, data: bytes, seen: Seen, number: int |
         await writer.drain()
         status = b"".join((await reader.readline()).split(b" ")[1:2])
         if status == b"200":
-            await _answer(reader, begin, seen, number)
+            await _answer(reader, begin, result, number)
         elif status in (b"429", b"503"):
-            seen.refused_s.append(time.perf_counter() - begin)
+            result.refused_s.append(time.perf_counter() - begin)
         elif status.isdigit():
             said = b"".join([piece async for piece in _body(reader)])
-            seen.failed(f"status {status.decode()}", words_of(said))
+            result.failed(f"status {status.decode()}", words_of(said))
         else:
             raise ValueError("no status of HTTP")
     finally:
         writer.close()
 
 
-async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number: int | None) -> None:
-    """Read a stream whose headers come next; `begin` is when it was asked for."""
+async def _answer(reader: asyncio.StreamReader, begin: float, result: LoadResult, number: int | None) -> None:
+    """Read a stream, headers first; `begin` is the time of the request."""
     last = begin
     text: list[str] = []
     times: list[float] = []
@@ -138,7 +138,7 @@ async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number
         if chunk is None:
             break
         if chunk.get("error"):
-            seen.failed(chunk["error"].get("code", "error")[:64], chunk["error"].get("message"))
+            result.failed(chunk["error"].get("code", "error")[:64], chunk["error"].get("message"))
             return
         if chunk.get("usage"):
             tokens += chunk["usage"]["completion_tokens"]
@@ -149,21 +149,21 @@ async def _answer(reader: asyncio.StreamReader, begin: float, seen: Seen, number
             last = now
             text += words
     else:
-        seen.failed("cut")
+        result.failed("cut")
         return
     if not tokens and not text:
-        seen.failed("empty")
+        result.failed("empty")
         return
-    seen.tokens += tokens
-    seen.total_s.append(time.perf_counter() - begin)
-    seen.first_s += times[:1]
-    seen.between_s += times[1:]
+    result.tokens += tokens
+    result.total_s.append(time.perf_counter() - begin)
+    result.first_s += times[:1]
+    result.between_s += times[1:]
     if number is not None:
-        seen.texts[number] = "".join(text)
+        result.texts[number] = "".join(text)
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any] | None]:
-    """The chunks of an answer, behind its headers; None is its end."""
+    """Yield the chunks of an answer after its headers; None marks the end."""
     events = EventReader()
     async for piece in _body(reader):
         for data in events.push(piece):
@@ -171,7 +171,7 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any] 
 
 
 async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """What stands behind the headers. Some servers send it in HTTP's chunks although they were asked in HTTP/1.0."""
+    """Yield the body after the headers. Some servers use chunked encoding even for HTTP/1.0 requests."""
     chunked = False
     while line := (await reader.readline()).strip().lower():
         name, _, value = line.partition(b":")
@@ -187,53 +187,55 @@ async def _body(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             return
 
 
-async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: int) -> tuple[Seen, float]:
-    """All requests by so many clients, each of which asks when it has its answer: (what they saw, seconds)."""
-    seen = Seen()
+async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: int) -> tuple[LoadResult, float]:
+    """Send all requests from `clients` clients, each waiting for its answer; returns the figures and the seconds."""
+    result = LoadResult()
     waiting = iter(enumerate(requests))
 
     async def client() -> None:
         for number, data in waiting:
-            await ask(url, key, data, seen, number)
+            await ask(url, key, data, result, number)
 
     begin = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return seen, time.perf_counter() - begin
+    return result, time.perf_counter() - begin
 
 
-async def open_loop(url: str, key: str, requests: Sequence[bytes], rate: float, seconds: float) -> tuple[Seen, float]:
+async def open_loop(
+    url: str, key: str, requests: Sequence[bytes], rate: float, seconds: float
+) -> tuple[LoadResult, float]:
     """`rate` new requests a second whatever becomes of them, for so many seconds: (what they saw, seconds to the end
     of the last answer)."""
-    seen = Seen()
+    result = LoadResult()
     tasks: set[asyncio.Task[None]] = set()
 
     begin = time.perf_counter()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
-        task = asyncio.create_task(ask(url, key, requests[number % len(requests)], seen))
+        task = asyncio.create_task(ask(url, key, requests[number % len(requests)], result))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
-    return seen, time.perf_counter() - begin
+    return result, time.perf_counter() - begin
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Mean, median and tails in milliseconds, of seconds."""
+    """Return mean and percentiles in milliseconds of values in seconds."""
     ranked = sorted(values) or [0.0]
     at = {p: 1e3 * ranked[min(len(ranked) - 1, int(p / 100 * len(ranked)))] for p in (50, 90, 99)}
     return {"mean": round(1e3 * statistics.fmean(ranked), 2), **{f"p{p}": round(v, 2) for p, v in at.items()}}
 
 
-def report(seen: Seen, seconds: float, clients: int) -> dict[str, Any]:
-    """The figures of one run."""
+def report(result: LoadResult, seconds: float, clients: int) -> dict[str, Any]:
+    """Return the figures of one run."""
     return {
         "clients": clients,
-        "requests": len(seen.total_s),
-        "refused": len(seen.refused_s),
-        "errors": seen.errors,
-        "tokens_per_s": round(seen.tokens / seconds, 1),
-        "requests_per_s": round(len(seen.total_s) / seconds, 2),
-        "first_token_ms": percentiles(seen.first_s),
-        "between_tokens_ms": percentiles(seen.between_s),
-        "total_ms": percentiles(seen.total_s),
+        "requests": len(result.total_s),
+        "refused": len(result.refused_s),
+        "errors": result.errors,
+        "tokens_per_s": round(result.tokens / seconds, 1),
+        "requests_per_s": round(len(result.total_s) / seconds, 2),
+        "first_token_ms": percentiles(result.first_s),
+        "between_tokens_ms": percentiles(result.between_s),
+        "total_ms": percentiles(result.total_s),
     }

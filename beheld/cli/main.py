@@ -1,4 +1,4 @@
-"""The `beheld` command: finds the subcommand, imports it only then, and turns our errors into one line."""
+"""The `beheld` command: imports only the chosen subcommand, and prints beheld's errors as one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from beheld import __version__
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
 from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env
@@ -19,32 +19,32 @@ from beheld.utils import env
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
     "chat": "talk to a model in the terminal, with a server or in this process",
-    "ask": "ask a model about pictures and videos",
+    "ask": "ask a model about images, videos and audio",
     "bench": "measure a server under many clients",
-    "plan": "say how many tokens media take and how much memory a model needs, without its weights",
+    "plan": "print the tokens that media take and the memory that a model needs, without its weights",
     "models": "list the model families that run, and those refused and why",
     "verify": "compare a model's stages with those of transformers, and name the first that differs",
-    "doctor": "say what this machine can run, and why",
+    "doctor": "print what this machine can run, and why",
     "run-vllm": "run a script that imports vllm, unmodified",
 }
 
-# Commands that have closed all that they opened when they return, and ran nobody else's code.
+# Commands that close everything they open and run no user code.
 _CLOSED = frozenset({"ask", "serve"})
-# Commands whose names of files may stand before, between and behind their flags.
+# Commands whose file names may come before, between and after their flags.
 _ANY_ORDER = frozenset({"ask", "verify"})
 
 
 def command() -> NoReturn:
-    """What the shell runs: `main`, then the end of the process.
+    """The console entry point: run `main`, then end the process at once.
 
-    Taking torch's libraries down takes up to two seconds, in which a shell or a supervisor would wait for nothing.
+    A normal interpreter exit spends up to two seconds unloading torch's libraries.
     """
     status = main()
     if sys.argv[1] not in _CLOSED:
         sys.exit(status)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        # Whoever read it may have gone away.
+        # The reader of standard output may have closed it.
         with contextlib.suppress(BrokenPipeError):
             if not stream.closed:
                 stream.flush()
@@ -61,7 +61,7 @@ def build_parser() -> Parser:
         _adder(name)(command)
         command.any_order = name in _ANY_ORDER
         if name == "serve":
-            command.foreign = foreign.answer
+            command.vllm_flags = vllm_flags.answer
     return parser
 
 
@@ -78,18 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("beheld: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output went away (`beheld ask ... | head`); there is nobody left to tell.
+        # The reader closed standard output (`beheld ask ... | head`).
         sys.stderr.close()
         return 0
     return status
 
 
 def _check_environment() -> None:
-    """Now, and not with the first request that needs a variable."""
+    """Validate the environment variables at start, not at the first request that reads one."""
     try:
         env.check()
     except ValueError as error:
-        raise ConfigError(f"{error}.", "Correct it, or unset it.", param="environment") from error
+        raise ConfigError(f"{error}.", "Correct or unset it.", param="environment") from error
 
 
 def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:

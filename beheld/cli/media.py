@@ -1,4 +1,4 @@
-"""Media as they are named on a command line: paths, URLs, and - for standard input."""
+"""Media named on a command line: paths, URLs, and - for standard input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AUDIO = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
 
 
 def references(names: Sequence[str]) -> list[MediaRef]:
-    """One MediaRef per name; the modality follows from the ending, a picture if it tells nothing.
+    """Return one MediaRef per name; the file extension gives the modality, image if unknown.
 
     Raises:
         UserError: a file is missing, or standard input is named twice.
@@ -26,7 +26,7 @@ def references(names: Sequence[str]) -> list[MediaRef]:
 
 
 def content(refs: Sequence[MediaRef]) -> list[dict[str, Any]]:
-    """The parts of a chat message that hold these media."""
+    """Return the parts of a chat message for these media."""
     return [{"type": ref.modality, ref.modality: ref.source} for ref in refs]
 
 
@@ -34,7 +34,7 @@ def _reference(name: str) -> MediaRef:
     if name == "-":
         data = sys.stdin.buffer.read()
         if not data:
-            raise FetchError("Standard input is empty.", "Pipe a picture or a video into it.")
+            raise FetchError("Standard input is empty.", "Pipe an image or a video into it.")
         return MediaRef(_sniff(data), data)
     modality = _modality(name.split("?")[0])
     if name.startswith(("http://", "https://", "data:")):
@@ -53,7 +53,7 @@ def _modality(name: str) -> str:
 
 
 def _sniff(data: bytes) -> str:
-    """Containers of video and sound have signatures; anything else is tried as a picture."""
+    """Return the modality by the signature of a video or audio container; image for anything else."""
     if data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
         return "video"
     if (data[:4] == b"RIFF" and data[8:12] == b"WAVE") or data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3":

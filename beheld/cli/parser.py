@@ -1,4 +1,4 @@
-"""A parser that names the nearest flag where one is unknown, and reads what argparse alone would read wrongly."""
+"""An argument parser that suggests the nearest flag for an unknown one and fixes argparse's misreadings."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Parser(argparse.ArgumentParser):
     """argparse's parser without abbreviations.
 
     Attributes:
-        any_order: positional arguments may stand before, between and behind the flags.
-        foreign: answers flags that are known elsewhere and not here, by name and value: it raises ConfigError, or says
-            how many words are the flag's own, or None if it does not know it either.
+        any_order: positional arguments may come before, between and after the flags.
+        vllm_flags: handles a flag of vLLM's server that beheld does not have, by name and value: raises ConfigError,
+            returns how many words belong to the flag, or None for a flag that vLLM does not have either.
     """
 
     any_order = False
-    foreign: Callable[[str, str | None], int | None] | None = None
+    vllm_flags: Callable[[str, str | None], int | None] | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
         self._inner = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's own, once every flag is known to be one."""
+        """Parse like argparse, after every flag is checked."""
         if self._inner:
             return super().parse_known_args(args, namespace)
         entries = Entries()
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         words[:0] = entries.words()
         if not self.any_order:
             return super().parse_known_args(words, namespace)
-        # The other method comes back here, once for the flags and once for the rest.
+        # parse_known_intermixed_args calls this method again, once for the flags and once for the rest.
         self._inner = True
         try:
             return self.parse_known_intermixed_args(words, namespace)
@@ -47,15 +47,15 @@ class Parser(argparse.ArgumentParser):
             self._inner = False
 
     def error(self, message: str) -> NoReturn:
-        """One line, in place of a page of usage."""
+        """Print one line instead of the whole usage."""
         end = "" if message.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {message}{end} All flags: {self.prog} --help\n")
 
     def _known(self, words: Sequence[str], entries: Entries) -> Iterator[str]:
-        """The words without entries of flags and without the flags that others know, and with values where argparse
-        would take a neighbour's.
+        """Return the words without `--flag.key` entries and without vLLM's extra flags, and with explicit values where
+        argparse would take the next word.
 
-        Of a command with commands or with a script of its own, what stands behind these is theirs.
+        Words after a subcommand or a script belong to it and are unchanged.
         """
         place = 0
         while place < len(words):
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             if action is None and _takes_entries(self._behind_dots(name)):
                 place += self._entry(word, behind, entries)
             elif action is None and name.replace("_", "-") in self._option_string_actions:
-                # Dashes here and underscores there.
+                # Compare with dashes and underscores treated alike.
                 yield name.replace("_", "-") + equals + value
             elif action is None:
                 place += self._answered(word, behind)
@@ -89,17 +89,17 @@ class Parser(argparse.ArgumentParser):
                 yield word
 
     def _strange(self, word: str) -> bool:
-        """Whether it is a short flag, and none of ours."""
+        """Whether the word is a short flag that this parser does not declare."""
         found = re.match(r"-[A-Za-z][\w.]*(?=$|=)", word)
         return found is not None and not {found[0], word[:2]} & set(self._option_string_actions)
 
     def _behind_dots(self, name: str) -> argparse.Action | None:
-        """The flag that `--flag.key` is an entry of."""
+        """Return the flag of a `--flag.key` entry."""
         flag, dot, _ = name.partition(".")
         return self._option_string_actions.get(flag.replace("_", "-")) if dot else None
 
     def _entry(self, word: str, behind: str | None, entries: Entries) -> int:
-        """Keep the value of `--flag.key`; how many words behind it are its own."""
+        """Store the value of `--flag.key`; return how many following words it uses."""
         name, equals, value = word.partition("=")
         action = self._behind_dots(name)
         assert action is not None
@@ -119,19 +119,19 @@ class Parser(argparse.ArgumentParser):
         return self._subparsers is not None or any(action.nargs == argparse.REMAINDER for action in self._actions)
 
     def _answered(self, word: str, behind: str | None) -> int:
-        """How many words behind an unknown flag are its own; ends the program where nobody knows it."""
+        """Return how many following words an undeclared flag uses; exits with an error if the flag is unknown."""
         name, equals, value = word.partition("=")
         key = name.removeprefix("--").partition(".")[0].replace("_", "-")
-        if self.foreign is not None:
+        if self.vllm_flags is not None:
             free = behind if behind is not None and not behind.startswith("--") else None
             try:
-                own = self.foreign(key, value if equals else free)
+                own = self.vllm_flags(key, value if equals else free)
             except ConfigError as error:
                 self.error(str(error))
             if own is not None:
                 return 0 if equals else own
         known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
-        # What all flags begin with is no likeness.
+        # The leading dashes, common to all flags, do not count as similarity.
         near = nearest(key.lstrip("-"), known).replace("'", "'--", 1)
         self.error(f"unknown flag {name}. {near}".strip())
 
@@ -141,7 +141,7 @@ def _takes_entries(action: argparse.Action | None) -> TypeGuard[argparse.Action]
 
 
 def _like_a_key(word: str | None) -> bool:
-    """Whether a word behind a flag whose value may be left out is its value; a file, an address, a question is not."""
+    """Whether the word after a flag with an optional value is its value, rather than a file, a URL or a question."""
     if word is None or word.startswith("hf_"):
         return word is not None
     return not word.strip() or (

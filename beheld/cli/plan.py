@@ -1,4 +1,4 @@
-"""`beheld plan MODEL MEDIA...`: tokens per item and memory, from the configuration alone."""
+"""`beheld plan MODEL MEDIA...`: tokens per item and memory, computed from the configuration without the weights."""
 
 from __future__ import annotations
 

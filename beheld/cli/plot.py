@@ -1,4 +1,4 @@
-"""A plot of a ladder of clients as SVG: throughput, and the time to the first token."""
+"""An SVG plot of a load ladder: throughput, and time to first token, by number of clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLE = (
 
 
 def svg(lines: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Two panels side by side; `lines` are reports of load.report, with rising numbers of clients."""
+    """Draw two panels; `lines` are reports of load.report with rising numbers of clients."""
     clients = [line["clients"] for line in lines]
     rate = [("one", "tokens a second", [line["tokens_per_s"] for line in lines])]
     first = [
@@ -61,7 +61,7 @@ def _panel(left: int, name: str, clients: Sequence[int], curves: Sequence[tuple[
 
 
 def _ceiling(value: float) -> float:
-    """The next of 1, 2, 4, 5, 8 times a power of ten."""
+    """Round up to 1, 2, 4, 5 or 8 times a power of ten."""
     if value <= 0:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(value))

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's API: its address, whether it answers, and what it calls its model."""
+"""A client of a server with OpenAI's API: its address, key, reachability and model name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from beheld.core.errors import BeheldError, ConfigError
 if TYPE_CHECKING:
     import httpx
 
-# A server that is alive tells of its models at once, whatever else it has to do.
+# A live server lists its models at once, under any load.
 _PROBE_S = 10.0
 _OTHER = "Start `beheld serve`, or name another --url."
-# Characters of what a server says of an error.
+# Longest error message shown, in characters.
 _MAX_WORDS = 1000
 
 
 def address(url: str) -> str:
-    """The address that ends with /v1, below which the API lies.
+    """Return the URL that ends with /v1, the root of the API.
 
     Raises:
-        ConfigError: it is no address of a server.
+        ConfigError: the URL is invalid.
     """
     at = url.rstrip("/")
     try:
@@ -40,15 +40,15 @@ def address(url: str) -> str:
 
 
 def key_of(given: str | None) -> str:
-    """The API key to show."""
+    """Return the API key to send."""
     return given or os.environ.get("OPENAI_API_KEY") or "EMPTY"
 
 
 def connected(at: str, key: str) -> httpx.Client:
-    """A client of the server at `at`, an `address`. Answers may take their time; only connecting may not.
+    """Return an HTTP client of the server at `at` (see `address`). Only connecting has a short timeout.
 
     Raises:
-        ConfigError: the key cannot be sent.
+        ConfigError: the key is not valid in a header.
     """
     import httpx
 
@@ -63,10 +63,10 @@ def connected(at: str, key: str) -> httpx.Client:
 
 
 def first_model(client: httpx.Client) -> str:
-    """The first model that the server tells of.
+    """Return the first model that the server lists.
 
     Raises:
-        ConfigError: it does not answer, refuses, or does not speak OpenAI's API.
+        ConfigError: the server does not answer, refuses, or does not speak OpenAI's API.
     """
     import httpx
 
@@ -92,13 +92,13 @@ def first_model(client: httpx.Client) -> str:
 
 
 def refusal(status: int, body: bytes, at: str) -> BeheldError:
-    """What became of a request to `at`: in the server's own words, where it has any."""
+    """Make the error of a refused request to `at`, with the server's message if it sent one."""
     said = words_of(body)
     return ConfigError(said) if said else ConfigError(f"{at} was answered with status {status}.", _OTHER, param="url")
 
 
 def words_of(body: bytes) -> str | None:
-    """What an error of OpenAI's API says, as it may be shown on a terminal."""
+    """Return the message of an OpenAI API error, safe to print on a terminal."""
     try:
         said = json.loads(body)["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):

@@ -19,11 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the script as `python SCRIPT ARGS...` would, with `import vllm` meaning beheld; returns 0 at its end.
+    """Run the script like `python SCRIPT ARGS...`, with `import vllm` giving beheld; returns 0 at its end.
 
     Raises:
-        ConfigError: there is no such file.
-        BeheldError: what the script asked for cannot be had; standard error names the line that asked.
+        ConfigError: the file does not exist.
+        BeheldError: an error of beheld in the script; standard error names the script's line.
     """
     from beheld.compat.finder import install
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line_of(trace: TracebackType | None, script: str) -> int | None:
-    """The innermost line of the script that a traceback goes through."""
+    """Return the innermost line of the script in a traceback."""
     found = None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == script:

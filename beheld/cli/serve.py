@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.cli.flags import add_engine_flags, add_server_flags, apply_file, engine_options, server_values
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
+from beheld.platform.probe import has_accelerator
 from beheld.utils.allocator import share_arenas
 from beheld.utils.collector import paused_collector, set_aside
 
@@ -63,11 +64,11 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
     listener = listen(server)
     from beheld.engine.process import spawn
 
-    # The engine's process loads its libraries while this one loads the same.
+    # The engine process loads its libraries while this one loads its own.
     place = spawn() if where == "process" else "thread"
     if where == "process":
-        # What is computed here, such as the processing of a picture, takes milliseconds. Shared among threads it waits
-        # for the cores on which the engine computes. Before torch is loaded, and after the engine was begun.
+        # Work in this process, such as processing an image, takes milliseconds; several threads would only wait for
+        # the engine's cores. Set before torch loads and after the engine process has started.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     with paused_collector():
         from beheld.api.async_llm import AsyncLLM
@@ -84,11 +85,11 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
 
 @contextlib.contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM ends this process with 0 while there is nothing to drain: the server sets a handler of its own later."""
+    """Exit with status 0 on SIGTERM until the server sets its own draining handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # No exception: what is being imported might catch it. The engine's process ends when this one is gone.
+    # Not an exception, which an import in progress might catch. The engine's process ends with this one.
     before = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     try:
         yield
@@ -97,10 +98,10 @@ def _ended_by_signal() -> Iterator[None]:
 
 
 def model_of(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> str | None:
-    """The model that was named; None means mote.
+    """Return the named model; None means mote.
 
     Raises:
-        ConfigError: two were named, or an empty one, or one that stands behind an option of several values.
+        ConfigError: two models or an empty name are given, or a model follows an option that takes several values.
     """
     tag, named = arguments.model_tag, arguments.model
     if tag == "" or named == "":
@@ -110,7 +111,7 @@ def model_of(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) 
     if tag or named:
         return str(tag or named)
     for action in actions:
-        # `--api-key KEY MODEL` is two keys and no model; nobody means that.
+        # argparse reads `--api-key KEY MODEL` as two keys and no model.
         values = getattr(arguments, action.dest) if action.nargs == "+" else None
         if values and len(values) > 1 and _like_a_model(values[-1]):
             raise ConfigError(
@@ -126,11 +127,11 @@ def _like_a_model(word: str) -> bool:
 
 
 def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
-    """Media are processed in processes that can be killed where requests may say how: their options can make any work
-    of a small item. `engine` holds the options of the engine, and is changed.
+    """Force media processing into killable processes if requests may set processor options, which can make a small
+    item arbitrarily expensive. Changes `engine`, the engine options.
 
     Raises:
-        ConfigError: these processes were switched off.
+        ConfigError: these processes are switched off.
     """
     if not server.trust_processor_options:
         return
@@ -144,18 +145,17 @@ def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
 
 
 def _place(arguments: argparse.Namespace) -> str:
-    """Where the engine runs if nothing was said: on a CPU both sides would only take each other's cores."""
+    """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores."""
     if arguments.engine is not None:
         return str(arguments.engine)
-    gpu = arguments.device != "cpu" and Path("/dev/nvidiactl").exists()
-    return "process" if gpu else "thread"
+    return "process" if has_accelerator(arguments.device) else "thread"
 
 
 def server_options(arguments: argparse.Namespace, model: str | None, engine: dict[str, Any]) -> ServerOptions:
-    """The server's part of the command line.
+    """Return the server options of the command line.
 
     Raises:
-        ConfigError: a value is out of range, or empty.
+        ConfigError: a value is out of range or empty.
     """
     from beheld.server.options import ServerOptions
 
@@ -169,7 +169,7 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
 
 
 def _keys_of_environment() -> tuple[str, ...]:
-    """The first of the variables that is set: an empty one is a mistake that would open the server."""
+    """Return the key of the first variable that is set. An empty one is refused: it would open the server."""
     for name in ("BEHELD_API_KEY", "VLLM_API_KEY"):
         key = os.environ.get(name)
         if key is not None and not key.strip():
@@ -180,11 +180,11 @@ def _keys_of_environment() -> tuple[str, ...]:
 
 
 def adapters(given: Sequence[str], taken: Sequence[str], engine: dict[str, Any]) -> tuple[LoRARequest, ...]:
-    """What --lora-modules names: NAME=FOLDER, or JSON with "name" and "path". All are kept in memory, if none was told
-    how many (`engine`'s max_cpu_loras).
+    """Parse --lora-modules: NAME=FOLDER, or JSON with "name" and "path". All adapters stay in memory unless
+    max_cpu_loras in `engine` says otherwise.
 
     Raises:
-        ConfigError: an entry is none of these, or its name is taken; or adapters are not enabled.
+        ConfigError: an entry is malformed, its name is taken, or adapters are not enabled.
     """
     if given and not engine.get("enable_lora"):
         raise ConfigError("--lora-modules need adapters.", "Add --enable-lora.", param="lora_modules")
@@ -220,7 +220,7 @@ def _module(entry: str) -> tuple[str, str]:
 
 
 def _names(model: str | None) -> tuple[str, ...]:
-    """A hub name as it is; of a folder only its last part, since answers show the name."""
+    """Return the served names: a hub name unchanged, a folder's last component (answers show the name)."""
     if model is None:
         return ("mote",)
     return (Path(model).resolve().name,) if Path(model).expanduser().exists() else (model,)

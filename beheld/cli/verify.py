@@ -11,7 +11,7 @@ from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import references
 from beheld.core.errors import BeheldError, UserError
 
-# What both sides follow, or what must not change an answer; the rest would mean nothing here.
+# Options that both sides follow or that must not change an answer; others do not apply.
 _OPTIONS = frozenset(
     (
         *("tokenizer", "tokenizer_mode", "trust_remote_code", "revision", "tokenizer_revision", "download_dir"),
@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or mote")
     parser.add_argument(
-        "media", nargs="*", metavar="MEDIA", help="files: pictures, videos, sounds; without any, one is made up"
+        "media", nargs="*", metavar="MEDIA", help="files: images, videos, audio; without any, one is generated"
     )
     parser.add_argument("--text-only", action="store_true", help="ask without media")
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--question", help="for the chat template, if there is one")
-    asked.add_argument("--prompt", help="the whole prompt with the family's markers, instead of a question")
+    asked.add_argument("--prompt", help="the whole prompt with the family's placeholders, instead of a question")
     parser.add_argument("--max-tokens", type=int, default=12, help="tokens to answer (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_flags(parser, names=_OPTIONS)
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         stages, culprit = verify(args, question)
     except BeheldError as error:
         if arguments.json:
-            # Whoever reads reports by a program is told there that nothing was compared.
+            # A program that reads the report learns that nothing was compared.
             print(json.dumps({"first_difference": None, "stages": [], "error": str(error)}))
         raise
     if arguments.json:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, to which `--max_model_len` and `--max-model-len` are one option, however it was declared.
+    """An argparse parser that treats `--max_model_len` and `--max-model-len` as the same option.
 
     `--config FILE` reads a YAML mapping of options, which those of the command line override, unless the script
     declares a `--config` of its own.
@@ -19,14 +19,14 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse's, after options were brought to their declared spelling."""
+        """Parse like argparse, after each option is rewritten to its declared spelling."""
         words = list(sys.argv[1:] if args is None else args)
         if "--config" not in self._option_string_actions:
             words = self._with_file(words)
         return super().parse_known_args(list(self._spelled(words)), namespace)
 
     def _spelled(self, words: Iterable[str]) -> Iterator[str]:
-        """The words with each long option as it was declared; all after a bare `--` as they are."""
+        """Return the words with each long option in its declared spelling; words after a bare `--` are unchanged."""
         words = iter(words)
         for word in words:
             if word == "--":
@@ -48,7 +48,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return same[0] + equals + value if same else word
 
     def _with_file(self, words: list[str]) -> list[str]:
-        """The words with those of the file named by --config before the others."""
+        """Return the words, preceded by the options of the file that --config names."""
         for index, word in enumerate(words):
             if word == "--":
                 return words
@@ -83,7 +83,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return words
 
     def _switch(self, flag: str, value: bool) -> list[str]:
-        """A switch turned on or off; one that is off by default needs no word, one that nobody declared is told of."""
+        """Turn a switch on or off. A switch that is off by default needs no flag; an undeclared one is reported."""
         known = {_plain(option) for option in self._option_string_actions}
         negated = f"--no-{flag.removeprefix('--')}"
         if value or _plain(flag) not in known:

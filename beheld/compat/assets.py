@@ -1,4 +1,4 @@
-"""The example pictures, videos and sounds that scripts ask for by name: from a folder, else from the network."""
+"""The example images, videos and audio that scripts request by name: from a folder, else from the network."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from beheld.compat import media
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError
 from beheld.core.params import nearest
-from beheld.inputs import audio, decode, video
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetch import FetchRules, fetch
+from beheld.inputs.media import audio, decode, video
 from beheld.utils import env
 
 PUBLIC = "https://vllm-public-assets.s3.us-west-2.amazonaws.com"
@@ -27,7 +27,7 @@ AUDIOS: Mapping[str, str] = {
     "mary_had_lamb": "multimodal_asset/mary_had_lamb.ogg",
     "winning_call": "multimodal_asset/winning_call.ogg",
 }
-# The video was renamed; both names mean one file.
+# The video was renamed; both names refer to the same file.
 VIDEOS: Mapping[str, str] = {"baby_reading": "sample_demo_1.mp4", "sample_demo_1.mp4": "sample_demo_1.mp4"}
 _LIMITS = MediaLimits()
 _RULES = FetchRules(limits=_LIMITS)
@@ -35,36 +35,36 @@ _RULES = FetchRules(limits=_LIMITS)
 
 @dataclass(frozen=True)
 class ImageAsset:
-    """A picture by name: "cherry_blossom" or "stop_sign"."""
+    """An image by name: "cherry_blossom" or "stop_sign"."""
 
     name: str
 
     @property
     def pil_image(self) -> Any:
-        """The picture, a PIL image in its own mode.
+        """The image as a PIL image in its original mode.
 
         Raises:
-            FetchError: there is no such asset, or its file is neither here nor to be had.
+            FetchError: the asset is unknown, or its file is neither local nor reachable.
         """
         from PIL import Image
 
         data = self.get_path().read_bytes()
-        # Checked as any other picture is, but given as it is: scripts convert it themselves.
+        # Validated like any other image, but returned unconverted: scripts convert it themselves.
         decode.open_bytes(data, _LIMITS)
         return Image.open(io.BytesIO(data))
 
     def get_path(self) -> Path:
-        """The local file.
+        """The path of the local file.
 
         Raises:
-            FetchError: as `pil_image`.
+            FetchError: see `pil_image`.
         """
         return _local(_named("ImageAsset", self.name, IMAGES), _from_public)
 
 
 @dataclass(frozen=True)
 class VideoAsset:
-    """A video by name: "sample_demo_1.mp4", which is also called "baby_reading"; `num_frames` of it, -1 for all."""
+    """A video by name: "sample_demo_1.mp4" (alias "baby_reading"); the first `num_frames` frames, -1 for all."""
 
     name: str
     num_frames: int = -1
@@ -72,10 +72,10 @@ class VideoAsset:
 
     @property
     def video_path(self) -> str:
-        """The local file.
+        """The path of the local file.
 
         Raises:
-            FetchError: there is no such asset, or its file is neither here nor to be had.
+            FetchError: the asset is unknown, or its file is neither local nor reachable.
         """
         return str(_local(_named("VideoAsset", self.name, VIDEOS), _from_dataset))
 
@@ -86,18 +86,18 @@ class VideoAsset:
 
     @property
     def pil_images(self) -> list[Any]:
-        """The frames as PIL pictures."""
+        """The frames as PIL images."""
         from PIL import Image
 
         return [Image.fromarray(frame) for frame in self._clip().frames]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is known of the frames' times; a pair (np_ndarrays, metadata) is an item for `generate`."""
+        """The timing metadata of the frames; a pair (np_ndarrays, metadata) is an item for `generate`."""
         return media.frames_and_metadata(self._clip())[1]
 
     def get_audio(self, sampling_rate: float | None = None) -> Any:
-        """The video's sound, mono float32 samples, at its own rate or at `sampling_rate` Hz."""
+        """The video's audio as mono float32 samples, at its native rate or at `sampling_rate` Hz."""
         wave = audio.open_bytes(Path(self.video_path).read_bytes(), _LIMITS)
         return (wave if sampling_rate is None else audio.resampled(wave, int(sampling_rate))).samples
 
@@ -105,35 +105,35 @@ class VideoAsset:
         options: dict[str, Any] = {"num_frames": self.num_frames}
         if self.fps is not None:
             options["fps"] = self.fps
-        return video.open_bytes(Path(self.video_path).read_bytes(), video.Sampling.of(options), _LIMITS)
+        return video.open_bytes(Path(self.video_path).read_bytes(), video.FrameSampling.of(options), _LIMITS)
 
 
 @dataclass(frozen=True)
 class AudioAsset:
-    """A sound by name: "winning_call" or "mary_had_lamb"."""
+    """An audio clip by name: "winning_call" or "mary_had_lamb"."""
 
     name: str
 
     @property
     def url(self) -> str:
-        """Its public address."""
+        """The public URL of the clip."""
         return f"{PUBLIC}/{_named('AudioAsset', self.name, AUDIOS)}"
 
     @property
     def audio_and_sample_rate(self) -> tuple[Any, int]:
-        """Its samples, mono float32, and their rate in Hz.
+        """The samples (mono float32) and their rate in Hz.
 
         Raises:
-            FetchError: there is no such asset, or its file is neither here nor to be had.
+            FetchError: the asset is unknown, or its file is neither local nor reachable.
         """
         wave = audio.open_bytes(self.get_local_path().read_bytes(), _LIMITS)
         return wave.samples, wave.rate
 
     def get_local_path(self) -> Path:
-        """The local file.
+        """The path of the local file.
 
         Raises:
-            FetchError: as `audio_and_sample_rate`.
+            FetchError: see `audio_and_sample_rate`.
         """
         return _local(_named("AudioAsset", self.name, AUDIOS), _from_public)
 
@@ -146,10 +146,10 @@ def _named(kind: str, name: str, known: Mapping[str, str]) -> str:
 
 
 def _local(file: str, get: Callable[[str], bytes]) -> Path:
-    """The local copy of an asset, fetched into the folder of assets if it is in none of the places it may be in.
+    """Return the local copy of an asset, after downloading it into the assets folder if it is missing.
 
     Raises:
-        FetchError: it is not there and could not be fetched; says which file to put where.
+        FetchError: the download failed; the message names the file and the folder to put it in.
     """
     name = file.rpartition("/")[2]
     own = Path(env.ASSETS_CACHE()).expanduser()
@@ -165,7 +165,7 @@ def _local(file: str, get: Callable[[str], bytes]) -> Path:
             f"Put the file at {own / name} (BEHELD_ASSETS_CACHE names another folder).",
         ) from error
     own.mkdir(parents=True, exist_ok=True)
-    # Written beside its place first: another process must never see half of it.
+    # Written to a temporary name first: another process must never see a partial file.
     draft = own / f"{name}.{os.getpid()}"
     draft.write_bytes(data)
     draft.replace(own / name)

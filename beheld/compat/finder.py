@@ -1,4 +1,4 @@
-"""The import hook: modules named `vllm...` are made from the table of names; what is not in it is refused by name."""
+"""The import hook: it makes modules named `vllm...` from the table of names and refuses any name not in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = "vllm"
 
 
 class AliasModule(ModuleType):
-    """A module whose names are imported from their homes when first used."""
+    """A module that imports each of its names from beheld on first use."""
 
     def __getattr__(self, name: str) -> Any:
         home = MODULES[self.__name__].get(name)
@@ -35,27 +35,27 @@ class AliasModule(ModuleType):
 
 
 class AliasFinder(MetaPathFinder, Loader):
-    """Finds `vllm` and its submodules in the table, and makes them."""
+    """Finds `vllm` and its submodules in the table and creates them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module of the table; None for modules that are not vllm's.
+        """Return the spec of a module in the table; None for modules outside vllm.
 
         Raises:
-            ModuleNotFoundError: a module, or a name of one, that has no counterpart here. `from vllm.x import y` asks
-                for the submodule `vllm.x.y` where the module lacks the name, so that it ends here too.
+            ModuleNotFoundError: a vllm module or name that beheld does not have. Python looks for the submodule
+                `vllm.x.y` when `from vllm.x import y` finds no such name, so a missing name raises here too.
         """
         if fullname != ROOT and not fullname.startswith(ROOT + "."):
             return None
         if fullname in MODULES:
-            # Every one is a package, because some of vllm's modules became packages and scripts use both forms.
+            # All are packages: some of vllm's modules became packages, and scripts use both forms.
             return ModuleSpec(fullname, self, is_package=True)
         home, _, name = fullname.rpartition(".")
         raise ModuleNotFoundError(f"{fullname!r} has no counterpart in beheld. {_offer(home, name)}")
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An empty module: its names come when they are asked for."""
+        """Create an empty module; its names are resolved on demand."""
         return AliasModule(spec.name, f"beheld's counterpart of {spec.name}.")
 
     def exec_module(self, module: ModuleType) -> None:
@@ -64,10 +64,10 @@ class AliasFinder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let `import vllm` mean beheld in this process, also where vllm itself is installed. Harmless a second time.
+    """Make `import vllm` give beheld in this process, even if vllm is installed. Idempotent.
 
     Raises:
-        ImportError: vllm itself was imported before.
+        ImportError: the real vllm is already imported.
     """
     found = sys.modules.get(ROOT)
     if found is not None and not isinstance(found, AliasModule):
@@ -77,14 +77,14 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`, for programs that want it for a while only."""
+    """Undo `install`."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AliasFinder)]
     for name in [name for name, module in sys.modules.items() if isinstance(module, AliasModule)]:
         del sys.modules[name]
 
 
 def _offer(home: str, name: str) -> str:
-    """What there is instead: the name's other homes, else what its module offers, else all modules."""
+    """Suggest alternatives: other modules with that name, else the names in that module, else all modules."""
     homes = [module for module, names in MODULES.items() if name in names]
     if homes:
         return f"There is {homes[0]}.{name}."

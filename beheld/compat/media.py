@@ -1,4 +1,4 @@
-"""Fetching and converting media as scripts do it themselves, through the engine's own guarded fetcher and decoders."""
+"""vLLM's helpers that fetch and convert media, built on the engine's guarded fetcher and decoders."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, ParamsError
-from beheld.inputs import audio, decode, video
-from beheld.inputs.copies import places
-from beheld.inputs.dial import parse
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetch import FetchRules, fetch
+from beheld.inputs.fetch.pinned_http import parse
+from beheld.inputs.fetch.url_mirror import places
+from beheld.inputs.media import audio, decode, video
 from beheld.utils import env
 
 _LIMITS = MediaLimits()
 
 
 def fetch_image(image_url: str, *, image_mode: str = "RGB") -> Any:
-    """The PIL picture behind an http(s) or data URL, upright and in RGB unless another mode is asked for.
+    """Fetch an image from an http(s) or data URL; the result is a PIL image, upright, in RGB unless a mode is given.
 
     Raises:
-        MediaError: it may not or cannot be fetched, or is not a picture.
+        MediaError: the URL is forbidden or unreachable, or its content is not an image.
     """
     picture = decode.open_bytes(_bytes(image_url, "image"), _LIMITS).image
     return picture if image_mode == "RGB" else convert_image_mode(picture, image_mode)
 
 
 def fetch_video(video_url: str, *, num_frames: int | None = None, fps: float | None = None) -> tuple[Any, dict]:
-    """The frames (frames, height, width, 3) of a video behind a URL, and what is known of their times.
+    """Fetch a video from a URL; return its frames (frames, height, width, 3) and their timing metadata.
 
-    The pair can be given to `generate` as an item of "video".
+    The pair is a valid "video" item for `generate`.
 
     Raises:
-        MediaError: it may not or cannot be fetched, or is not a video.
+        MediaError: the URL is forbidden or unreachable, or its content is not a video.
         ParamsError: num_frames or fps is out of range.
     """
     options = {name: value for name, value in (("num_frames", num_frames), ("fps", fps)) if value is not None}
-    return frames_and_metadata(video.open_bytes(_bytes(video_url, "video"), video.Sampling.of(options), _LIMITS))
+    return frames_and_metadata(video.open_bytes(_bytes(video_url, "video"), video.FrameSampling.of(options), _LIMITS))
 
 
 def fetch_audio(audio_url: str) -> tuple[Any, int]:
-    """The samples (mono, float32) of a sound behind a URL, and their rate in Hz.
+    """Fetch audio from a URL; return the samples (mono, float32) and their rate in Hz.
 
     Raises:
-        MediaError: it may not or cannot be fetched, or is not a sound.
+        MediaError: the URL is forbidden or unreachable, or its content is not audio.
     """
     wave = audio.open_bytes(_bytes(audio_url, "audio"), _LIMITS)
     return wave.samples, wave.rate
 
 
 def convert_image_mode(image: Any, to_mode: str) -> Any:
-    """A PIL picture in another mode; transparency is laid on white, and 16-bit grey is scaled, on the way to RGB.
+    """Convert a PIL image to another mode. For RGB, transparency becomes white and 16-bit grey is scaled.
 
     Raises:
-        ParamsError: PIL knows no such mode, or no way to it.
+        ParamsError: PIL has no such mode or no conversion to it.
     """
     if image.mode == to_mode:
         return image
@@ -61,11 +61,11 @@ def convert_image_mode(image: Any, to_mode: str) -> Any:
     try:
         return image.convert(to_mode)
     except ValueError as error:
-        raise ParamsError(f"A picture cannot become {to_mode!r}: {error}.", param="to_mode") from error
+        raise ParamsError(f"An image cannot be converted to {to_mode!r}: {error}.", param="to_mode") from error
 
 
 def frames_and_metadata(clip: video.Clip) -> tuple[Any, dict]:
-    """A clip as `generate` takes it: its frames, and their times as far as they are known."""
+    """A video as `generate` takes it: its frames, with timing metadata where known."""
     told = {
         "total_num_frames": clip.total,
         "fps": clip.fps,
@@ -87,7 +87,7 @@ def _bytes(url: str, modality: str) -> bytes:
 
 
 def _remedy(url: str, error: FetchError) -> str:
-    """What to do about an address that cannot be fetched: also where to lay its file by hand."""
+    """Return the remedy for a URL that cannot be fetched, including where to put the file by hand."""
     try:
         (place, *_) = places(parse(url)) or ("",)
     except FetchError:

@@ -1,4 +1,4 @@
-"""The table of names: module path below `vllm` -> name -> where ours lives."""
+"""The table of names: module path under `vllm` -> name -> the beheld object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OUTPUTS = {
 }
 _PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
 _PROMPTS = {
-    "PromptType": "beheld.inputs.prompt:PromptType",
+    "PromptType": "beheld.inputs.prompt.parse:PromptType",
     "TextPrompt": "beheld.compat.prompts:TextPrompt",
     "TokensPrompt": "beheld.compat.prompts:TokensPrompt",
 }

@@ -1,4 +1,4 @@
-"""The logits processor of DeepSeek-OCR: no run of tokens may come twice within a window, some tokens excepted."""
+"""The logits processor of DeepSeek-OCR: forbids repeated n-grams within a window, except for whitelisted tokens."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _NAMES = ("ngram_size", "whitelist_token_ids", "window_size")
 
 
 class NGramPerReqLogitsProcessor:
-    """For `LLM(logits_processors=[...])`: each request says what it wants in `SamplingParams.extra_args`.
+    """For `LLM(logits_processors=[...])`; each request sets its options in `SamplingParams.extra_args`.
 
-    `ngram_size`: length of the runs that may not come twice; without it the request is left alone. `window_size`: the
-    newest tokens of the answer among which is looked (100). `whitelist_token_ids`: tokens that are never barred.
+    `ngram_size`: length of the n-grams that must not repeat; without it the processor does nothing. `window_size`: how
+    many of the newest output tokens are searched (default 100). `whitelist_token_ids`: tokens that are never forbidden.
     """
 
     def __init__(self, *_: Any) -> None:
-        """Nothing is kept between requests; the arguments that vLLM gives its own processors are of no use here."""
+        """Ignore vLLM's constructor arguments: this processor keeps no state between requests."""
 
     @classmethod
     def validate_params(cls, params: SamplingParams) -> None:
         """Check the extra arguments.
 
         Raises:
-            ParamsError: one is of the wrong kind, and says which.
+            ParamsError: an argument has the wrong type; the message names it.
         """
         told = params.extra_args or {}
         for name in told:
@@ -48,14 +48,14 @@ class NGramPerReqLogitsProcessor:
             whole("whitelist_token_ids", token, 0)
 
     def is_argmax_invariant(self) -> bool:
-        """False: it may change which token is the most likely."""
+        """False: the processor can change which token is the most likely."""
         return False
 
     def new_req_logits_processor(self, params: SamplingParams) -> Callable[[Sequence[int], Any], Any] | None:
-        """The function (output_ids, logits_V) -> logits_V of one request; None if it asks for nothing.
+        """Return the function (output_ids, logits_V) -> logits_V of one request; None if `ngram_size` is not set.
 
         Raises:
-            ParamsError: an extra argument is of the wrong kind.
+            ParamsError: an extra argument has the wrong type.
         """
         self.validate_params(params)
         told = params.extra_args or {}
@@ -74,11 +74,11 @@ class NGramPerReqLogitsProcessor:
 
 
 def repeating(output_ids: Sequence[int], size: int, window: int) -> frozenset[int]:
-    """The tokens that would complete a run of `size` tokens that stands wholly within the newest `window` tokens."""
+    """Return the tokens that would repeat an n-gram of length `size` that lies within the last `window` tokens."""
     recent = list(output_ids[-window:])
     if len(output_ids) < size:
         return frozenset()
-    # With runs of one token, every token of the window is one already.
+    # For 1-grams every token in the window is forbidden.
     last = list(output_ids[len(output_ids) - (size - 1) :])
     starts = range(len(recent) - size + 1)
     return frozenset(recent[start + size - 1] for start in starts if recent[start : start + size - 1] == last)

@@ -1,4 +1,4 @@
-"""Prompts as typed mappings, as scripts that check types write them."""
+"""Prompts as typed dicts, for scripts that are type-checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class TextPrompt(TypedDict):
-    """A prompt given as text, with its media."""
+    """A text prompt with its media."""
 
     prompt: str
     multi_modal_data: NotRequired[Mapping[str, Any]]
@@ -17,7 +17,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids, with its media."""
+    """A prompt of token ids with its media."""
 
     prompt_token_ids: list[int]
     multi_modal_data: NotRequired[Mapping[str, Any]]

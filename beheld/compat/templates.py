@@ -1,20 +1,20 @@
-"""The chat templates of families whose checkpoints bring none, by model type."""
+"""Chat templates, by model type, for families whose checkpoints have none."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from beheld.inputs.families import family_of_type
+from beheld.families import registry
 
 
 def get_chat_template_fallback_path(model_type: str, tokenizer_name_or_path: str = "") -> Path | None:
-    """The file that conversations are written by where a checkpoint has no chat template of its own.
+    """Return the chat template file of a family whose checkpoints have no chat template.
 
     Args:
-        model_type: as config.json names it, for example "blip-2".
-        tokenizer_name_or_path: taken as others take it; no family here has one template for each tokenizer.
+        model_type: as in config.json, for example "blip-2".
+        tokenizer_name_or_path: accepted for vLLM's signature; no template here depends on the tokenizer.
 
     Returns:
-        The file, or None for a family without an agreed form.
+        The file, or None for a family without an agreed format.
     """
-    return family_of_type(model_type).template_path
+    return registry.inputs(registry.find(model_type)).template_path

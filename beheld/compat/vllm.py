@@ -1,4 +1,4 @@
-"""`import beheld.compat.vllm`: from then on, `import vllm` and its submodules give beheld's classes."""
+"""Importing `beheld.compat.vllm` makes `import vllm` and its submodules give beheld's classes."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ install()
 
 
 def __getattr__(name: str) -> Any:
-    """The same names as `vllm` itself, for `import beheld.compat.vllm as vllm`."""
+    """The names of `vllm`, for `import beheld.compat.vllm as vllm`."""
     return getattr(importlib.import_module("vllm"), name)

@@ -123,11 +123,6 @@ class KVGroup:
     readers: tuple[tuple[int, int], ...] = ()
     num_states: int = 0
 
-    @property
-    def chunk(self) -> int | None:
-        """Length of the chunks within which alone a query sees; None if it sees beyond."""
-        return self.window if self.kind == "chunked" else None
-
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one position (of one state, in a cross group) over all layers of the group."""
         return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
@@ -142,6 +137,7 @@ class ModelInfo:
         name: what the user called it.
         architecture: the class name in config.json.
         model_type: transformers' model_type.
+        family: the package of its family, see families/registry.py; empty if it has none of its own.
         checkpoint_dtype: the type its weights are stored in, as "bfloat16".
         vocab_size: width of the logits.
         num_ids: ids below this may stand in a prompt; in some families that are more than the head knows.
@@ -190,12 +186,13 @@ class ModelInfo:
     is_encoder_decoder: bool = False
     decoder_start_id: int | None = None
     rope_switch: int | None = None
+    family: str = ""
 
     @property
     def cross(self) -> KVGroup | None:
-        """The group of layers that attend beside the text, if there is one."""
+        """The group whose layers attend to states of media items, if there is one."""
         last = self.kv_groups[-1]
-        return last if last.kind == "cross" else None
+        return last if last.num_states else None
 
     @property
     def paged_groups(self) -> tuple[KVGroup, ...]:
@@ -215,7 +212,7 @@ class EngineConfig:
     """What was decided from EngineArgs, ModelInfo and the machine; every field is final.
 
     Attributes:
-        device: "cpu" or "cuda".
+        device: the name of its platform, as torch has it.
         dtype: type of weights and activations, as "float32".
         kv_dtype: type of keys and values.
         max_model_len: prompt and answer together, in tokens.

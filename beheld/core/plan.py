@@ -93,9 +93,8 @@ class StepPlan:
     """One step of the device.
 
     The device works through it in this order: `released` rows are free, `forget` drops embeddings, `encode` runs
-    towers, `copies` copies whole blocks (group, source, target), `admitted` fills rows, `slices` are computed in one
-    batch and those with `samples` give one token each. `masks` holds, per row, a bit mask of allowed tokens (32 to a
-    little-endian word).
+    towers, `admitted` fills rows, `slices` are computed in one batch and those with `samples` give one token each.
+    `masks` holds, per row, a bit mask of allowed tokens (32 to a little-endian word).
     """
 
     id: int
@@ -104,7 +103,6 @@ class StepPlan:
     encode: tuple[EncodeItem, ...] = ()
     released: tuple[int, ...] = ()
     forget: tuple[bytes, ...] = ()
-    copies: tuple[tuple[int, int, int], ...] = ()
     masks: Mapping[int, bytes] = field(default_factory=dict)
 
     @property

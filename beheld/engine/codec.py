@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from beheld.core import config, media, outputs, params, plan, request
 from beheld.engine import columns, messages, stats
-from beheld.ipc.codec import Codec
-from beheld.scheduler.draft import SchedulerStats
+from beheld.sandbox.codec import Codec
+from beheld.scheduler.step_builder import SchedulerStats
 
 CODEC = Codec(
     (

@@ -15,7 +15,7 @@ from beheld.engine.stats import EngineStats
 from beheld.executor.executor import Executor
 from beheld.scheduler.scheduler import Scheduler
 from beheld.structured.rows import GrammarRows
-from beheld.utils.interpreter import quick_turns
+from beheld.utils.gil import quick_turns
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -209,7 +209,6 @@ def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
         admitted=tuple(a for a in plan.admitted if a.row == piece.row),
         released=plan.released if first else (),
         forget=plan.forget if first else (),
-        copies=plan.copies if first else (),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from beheld.engine.messages import Abort, AddLoRA, Events, LoRAAdded, Message, Ping, Pong, Reply, Stop, Submit, Unread
-from beheld.ipc.link import MAX_LABEL_BYTES
+from beheld.sandbox.link import MAX_LABEL_BYTES
 
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -34,7 +34,7 @@ from beheld.engine.messages import (
     Tokenizer,
     Unread,
 )
-from beheld.ipc.link import FrameError, Link, pair
+from beheld.sandbox.link import FrameError, Link, pair
 from beheld.utils.collector import paused_collector, set_aside
 from beheld.utils.log import get_logger
 
@@ -331,11 +331,11 @@ def main(descriptor: int) -> None:
     end = socket.socket(fileno=descriptor)
     _end_with(end)
     from beheld.engine.loop import serve
-    from beheld.engine.setup import start
+    from beheld.engine.setup import preload, start
 
-    # Loaded while the other side still loads.
+    # While the other side still loads.
     with paused_collector():
-        importlib.import_module("beheld.executor.local")
+        preload()
     link = Link(end, CODEC)
     args = link.receive()
     try:

@@ -6,12 +6,15 @@ from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError
+from beheld.executor.executor import Executor
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 
-def check_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_config: Any) -> None:
+def check_ranks(
+    args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_config: Any, executor: type[Executor]
+) -> None:
     """Say that a model which was to be split runs as one, where that can be.
 
     A CPU's cores share one memory: there is nothing to split. GPUs are not split over yet, but scripts that ask for
@@ -24,15 +27,15 @@ def check_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_conf
     asked = args.tensor_parallel_size
     if asked == 1:
         return
-    if config.device == "cpu":
+    from beheld.platform.registry import platform_of
+
+    if not platform_of(config.device).splits:
         logger.warning(
             "tensor_parallel_size=%d has no meaning on a CPU and changes nothing: the model runs as one.", asked
         )
         return
-    from beheld.executor.local import available_bytes, count_weights
-
-    _, needed = count_weights(hf_config, info, config)
-    available = available_bytes(config)
+    needed = executor.size(hf_config, info, config).num_bytes
+    available = executor.available_bytes(config)
     sizes = f"its weights take about {needed / 2**30:.2f} GiB of the {available / 2**30:.2f} GiB that it may use there"
     if needed > available:
         raise ConfigError(

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
@@ -18,8 +19,12 @@ from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import check_ranks
+from beheld.executor.executor import Executor
 from beheld.utils.collector import paused_collector
 from beheld.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from beheld.platform.platform import Platform
 
 logger = get_logger(__name__)
 
@@ -50,7 +55,6 @@ _NO_MEANING = {
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
 }
-_GPU_ONLY = ("gpu_memory_utilization", "enforce_eager")
 
 
 @dataclass
@@ -103,13 +107,24 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
     # Not before all that was said has been checked: they may be many gigabytes.
     fetch_weights(args, Path(info.path))
     begin = time.perf_counter()
-    from beheld.executor.local import LocalExecutor
-
-    check_ranks(args, info, decided.config, decided.hf_config)
-    executor = LocalExecutor(decided.hf_config, info, decided.config, shrink=args.max_model_len is None)
+    kind = executor_of(decided.config)
+    check_ranks(args, info, decided.config, decided.hf_config, kind)
+    executor = kind.start(decided.hf_config, info, decided.config, shrink=args.max_model_len is None)
     core = EngineCore(info, executor)
     logger.info("init engine (load weights, create kv cache, self-test) took %.2f seconds", time.perf_counter() - begin)
     return Setup(args, info, executor.config, core)
+
+
+def executor_of(config: EngineConfig) -> type[Executor]:
+    """The executor for this configuration: the one in this process, until there are others."""
+    from beheld.executor.local import LocalExecutor
+
+    return LocalExecutor
+
+
+def preload() -> None:
+    """Import what an engine needs, before it is known which model it runs."""
+    import_module("beheld.executor.local")
 
 
 def check(args: EngineArgs) -> None:
@@ -182,23 +197,23 @@ def _check_numbers(args: EngineArgs) -> None:
 
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     """EngineConfig from what was said, the checkpoint, and the machine."""
-    device = _device(args.device)
-    dtype = _dtype(args.dtype, info, device)
-    if device == "cpu":
-        for name in _GPU_ONLY:
-            if getattr(args, name) != getattr(EngineArgs, name):
-                logger.info("%s has no meaning on a CPU and changes nothing.", name)
+    platform = _platform(args.device)
+    dtype = _dtype(args.dtype, info, platform)
+    for name in platform.ignored_options:
+        if getattr(args, name) != getattr(EngineArgs, name):
+            logger.info("%s has no meaning on a %s and changes nothing.", name, platform.label)
     max_model_len = _max_model_len(args, info)
-    cpu = device == "cpu"
-    max_num_seqs = args.max_num_seqs or (64 if cpu else 256)
-    budget = args.max_num_batched_tokens or (2048 if cpu else 8192)
+    max_num_seqs = args.max_num_seqs or platform.defaults.max_num_seqs
+    budget = args.max_num_batched_tokens or platform.defaults.max_num_batched_tokens
     # A prompt that is read both ways is computed in one step, and no part of it is another prompt's.
     whole_prompts = info.both_ways == "prompt"
     chunked = args.enable_chunked_prefill is not False and not whole_prompts
     if not chunked:
         budget = max(budget, max_model_len)
     limits = _limits(args, info)
-    cache_gb = args.mm_processor_cache_gb if args.mm_processor_cache_gb is not None else (1.0 if cpu else 4.0)
+    cache_gb = args.mm_processor_cache_gb
+    if cache_gb is None:
+        cache_gb = platform.defaults.processor_cache_gib
     logger.info("Using max model len %d", max_model_len)
     if chunked:
         logger.info("Chunked prefill is enabled with max_num_batched_tokens=%d.", budget)
@@ -209,7 +224,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     elif info.modalities:
         logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
     return EngineConfig(
-        device=device,
+        device=platform.name,
         dtype=dtype,
         kv_dtype=dtype,
         max_model_len=max_model_len,
@@ -222,7 +237,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         prefix_caching=args.enable_prefix_caching is not False and not whole_prompts,
         chunked_prefill=chunked,
         policy=args.scheduling_policy,
-        overlap=bool(args.async_scheduling) if args.async_scheduling is not None else not cpu,
+        overlap=platform.defaults.overlap if args.async_scheduling is None else bool(args.async_scheduling),
         seed=args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little"),
         load_format=args.load_format,
         enforce_eager=args.enforce_eager,
@@ -233,18 +248,18 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         trust_remote_code=args.trust_remote_code,
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
-        **_workers(args, device),
+        **_workers(args, platform),
         **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
     )
 
 
-def _workers(args: EngineArgs, device: str) -> dict[str, Any]:
-    """On a CPU the model needs every core, and one process decodes; beside a GPU most cores are idle."""
+def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:
+    """Where the model runs on the host's cores it needs all of them, and one process decodes; else most are idle."""
     if args.media_work not in ("auto", *MediaWork):
         raise ConfigError(
             f"There is no media_work={args.media_work!r}.", "Known: 'auto', 'decode', 'process'.", param="media_work"
         )
-    cpu = device == "cpu"
+    cpu = platform.synchronous
     work = (MediaWork.DECODE if cpu else MediaWork.PROCESS) if args.media_work == "auto" else MediaWork(args.media_work)
     count = args.media_workers
     if count is None:
@@ -296,43 +311,23 @@ def _loras(args: EngineArgs, info: ModelInfo, modalities: Sequence[str]) -> dict
     }
 
 
-def _device(wanted: str) -> str:
-    import torch
+def _platform(wanted: str) -> Platform:
+    from beheld.platform.registry import choose
 
+    platform = choose(wanted)
     if wanted == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        logger.info("Automatically detected platform %s.", device)
-        return device
-    if wanted not in ("cpu", "cuda"):
-        raise ConfigError(f"There is no device {wanted!r}.", "Known: 'auto', 'cpu', 'cuda'.", param="device")
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "This machine has no usable NVIDIA GPU.", "Leave `device` out to use the CPU.", param="device"
-        )
-    return wanted
+        logger.info("Automatically detected platform %s.", platform.name)
+    return platform
 
 
-def cpu_has_bfloat16() -> bool:
-    """True if this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX)."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def _dtype(wanted: str, info: ModelInfo, device: str) -> str:
+def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
     wanted = _DTYPE_WORDS.get(str(wanted).removeprefix("torch."), str(wanted).removeprefix("torch."))
     if wanted == "auto":
-        wanted = info.checkpoint_dtype if info.checkpoint_dtype in _DTYPES else "float32"
-        if device == "cpu" and (wanted == "float16" or (wanted == "bfloat16" and not cpu_has_bfloat16())):
-            logger.info(
-                "The checkpoint is %s; using float32, which is faster on this CPU (set dtype to change).", wanted
-            )
-            return "float32"
-        if device == "cuda" and wanted == "float32":
-            return "float32"
-        return wanted
+        stored = info.checkpoint_dtype if info.checkpoint_dtype in _DTYPES else "float32"
+        chosen, reason = platform.default_dtype(stored)
+        if reason is not None:
+            logger.info("The checkpoint is %s; using %s, %s (set dtype to change).", stored, chosen, reason)
+        return chosen
     if wanted not in _DTYPES:
         known = ("auto", *_DTYPES)
         raise ConfigError(
@@ -400,22 +395,21 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
     Raises:
         ConfigError, ModelError: as `start`.
     """
-    from beheld.executor.local import count_weights
-
     check(args)
     path = resolve(args)
     hf_config = read_config(path, args)
     info = read_info(path, args, hf_config)
     config = decide(args, info)
-    check_ranks(args, info, config, hf_config)
+    kind = executor_of(config)
+    check_ranks(args, info, config, hf_config, kind)
+    size = kind.size(hf_config, info, config)
     element_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}[config.dtype]
-    parameters, weights_bytes = count_weights(hf_config, info, config)
     sizes = {
         "name": info.name,
         "architecture": info.architecture,
-        "parameters": parameters,
+        "parameters": size.num_parameters,
         "dtype": config.dtype,
-        "weights_bytes": weights_bytes,
+        "weights_bytes": size.num_bytes,
         "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }

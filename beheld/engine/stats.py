@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beheld.scheduler.draft import SchedulerStats
+from beheld.scheduler.step_builder import SchedulerStats
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,62 @@
-"""What the engine needs of a runner, wherever it lives."""
+"""What the engine needs of the place where a model runs, wherever that is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
-from beheld.core.config import Capacity, EngineConfig
+from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
+
+Watch = Callable[[str, Any], None]
+"""Takes the name of a stage ("embeds", "positions", "logits") and its tensor."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model's weights are on the device.
+
+    Attributes:
+        num_parameters: how many numbers.
+        num_bytes: what they take, about.
+    """
+
+    num_parameters: int
+    num_bytes: int
 
 
 class Executor(Protocol):
     """Launches plans in order and gives back their results in the same order."""
 
     config: EngineConfig
+    """What was decided; `start` may have lowered max_model_len."""
     capacity: Capacity
+    """What the device has room for."""
+
+    @classmethod
+    def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
+        """Of the model that this configuration describes; nothing is loaded.
+
+        Raises:
+            ModelError: there is no such model.
+        """
+
+    @classmethod
+    def available_bytes(cls, config: EngineConfig) -> int:
+        """Memory that is free now and that an engine may take: of the device, or of the host for a cache."""
+
+    @classmethod
+    def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
+        """Load the model and make room for its cache.
+
+        Args:
+            shrink: lower max_model_len to what fits, and say so, instead of refusing.
+
+        Raises:
+            ModelError, CapacityError: with what to do.
+        """
 
     def launch(self, plan: StepPlan) -> Any:
         """Start a step; returns a handle.
@@ -29,6 +71,12 @@ class Executor(Protocol):
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` whose embeddings are not on the device, after all that was launched."""
+
+    def watch(self, take: Watch | None) -> None:
+        """Call `take` with the tensors of each step that follows, of steps that are no graphs; None: no more."""
+
+    def embeddings(self, digest: bytes) -> Any | None:
+        """The tensor that the device keeps for an item of media; None if it has none."""
 
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
+from beheld.executor.executor import ModelSize, Watch
+from beheld.runner import capacity
 from beheld.runner.build import build_runner, count_weights
-from beheld.runner.capacity import available_bytes
 from beheld.runner.faults import let_go, loss_of
-from beheld.runner.runner import Handle
+from beheld.runner.runner import Handle, ModelRunner
 
 
 class LocalExecutor:
     """Runs plans one after the other on the device of this process."""
 
-    def __init__(self, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool = False) -> None:
-        self.runner = build_runner(hf_config, info, config, shrink=shrink)
-        self.config = self.runner.config
-        self.capacity = self.runner.capacity
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.config = runner.config
+        self.capacity = runner.capacity
+
+    @classmethod
+    def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
+        """See Executor."""
+        return ModelSize(*count_weights(hf_config, info, config))
+
+    @classmethod
+    def available_bytes(cls, config: EngineConfig) -> int:
+        """See Executor."""
+        return capacity.available_bytes(config)
+
+    @classmethod
+    def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
+        """See Executor."""
+        return cls(build_runner(hf_config, info, config, shrink=shrink))
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start a step."""
@@ -51,6 +67,14 @@ class LocalExecutor:
         """Those of `digests` whose embeddings are not on the device."""
         return self.runner.missing(digests)
 
+    def watch(self, take: Watch | None) -> None:
+        """See Executor."""
+        self.runner.watch = take
+
+    def embeddings(self, digest: bytes) -> torch.Tensor | None:
+        """See Executor."""
+        return self.runner.encoder.known(digest)
+
     def read_lora(self, request: LoRARequest) -> None:
         """Read an adapter ahead."""
         self.runner.read_lora(request)
@@ -74,6 +98,3 @@ class LocalExecutor:
     def close(self) -> None:
         """Drop the model and the cache."""
         del self.runner
-
-
-__all__ = ["LocalExecutor", "available_bytes", "count_weights"]

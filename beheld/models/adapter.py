@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
@@ -51,7 +51,7 @@ class ModelAdapter(Protocol):
         """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position; in
         parts of a position, of which `position_unit` are one."""
 
-    def sights(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Sight, ...]:
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """For each span of a model with a cross group, which positions look at it; nothing for other models."""
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:

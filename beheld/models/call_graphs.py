@@ -5,10 +5,8 @@ Shapes: E embeddings, H their width.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import first_line
+from beheld.platform.platform import Graph, Graphs
 from beheld.utils.frames import clear_frames
 from beheld.utils.log import get_logger
 
@@ -30,70 +29,9 @@ KEPT_BYTES = 1 << 29
 _OFTEN = 3
 
 
-# What torch says where something waits for the device that must not.
-_WAITED = "called a synchronizing CUDA operation"
-# Graphs that failed under a torch whose allocators still ask them which streams are theirs.
-_abandoned: list[torch.cuda.CUDAGraph] = []
-
-
-@contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: Any, mode: str) -> Iterator[None]:
-    """Within the block, what is launched on the current stream is captured; an error in it is the one that is told.
-
-    After an error nothing is captured any more, and `pool` must not be used for another graph.
-    """
-    try:
-        graph.capture_begin(pool=pool, capture_error_mode=mode)
-        yield
-    except BaseException:
-        with suppress(RuntimeError), warnings.catch_warnings():
-            # That nothing was captured, where the first operation was the one that failed.
-            warnings.simplefilter("ignore")
-            graph.capture_end()
-        _end_recording(graph, pool)
-        raise
-    try:
-        graph.capture_end()
-    except BaseException:
-        _end_recording(graph, pool)
-        raise
-
-
-def _end_recording(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """See to it that the allocator does not wait for the end of a capture that failed.
-
-    Up to torch 2.11 it does, for the life of the process: memory that more than one stream used is then never given
-    out again. (Newer ones end it when the capture ends, whatever became of it, and say so here.) The allocator of
-    pinned memory has no such end that could be reached from here; it only refuses the same pool from then on, and
-    asks the graph of its streams, which therefore is kept.
-    """
-    graph.reset()
-    device = torch.cuda.current_device()
-    try:
-        torch._C._cuda_endAllocateToPool(device, pool)
-    except RuntimeError:
-        return
-    torch._C._cuda_releasePool(device, pool)
-    _abandoned.append(graph)
-
-
-@contextmanager
-def refusing_to_wait() -> Iterator[None]:
-    """Within the block, what would wait for the device raises a RuntimeError; in all threads, so it should be short."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        # That not all that waits is found.
-        warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     inputs: dict[str, Tensor]
     out_EH: Tensor
 
@@ -111,7 +49,8 @@ class CallGraphs:
     before the one that would be captured: a capture that fails leaves more behind than a call that does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = graphs
         self._captured: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._refused: set[str] = set()
@@ -155,10 +94,10 @@ class CallGraphs:
     ) -> Tensor:
         """Compute a call, and find out whether it reads anything back; then none of its kind is captured."""
         try:
-            with refusing_to_wait():
+            with self._graphs.refusing_to_wait():
                 return compute(inputs)
         except RuntimeError as error:
-            if _WAITED not in str(error):
+            if not self._graphs.waited(error):
                 raise
             clear_frames(error)
             logger.info("Calls of the %s tower are not captured: they wait for the device.", kind)
@@ -208,12 +147,9 @@ class CallGraphs:
     def _capture(self, inputs: Mapping[str, Tensor], compute: Callable[[Mapping[str, Tensor]], Tensor]) -> _Captured:
         kept = {name: tensor.clone() for name, tensor in inputs.items()}
         if self._stream is None:
-            self._stream = torch.cuda.Stream()
+            self._stream = self._graphs.new_stream()
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # `torch.cuda.graph` would give all cached memory back to the driver, while requests run.
-        with torch.cuda.stream(self._stream), recording(graph, self._pool, "thread_local"):
+            self._pool = self._graphs.new_pool()
+        with self._graphs.on(self._stream), self._graphs.recording(self._pool, relaxed=False) as graph:
             out_EH = compute(kept)
         return _Captured(graph, kept, out_EH)

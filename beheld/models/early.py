@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from beheld.platform.registry import platform_of
+
 
 @functools.cache
 def early_start(device: torch.device) -> bool:
     """True if a kernel may start there before the one before it has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return platform_of(device).kernel_facts(device).early_launch
 
 
 def compile_options(module: nn.Module) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.fuse import linear_of, replace_children
+from beheld.platform.registry import platform_of
 
 # Where the usual gate is defined: the first half through the activation, times the second.
 _USUAL_GATE = "transformers.integrations.moe"
@@ -99,8 +100,7 @@ def can_group(*weights: Tensor) -> bool:
     In other types the library reads on the host how many rows each expert has.
     """
     fits = all(w.dtype == torch.bfloat16 and w.is_contiguous() and not any(n % 8 for n in w.shape[1:]) for w in weights)
-    device = weights[0].device
-    return fits and (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0))
+    return fits and platform_of(weights[0].device).grouped_products
 
 
 def _grouped(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.early import early_start
-from beheld.utils.triton import HAS_TRITON
+from beheld.platform.registry import platform_of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -22,7 +22,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Under a compiler the choice is made when compiling: one row and several are compiled apart anyway.
     """
-    if x.numel() == x.shape[-1] and x.is_cuda and x.element_size() == 2 and weight.is_contiguous() and HAS_TRITON:
+    # Asked last, and only of a single row: what a compiler is told here it checks at each call.
+    fits = x.numel() == x.shape[-1] and x.element_size() == 2 and weight.is_contiguous()
+    if fits and platform_of(x.device).one_row_kernels:
         out: Tensor = torch.ops.beheld.one_row_linear(x, weight, bias)
         return out
     return nn.functional.linear(x, weight, bias)

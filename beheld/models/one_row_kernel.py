@@ -6,13 +6,12 @@ Shapes: N outputs of a program, K inputs, J inputs read at a time.
 
 from __future__ import annotations
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from beheld.platform.registry import platform_of
 
 # How many weights of an output a program reads at once: all, where there are no more.
 _MOST_AT_ONCE = 4096
@@ -102,7 +101,7 @@ def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: boo
     given = x_K, weight_NK, bias_N, y_N, num_inputs, num_outputs
     options = {"launch_pdl": True} if early else {}
     if num_inputs <= _MOST_AT_ONCE:
-        programs = min(num_outputs, _PROGRAMS_PER_SM * _multiprocessors(x_K.device))
+        programs = min(num_outputs, _PROGRAMS_PER_SM * platform_of(x_K.device).kernel_facts(x_K.device).side_by_side)
         at_once = max(16, triton.next_power_of_2(num_inputs))
         _short_rows[(programs,)](*given, at_once, early, num_warps=2, enable_fp_fusion=True, **options)
     else:
@@ -110,9 +109,3 @@ def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: boo
         programs = triton.cdiv(num_outputs, _LONG_OUTPUTS)
         _long_rows[(programs,)](*given, *sizes, early, num_warps=8, enable_fp_fusion=True, **options)
     return y_N
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    # In Triton's interpreter few, so that programs have more than one output in small tests.
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from beheld.attention.op import number_layers
-from beheld.core.config import EngineConfig
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.families import registry
 from beheld.lora.slots import LoRASlots
 from beheld.models.carry import attach
 from beheld.models.cross import crosses
 from beheld.models.experts import replace_experts
-from beheld.models.families import adapt
 from beheld.models.fuse import (
     PackedLinear,
     PaddedLinear,
@@ -29,6 +29,7 @@ from beheld.models.joined import fuse_linears
 from beheld.models.longrope import settle
 from beheld.models.one_row import OneRowLinear
 from beheld.models.patches import pack_patch_convolutions
+from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -40,22 +41,23 @@ _STACK = 4
 _AROUND = ("rotary_emb", "norm")
 
 
-def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
+def prepare(model: Any, info: ModelInfo, config: EngineConfig) -> LoRASlots | None:
     """Make a loaded transformers model fast on its device, and able to carry adapters if it is to; returns their slots.
 
     Raises:
         ConfigError: it is to carry adapters, and no layer can.
     """
-    if config.device != "cpu" and config.dtype == "float32":
-        # Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for. Products of
-        # matrices do so only where the user's own program says it.
-        torch.backends.cudnn.allow_tf32 = False
-    adapt(model.config.model_type, model)
+    platform = platform_of(config.device)
+    if config.dtype == "float32":
+        platform.exact_float32()
+    adapt = registry.model(info.family).adapt
+    if adapt is not None:
+        adapt(model)
     settle(model.get_decoder() if hasattr(model, "get_decoder") else model)
     if not config.enforce_eager:
         _fuse(model, config)
     slots = None if config.max_loras == 0 else attach(model, text_model(model), config)
-    if not config.enforce_eager and config.device != "cpu" and env.COMPILE():
+    if not config.enforce_eager and platform.compiles_layers and env.COMPILE():
         text = text_model(model)
         number_layers(text)
         # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
@@ -73,7 +75,7 @@ def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
 def _fuse(model: Any, config: EngineConfig) -> None:
     """Linear layers in the form that the device computes fastest."""
     dtype = getattr(torch, config.dtype)
-    if config.device == "cpu":
+    if platform_of(config.device).packs_linears:
         if dtype == torch.float32:
             _pack(model, dtype)
         else:

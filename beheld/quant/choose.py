@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from beheld.platform.registry import platform_of
 from beheld.quant.compressed_tensors import rounds_activations
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -14,8 +15,6 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 FLOAT8, DEQUANTIZED = "float8", "dequantized"
-# From this compute capability on, tensor cores multiply FP8: Ada and Hopper.
-_CAPABILITY = (8, 9)
 
 
 def choose(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str:
@@ -32,14 +31,9 @@ def choose(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str:
     return DEQUANTIZED
 
 
-def multiplies_float8(device: str) -> bool:
-    """True if the device has products of FP8 numbers."""
-    return device == "cuda" and torch.cuda.get_device_capability() >= _CAPABILITY
-
-
 def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
     """Why not FLOAT8, in words; None if nothing speaks against it."""
-    if not multiplies_float8(device):
+    if not platform_of(device).fp8_products:
         return "this device has no products of FP8 numbers"
     if not env.FP8():
         return "BEHELD_FP8=0"

@@ -3,7 +3,7 @@
 What a product is: x = q_x s_x and W = q_W s_W with q in FP8 (float8_e4m3fn), one s for each row of x and each output
 of W. Then x W^T = (q_x q_W^T) s_x s_W, in which the sums are taken of products of FP8 numbers.
 
-Elsewhere than on a GPU the same numbers are multiplied in float32, which is what tests compare with.
+Without kernels for that the same numbers are multiplied in float32, which is what tests compare with.
 
 Shapes: T rows of x, S slots (see float8_kernel.py), G groups, K inputs, N outputs, C choices of a token.
 """
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from beheld.platform.registry import platform_of
+
 FP8 = torch.float8_e4m3fn
 MOST = 448.0
 
@@ -25,7 +27,7 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
 
     As compressed-tensors has it for dynamic scales by token; a row of zeros stays one.
     """
-    if x_TK.is_cuda:
+    if platform_of(x_TK.device).has_triton:
         from beheld.quant import float8_kernel
 
         x_TK = x_TK if x_TK.stride(-1) == 1 else x_TK.contiguous()
@@ -41,7 +43,7 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
 
 def _linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
     x_TK, x_scale_T = rounded_rows(x.reshape(-1, x.shape[-1]))
-    if x.is_cuda:
+    if platform_of(x.device).has_triton:
         y_TN = torch._scaled_mm(
             x_TK,
             weight_NK.t(),
@@ -83,7 +85,7 @@ def _grouped(
     """(S, N): slot s is row s // share of x times its group's matrix; slots of no group stay as memory was."""
     rounded_TK, x_scale_T = rounded_rows(x_TK)
     y_SN = x_TK.new_empty((order_S.shape[0], weight_GNK.shape[1]))
-    if x_TK.is_cuda:
+    if platform_of(x_TK.device).has_triton:
         from beheld.quant import float8_kernel
 
         float8_kernel.grouped_product(rounded_TK, x_scale_T, weight_GNK, scale_GN, order_S, starts_G1, y_SN, share)

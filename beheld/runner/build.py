@@ -13,13 +13,16 @@ from beheld.attention.cross import CrossBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
-from beheld.models import registry, segments
+from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
-from beheld.models.shortage import free_and_total, gib, told
-from beheld.runner import capacity, peaks
+from beheld.models.out_of_memory import explained, gib
+from beheld.platform.platform import Platform
+from beheld.platform.registry import platform_of
+from beheld.runner import capacity, memory_profile
+from beheld.runner.cache.registry import make_caches
+from beheld.runner.memory_share import MemoryShare
 from beheld.runner.runner import ModelRunner
-from beheld.runner.share import Share
 from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.log import get_logger
 
@@ -38,46 +41,50 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         ModelError, CapacityError: with what to do.
     """
     keep_freed_memory()
+    platform = platform_of(config.device)
     share = _begin(hf_config, info, config)
     adapter = registry.build(hf_config, info, config)
-    backend = select(config.device, config.attention_backend, info.both_ways)
-    cross_backend = None if info.cross is None else select_cross(config.device)
-    if config.device == "cpu":
-        _choose_threads(adapter)
+    backend = select(platform, config.attention_backend, info.both_ways)
+    cross_backend = None if info.cross is None else select_cross(platform)
+    _choose_threads(adapter, platform)
+    if share is None:
         available = config.kv_cache_bytes or capacity.available_bytes(config)
     else:
-        assert share is not None
-        _leave_cores_alone()
-        with told("run a full step", config.device, "Lower max_num_batched_tokens or max_num_seqs."):
+        with explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
             reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
         available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
     if shrink:
         config = _shrunk(info, config, available)
     found = capacity.measure(info, config, available)
-    with told("hold the KV cache", config.device, _less_cache(config), found.kv_bytes):
+    with explained("hold the KV cache", platform, _less_cache(config), found.kv_bytes):
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
-    with told("run a step beside the KV cache", config.device, _less_cache(config)):
+    with explained("run a step beside the KV cache", platform, _less_cache(config)):
         runner.self_test()
-    if config.device == "cuda" and not config.enforce_eager:
-        if cross_backend is None:
-            with told("capture CUDA graphs", config.device, f"{_less_cache(config)} Or set enforce_eager=True."):
+    if platform.graphs is not None and not config.enforce_eager:
+        reason = runner.caches.no_graph
+        if reason is None:
+            with explained("capture CUDA graphs", platform, f"{_less_cache(config)} Or set enforce_eager=True."):
                 runner.capture_graphs()
         else:
-            logger.info("Decode steps run without CUDA graphs: what they look at beside the text differs in length.")
+            logger.info("Decode steps run without CUDA graphs: %s.", reason)
     return runner
 
 
-def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | None:
-    """See that memory suffices for the weights, before any is read, and on a GPU make room; returns the share of it.
+def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:
+    """See that memory suffices for the weights, before any is read, and make room for them.
+
+    Returns:
+        The engine's share of the device's memory; None if the device uses the host's.
 
     Raises:
         CapacityError: it does not; the message names what they take and what there is.
     """
     weights = weigh(hf_config, info, config)
-    if config.device == "cpu":
+    platform = platform_of(config.device)
+    if platform.shares_host_memory:
         _check_host(weights, config)
         return None
-    share = Share.of_gpu(config.memory_fraction)
+    share = MemoryShare.of(platform, config.memory_fraction)
     if config.kv_cache_bytes is None:
         share.check()
     most = share.free_bytes if config.kv_cache_bytes is not None else share.limit_bytes
@@ -89,8 +96,8 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | Non
             else "Take a quantized or a smaller checkpoint, or a GPU with more memory.",
         )  # fmt: skip
     if config.load_format != "dummy":
-        with told("load the weights", config.device, "End what else uses the GPU.", weights.num_bytes):
-            segments.take(weights.sizes, config.device)
+        with explained("load the weights", platform, "End what else uses the GPU.", weights.num_bytes):
+            platform.reserve(weights.sizes)
     return share
 
 
@@ -100,7 +107,7 @@ def _check_host(weights: Weights, config: EngineConfig) -> None:
     Raises:
         CapacityError: they do not fit.
     """
-    free, total = free_and_total("cpu")
+    free, total = platform_of(config.device).memory()
     if weights.num_bytes <= free:
         return
     sizes = f"The weights take about {gib(weights.num_bytes)}, and {gib(free)} of this machine's {gib(total)} are free"
@@ -115,9 +122,10 @@ def _less_cache(config: EngineConfig) -> str:
         return "Lower num_gpu_blocks_override."
     if config.kv_cache_bytes is not None:
         return "Lower kv_cache_memory_bytes."
-    if config.device == "cpu":
-        return "Lower BEHELD_CPU_KV_CACHE_GIB or set kv_cache_memory_bytes."
-    return "Lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens."
+    platform = platform_of(config.device)
+    if platform.shares_host_memory:
+        return f"Lower {platform.cache_option} or set kv_cache_memory_bytes."
+    return f"Lower {platform.cache_option}, max_num_seqs or max_num_batched_tokens."
 
 
 def _activation_bytes(
@@ -129,29 +137,25 @@ def _activation_bytes(
 ) -> int:
     """Memory that a step takes beside weights and cache, and what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
-    captures = not config.enforce_eager and cross_backend is None
-    found = peaks.measure(probe, adapter, info, config, captures=captures)
+    captures = not config.enforce_eager and make_caches(info).no_graph is None
+    found = memory_profile.measure(probe, adapter, info, config, captures=captures)
     del probe
-    torch.cuda.empty_cache()
+    platform_of(config.device).empty_cache()
     logger.info("A full step takes %s of activations, choosing its tokens %s.", gib(found.text), gib(found.sampling))
     return found.reserved_bytes
 
 
-def _choose_threads(adapter: ModelAdapter) -> None:
-    """A small model runs on one thread, unless OMP_NUM_THREADS says otherwise.
+def _choose_threads(adapter: ModelAdapter, platform: Platform) -> None:
+    """A large model on the host's cores uses all of them; all else runs on one thread, unless OMP_NUM_THREADS is set.
 
-    Its operations take microseconds: sharing them gains nothing on an idle machine, and on a busy one each waits for
-    the thread that was put aside (6 M parameters, two busy cores: 4 ms a token against 20 to 200).
+    A small model's operations take microseconds: sharing them gains nothing on an idle machine, and on a busy one each
+    waits for the thread that was put aside (6 M parameters, two busy cores: 4 ms a token against 20 to 200). With a
+    device of its own the host only copies: shared by all cores, a copy waits for those that are preparing images.
     """
-    if adapter.weights_bytes() < _ONE_THREAD_BYTES and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-        logger.debug("The model is small: computing on one thread.")
-
-
-def _leave_cores_alone() -> None:
-    """Beside a GPU the host only copies: shared by all cores, a copy waits for those that are preparing pictures."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    if "OMP_NUM_THREADS" in os.environ or (platform.synchronous and adapter.weights_bytes() >= _ONE_THREAD_BYTES):
+        return
+    torch.set_num_threads(1)
+    logger.debug("The host computes on one thread.")
 
 
 def _shrunk(info: ModelInfo, config: EngineConfig, available: int) -> EngineConfig:
@@ -164,11 +168,12 @@ def _shrunk(info: ModelInfo, config: EngineConfig, available: int) -> EngineConf
     if fitting == config.max_model_len:
         return config
     if fitting < config.block_size:
+        platform = platform_of(config.device)
         raise CapacityError(
             f"{gib(available)} are left for the KV cache, in which not even {config.block_size} tokens fit.",
-            "Raise gpu_memory_utilization, lower max_num_batched_tokens, or take a smaller model."
-            if config.device == "cuda"
-            else "Close other programs, or take a smaller model.",
+            "Close other programs, or take a smaller model."
+            if platform.shares_host_memory
+            else f"Raise {platform.cache_option}, lower max_num_batched_tokens, or take a smaller model.",
         )
     logger.warning("Using max model len %d: %d does not fit into memory.", fitting, config.max_model_len)
     return dataclasses.replace(config, max_model_len=fitting)

@@ -1,4 +1,4 @@
-"""Captures a ladder of steps as CUDA graphs."""
+"""Captures a ladder of steps as graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from beheld.core.errors import first_line
-from beheld.models.call_graphs import recording
+from beheld.platform.platform import Graph, Platform
 
 Size = TypeVar("Size")
 Out = TypeVar("Out")
@@ -22,17 +22,19 @@ def capture(
     sizes: Sequence[Size],
     step: Callable[[Size], Out],
     *,
+    platform: Platform,
     before: Callable[[Size], None] | None = None,
     first: Collection[Size] = (),
     long: Collection[Size] = (),
     show_progress: bool,
     name: str,
-) -> dict[Size, tuple[torch.cuda.CUDAGraph, Out]]:
+) -> dict[Size, tuple[Graph, Out]]:
     """One graph for each size, with what it computes, which stays valid until the next replay of any of them.
 
     Args:
         sizes: the largest first, so that the others fit into its memory.
         step: launches the work of a size, on tensors that stay in place.
+        platform: of the device; it has graphs.
         before: makes what a size reads fit to be computed.
         first: sizes beside the first of all that take another way through the model than the others.
         long: sizes that are not tried: that takes longer than what it saves their first use.
@@ -46,30 +48,28 @@ def capture(
         from tqdm import tqdm
 
         sizes = tqdm(sizes, desc=f"Capturing {name}")
-    pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()
-    graphs: dict[Size, tuple[torch.cuda.CUDAGraph, Out]] = {}
-    # `torch.cuda.graph` would give all cached memory back to the driver and take it anew for each of them.
-    with torch.inference_mode(), torch.cuda.stream(stream):
+    graphs = platform.graphs
+    assert graphs is not None
+    pool = graphs.new_pool()
+    made: dict[Size, tuple[Graph, Out]] = {}
+    with torch.inference_mode(), graphs.on(graphs.new_stream()):
         for size in sizes:
             if before is not None:
                 before(size)
             # What is compiled or chosen in the first pass, a choice between kernels by their times say, cannot be
             # captured. Later sizes only load kernels that are compiled for them, which a relaxed capture allows.
-            if not graphs or size in first:
+            if not made or size in first:
                 step(size)
-            graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize()
             try:
-                with recording(graph, pool, "relaxed"):
+                with graphs.recording(pool, relaxed=True) as graph:
                     out = step(size)
             except RuntimeError as error:
                 raise NotCapturedError(first_line(error)) from error
             if size not in long:
                 # The first replay takes the graph to the device; it works on padding.
                 graph.replay()
-            graphs[size] = (graph, out)
-        torch.cuda.synchronize()
+            made[size] = (graph, out)
+        platform.synchronize()
     # What the first passes took on this stream is of no use to any other.
-    torch.cuda.empty_cache()
-    return graphs
+    platform.empty_cache()
+    return made

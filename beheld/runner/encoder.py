@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,6 +12,8 @@ from torch import Tensor
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.adapter import ModelAdapter
+from beheld.platform.platform import Event
+from beheld.platform.registry import platform_of
 from beheld.runner.faults import let_go
 
 # Bounds one tower call, so that its activations stay small beside the weights.
@@ -28,11 +29,13 @@ class EncoderStore:
 
     def __init__(self, adapter: ModelAdapter) -> None:
         self._adapter = adapter
+        self._platform = platform_of(adapter.device)
+        self._call_bytes = _CALL_BYTES if self._platform.synchronous else None
         self._embeds: dict[bytes, Tensor] = {}
         # Why towers failed, of the newest few: whoever waits for one of these learns it in this step or the next, and
         # the scheduler never tells to forget what it has lost.
         self._failures: dict[bytes, str] = {}
-        self._marks: deque[tuple[torch.cuda.Event | float, torch.cuda.Event | float]] = deque()
+        self._marks: deque[tuple[Event, Event]] = deque()
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Drop embeddings."""
@@ -50,8 +53,7 @@ class EncoderStore:
         if not waiting:
             return ()
         begin = self._mark()
-        bound = _CALL_BYTES if self._adapter.device.type == "cpu" else None
-        for batch in _batches(waiting, bound):
+        for batch in _batches(waiting, self._call_bytes):
             if self._try(batch) is None:
                 continue
             for item in batch:
@@ -64,11 +66,8 @@ class EncoderStore:
         self._marks.append((begin, self._mark()))
         return tuple(item.digest for item in waiting if item.digest not in self._embeds)
 
-    def _mark(self) -> torch.cuda.Event | float:
-        """A moment on the device; on a CPU, whose work is done when the call returns, one on the clock."""
-        if self._adapter.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+    def _mark(self) -> Event:
+        event = self._platform.event(timing=True)
         event.record()
         return event
 
@@ -77,12 +76,9 @@ class EncoderStore:
         spent = 0.0
         while self._marks:
             begin, end = self._marks[0]
-            if isinstance(begin, float) and isinstance(end, float):
-                spent += end - begin
-            elif isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-                if not end.query():
-                    break
-                spent += begin.elapsed_time(end) / 1e3
+            if not end.query():
+                break
+            spent += begin.elapsed_time(end) / 1e3
             self._marks.popleft()
         return spent
 

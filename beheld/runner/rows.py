@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from beheld.attention.cross import Sight
+from beheld.attention.cross import CrossView
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
 from beheld.core.request import LoRARequest
@@ -30,7 +30,7 @@ class Row:
         positions_XN: their rotary positions.
         delta: what to add to an index beyond them to get its position.
         serial: a number that no other admission to any row has.
-        sights: for each of its spans, which positions look at it beside the text; empty without a cross group.
+        cross_views: for each of its spans, which positions look at it beside the text; empty without a cross group.
     """
 
     token_ids: np.ndarray
@@ -40,7 +40,7 @@ class Row:
     spans: tuple[SpanView, ...]
     params: Sampling
     serial: int
-    sights: tuple[Sight, ...] = ()
+    cross_views: tuple[CrossView, ...] = ()
 
 
 class Rows:
@@ -122,7 +122,7 @@ class Rows:
             spans=admission.spans,
             params=admission.params,
             serial=next(self._serials),
-            sights=self._adapter.sights(admission.spans, admission.num_prompt),
+            cross_views=self._adapter.cross_views(admission.spans, admission.num_prompt),
         )
 
     def append_blocks(self, piece: SeqSlice, block_size: int) -> None:

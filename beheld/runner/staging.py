@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.platform.registry import platform_of
+
 # Buffers of a ring: while the device computes one step and the next is launched, the one after that is laid out.
 _TURNS = 3
 # Every array begins at a multiple of this, as vectorised loads want it.
@@ -20,7 +22,7 @@ _ALIGNMENT = 16
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
     """The arrays as tensors on `device`, of the same names, shapes and types."""
-    if device.type != "cuda":
+    if not platform_of(device).pinned_memory:
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     begins, total = {}, 0
     for name, array in arrays.items():
@@ -59,10 +61,10 @@ class Ring:
     """
 
     def __init__(self, make: Callable[[bool], Tensor], device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self.buffers = tuple(make(on_gpu) for _ in range(_TURNS))
+        platform = platform_of(device)
+        self.buffers = tuple(make(platform.pinned_memory) for _ in range(_TURNS))
         # When the last copy from each has been made; copies within the host are made at once.
-        self._copied = tuple(torch.cuda.Event() for _ in range(_TURNS if on_gpu else 0))
+        self._copied = tuple(platform.event() for _ in range(0 if platform.synchronous else _TURNS))
         self._turn = 0
 
     def turn(self) -> int:

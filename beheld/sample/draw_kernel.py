@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from beheld.platform.registry import platform_of
 from beheld.sample.filters import Filters
 
 # Below the best by so much, exp is 0 in float32: such tokens are never drawn, whatever the filters say.
@@ -321,7 +322,7 @@ def _drawn(
 
 def _programs(rows: int, slices: int, device: torch.device) -> int:
     """How many programs each row has: they wait for one another, so all rows' must be at work at once."""
-    most = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    most = platform_of(device).kernel_facts(device).side_by_side
     programs = 1
     while 2 * programs * rows <= most and programs < min(_MOST_EACH.value, slices):
         programs *= 2

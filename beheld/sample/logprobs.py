@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import TokenLogprobs
+from beheld.platform.registry import platform_of
 
 # Positions of a prompt handled at once, so that float32 copies of bfloat16 logits stay small.
 _CHUNK = 64
@@ -49,7 +50,7 @@ def copied(x: Tensor) -> Tensor:
 
     It is pinned, so that nothing waits meanwhile; its memory is not used for another copy before this one is done.
     """
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda")
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=platform_of(x.device).pinned_memory)
     return host.copy_(x, non_blocking=True)
 
 

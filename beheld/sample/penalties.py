@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.params import Sampling
-from beheld.utils.triton import HAS_TRITON
+from beheld.platform.registry import platform_of
 
 # A step may be launched again after an error, with at most one more in flight: far fewer than this.
 _REMEMBERED = 8
@@ -97,7 +97,7 @@ class PenaltyTable:
         the repetition penalty if positive and multiplied if not; presence is taken off once, frequency per occurrence.
         """
         strengths = (rows.repetition_P1, rows.presence_P1, rows.frequency_P1)
-        if logits_BV.is_cuda and HAS_TRITON:
+        if platform_of(logits_BV.device).sampler_kernels:
             from beheld.sample.penalties_kernel import penalise_
 
             penalise_(logits_BV, self._counts_SV, rows.places_P, rows.slots_P, *strengths)

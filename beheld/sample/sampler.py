@@ -23,13 +23,13 @@ from torch import Tensor
 from beheld.core.errors import ParamsError
 from beheld.core.params import Sampling
 from beheld.core.plan import TokenLogprobs
+from beheld.platform.registry import platform_of
 from beheld.sample import noise
 from beheld.sample.filters import Masks, floor_of_row, floors
 from beheld.sample.logprobs import LogprobTensors, copied, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, Drawing, RowState, RowTable
-from beheld.utils.triton import HAS_TRITON
 
 # What a logits processor's "infinitely good" becomes, so that differences stay numbers.
 _CERTAIN = 1e30
@@ -74,6 +74,7 @@ class Sampler:
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._device = torch.device(device)
+        self._platform = platform_of(self._device)
         self._rows = RowTable(max_num_seqs, vocab_size, self._device)
         self._noise = Noise(vocab_size, self._device)
         self._vocab_size = vocab_size
@@ -193,7 +194,7 @@ class Sampler:
         keys_R2: Tensor,
     ) -> None:
         """Put in place the ids of the rows that are drawn at random, and which of them have no finite best logit."""
-        if logits_BV.is_cuda and HAS_TRITON:
+        if self._platform.sampler_kernels:
             from beheld.sample import draw_kernel
 
             keys_R2 = _to_device(keys_R2, self._device)
@@ -202,7 +203,7 @@ class Sampler:
             return
         broken_R = ~logits_BV[drawing.places_R].amax(-1).isfinite()
         broken_B[drawing.places_R] = broken_R
-        draw = self._draw_on_cpu if self._device.type == "cpu" else self._draw
+        draw = self._draw_on_cpu if self._platform.synchronous else self._draw
         ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, keys_R2, broken_B)
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
@@ -228,7 +229,7 @@ class Sampler:
         return logits_BV
 
     def _penalise_(self, logits_BV: Tensor, penalised: Penalised) -> None:
-        if self._device.type == "cpu":
+        if self._platform.synchronous:
             for index, b in enumerate(penalised.places):
                 self._rows.penalties.apply_row_(logits_BV[b], penalised, index)
             return
@@ -287,7 +288,7 @@ class Sampler:
 
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     """The best token (B) of each row, the first of equals, and which rows are broken (B)."""
-    if logits_BV.is_cuda and HAS_TRITON:
+    if platform_of(logits_BV.device).sampler_kernels:
         from beheld.sample import greedy_kernel
 
         return greedy_kernel.greedy(logits_BV)
@@ -304,6 +305,6 @@ def _to_device(small: Tensor, device: torch.device) -> Tensor:
 
 def _argmax(x: Tensor) -> Tensor:
     """argmax over the last dimension; the first of equals, NaN above all. On a CPU numpy's is many times faster."""
-    if x.device.type == "cpu":
+    if platform_of(x.device).shares_host_memory:
         return torch.as_tensor(x.float().numpy().argmax(-1))
     return x.argmax(-1)

@@ -6,12 +6,12 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
 from beheld.core.media import item_name
 from beheld.core.request import Request
-from beheld.scheduler.groups import GroupTables
-from beheld.scheduler.whole import joint_range, whole_ranges
+from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
+from beheld.scheduler.cache.coordinator import CacheCoordinator
 
 
 def refuse(
-    request: Request, config: EngineConfig, info: ModelInfo, tables: GroupTables, max_encoder_tokens: int
+    request: Request, config: EngineConfig, info: ModelInfo, cache: CacheCoordinator, max_encoder_tokens: int
 ) -> None:
     """Raise if the request could not run even with the device all to itself.
 
@@ -53,7 +53,7 @@ def refuse(
         )
     _refuse_states(request, max_encoder_tokens)
     _refuse_media(request, config, info, max_encoder_tokens)
-    _refuse_blocks(request, config, info, tables)
+    _refuse_blocks(request, config, info, cache)
 
 
 def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_encoder_tokens: int) -> None:
@@ -105,9 +105,9 @@ def _refuse_media_at_once(request: Request, max_encoder_tokens: int) -> None:
         )
 
 
-def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tables: GroupTables) -> None:
+def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, cache: CacheCoordinator) -> None:
     length = len(request.token_ids)
-    most = tables.most_positions()
+    most = cache.most_positions()
     if most is not None and length > most:
         raise CapacityError(
             f"The prompt has {length} tokens; the KV cache holds {most}.",
@@ -115,8 +115,8 @@ def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, tabl
             or_engine="give the cache more memory",
         )
     piece = length if not config.chunked_prefill else 1
-    piece = max([piece, *(high - low for low, high in whole_ranges(request, info))])
-    if not tables.fits_slice(piece, length + request.params.max_tokens):
+    piece = max([piece, *(high - low for low, high in atomic_ranges(request, info))])
+    if not cache.fits(piece, length + request.params.max_tokens):
         raise CapacityError(
             f"The KV cache is too small to compute {piece} tokens in one step.",
             "Send less at once.",

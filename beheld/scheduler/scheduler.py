@@ -21,15 +21,15 @@ from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepErro
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import NAN, STUCK, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import FinishReason, Request
-from beheld.scheduler.draft import Draft, Flight, SchedulerStats
+from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
+from beheld.scheduler.cache.coordinator import CacheCoordinator
 from beheld.scheduler.encoder import EncoderBudget
-from beheld.scheduler.groups import GroupTables
-from beheld.scheduler.holding import Holding
+from beheld.scheduler.encoder_refs import EncoderRefs
 from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
-from beheld.scheduler.whole import joint_range, whole_ranges
+from beheld.scheduler.step_builder import Flight, SchedulerStats, StepBuilder
 
 
 class Scheduler:
@@ -39,13 +39,13 @@ class Scheduler:
         assert config.policy in ("fcfs", "priority"), config.policy
         self._config = config
         self._info = info
-        self._tables = GroupTables(
+        self._cache = CacheCoordinator(
             info.kv_groups, capacity.num_blocks, config.block_size, caching=config.prefix_caching
         )
-        most = self._tables.most_positions()
+        most = self._cache.most_positions()
         self._most_positions = config.max_model_len if most is None else min(most, config.max_model_len)
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
-        self._media = Holding(self._encoder)
+        self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
         self._loras = LoRAQuota(config.max_loras, 2 * config.max_num_seqs)
         self._sequences: dict[str, Sequence] = {}
@@ -68,7 +68,7 @@ class Scheduler:
         """
         if request.id in self._sequences:
             raise ParamsError(f"A request with the id {request.id!r} is still running.", param="request_id")
-        refuse(request, self._config, self._info, self._tables, self._encoder.max_embeds)
+        refuse(request, self._config, self._info, self._cache, self._encoder.max_embeds)
         order = (0, 0.0, self._next_order)
         if self._config.policy == "priority":
             order = (request.priority, request.arrival, self._next_order)
@@ -76,12 +76,12 @@ class Scheduler:
         sequence = Sequence.born(
             request,
             order,
-            self._tables.num_groups,
+            len(self._cache.groups),
             self._config.max_model_len,
             self._most_positions,
             self._info.rope_switch,
         )
-        sequence.whole = whole_ranges(request, self._info)
+        sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
         self._sequences[request.id] = sequence
         self._queue.push(sequence)
@@ -109,40 +109,40 @@ class Scheduler:
 
         Those that run are served first, in their order; then waiting ones are admitted in theirs.
         """
-        draft = self._draft()
-        while draft.num_preempted and not draft.slices and not self._flights:
+        step = self._build_step()
+        while step.num_preempted and not step.slices and not self._flights:
             # The last one gave way to those before it, which had been looked at already.
-            draft = self._draft()
-        if not draft.slices:
+            step = self._build_step()
+        if not step.slices:
             assert self._flights or not self._sequences, "sequences are left, and none can go on"
             return None
         plan = StepPlan(
             id=self._next_plan,
-            slices=tuple(draft.slices),
-            admitted=tuple(draft.admitted),
-            encode=tuple(draft.encode),
+            slices=tuple(step.slices),
+            admitted=tuple(step.admitted),
+            encode=tuple(step.encode),
             released=tuple(self._released),
             forget=self._encoder.take_forgotten(),
         )
         self._released.clear()
         self._next_plan += 1
-        self._flights[plan.id] = Flight(plan, draft.sequences, draft.epochs)
+        self._flights[plan.id] = Flight(plan, step.sequences, step.epochs)
         return plan
 
-    def _draft(self) -> Draft:
-        draft = Draft(self._config.max_num_batched_tokens)
-        self._serve_running(draft)
-        self._admit_waiting(draft)
-        for digest in draft.used:
+    def _build_step(self) -> StepBuilder:
+        step = StepBuilder(self._config.max_num_batched_tokens)
+        self._serve_running(step)
+        self._admit_waiting(step)
+        for digest in step.used:
             self._encoder.release(digest)
-        self._num_preemptions += draft.num_preempted
-        return draft
+        self._num_preemptions += step.num_preempted
+        return step
 
-    def _serve_running(self, draft: Draft) -> None:
+    def _serve_running(self, step: StepBuilder) -> None:
         """One slice for each running sequence that has something to compute."""
-        none = self._tables.no_blocks
+        none = self._cache.no_blocks
         index = 0
-        while index < len(self._running) and draft.budget > 0:
+        while index < len(self._running) and step.budget > 0:
             sequence = self._running[index]
             start, end = sequence.num_computed, sequence.end
             if start >= end:
@@ -153,41 +153,41 @@ class Scheduler:
                 sequence.num_in_flight += 1
                 if end < sequence.most_positions and sequence.params.grammar is None:
                     sequence.end = end + 1
-                draft.add(sequence, SeqSlice(sequence.row, start, end, none, True))
+                step.add(sequence, SeqSlice(sequence.row, start, end, none, True))
                 index += 1
             else:
-                self._serve(sequence, draft)
+                self._serve(sequence, step)
                 # If it had to be preempted, it was the last one, and the loop ends.
                 index += 1
 
-    def _serve(self, sequence: Sequence, draft: Draft) -> None:
+    def _serve(self, sequence: Sequence, step: StepBuilder) -> None:
         """The general case of one running sequence: chunks, media, and blocks that may have to be taken from others."""
         start = sequence.num_computed
-        stop = min(sequence.end, start + draft.budget)
-        stop = self._cut(sequence, start, self._media.limit(sequence, start, stop, draft))
+        stop = min(sequence.end, start + step.budget)
+        stop = self._cut(sequence, start, self._encoder_refs.limit(sequence, start, stop, step))
         if stop <= start:
             return
-        stop = self._find_blocks(sequence, stop, draft)
+        stop = self._find_blocks(sequence, stop, step)
         if stop > start:
-            self._compute(sequence, stop, draft)
+            self._compute(sequence, stop, step)
 
-    def _find_blocks(self, sequence: Sequence, stop: int, draft: Draft) -> int:
+    def _find_blocks(self, sequence: Sequence, stop: int, step: StepBuilder) -> int:
         """How far blocks reach, up to `stop`; preempts the last ones until the sequence can go on at all.
 
-        Whoever stands behind `sequence` is not in the draft yet. If nobody does, it preempts itself.
+        Whoever stands behind `sequence` is not in the step yet. If nobody does, it preempts itself.
         """
-        start, size = sequence.num_computed, self._config.block_size
+        start = sequence.num_computed
         if stop <= sequence.num_slots:
             return stop
-        self._tables.slide(sequence)
+        self._cache.release(sequence)
         while True:
-            fits = self._cut(sequence, start, min(stop, sequence.num_slots + self._tables.num_free * size))
+            fits = self._cut(sequence, start, self._cache.reach(sequence, stop))
             if fits > start:
                 return fits
             victim = self._running[-1]
             assert victim is not sequence or len(self._running) > 1, "a sequence alone must fit, see limits"
             self._preempt(victim)
-            draft.num_preempted += 1
+            step.num_preempted += 1
             if victim is sequence:
                 return start
 
@@ -201,35 +201,35 @@ class Scheduler:
         sequence.rewind()
         self._queue.push(sequence)
 
-    def _admit_waiting(self, draft: Draft) -> None:
+    def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit in the order of the queue; whoever cannot be admitted keeps all behind him waiting."""
-        while draft.budget > 0 and self._free_rows and self._tables.num_free > 0:
+        while step.budget > 0 and self._free_rows and self._cache.has_room:
             sequence = self._loras.peek(self._queue)
-            if sequence is None or sequence.num_in_flight > 0 or not self._admit(sequence, draft):
+            if sequence is None or sequence.num_in_flight > 0 or not self._admit(sequence, step):
                 return
 
-    def _admit(self, sequence: Sequence, draft: Draft) -> bool:
+    def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Give the queue's first sequence a row and its first slice, if it can have both."""
-        num_hit = self._tables.find_hit(sequence)
+        num_hit = self._cache.find_hit(sequence)
         start = num_hit * self._config.block_size
         sequence.begin(start)
-        stop = self._media.limit(sequence, start, min(sequence.end, start + draft.budget), draft)
-        stop = self._cut(sequence, start, min(stop, self._tables.reach(sequence, num_hit)))
+        stop = self._encoder_refs.limit(sequence, start, min(sequence.end, start + step.budget), step)
+        stop = self._cut(sequence, start, min(stop, self._cache.reach_of_hit(sequence, num_hit)))
         whole = self._config.chunked_prefill or len(sequence.token_ids) > sequence.num_prompt
-        if stop <= start or (stop < sequence.end and not whole) or not self._media.can_admit(sequence, draft):
+        if stop <= start or (stop < sequence.end and not whole) or not self._encoder_refs.can_admit(sequence, step):
             return False
         self._queue.pop()
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
         insort(self._running, sequence, key=_order)
-        self._media.admit(sequence, draft)
+        self._encoder_refs.admit(sequence, step)
         self._loras.enter(sequence, self._queue)
         if sequence.num_cached is None:
             sequence.num_cached = start
             sequence.waited_s = time.monotonic() - sequence.added_s
             self._prefix_queries += sequence.num_prompt
             self._prefix_hits += start
-        draft.admitted.append(
+        step.admitted.append(
             Admission(
                 row=sequence.row,
                 token_ids=tuple(sequence.token_ids),
@@ -238,29 +238,29 @@ class Scheduler:
                 params=sequence.params,
                 lora=sequence.request.lora,
                 num_computed=start,
-                blocks=self._tables.take_hit(sequence, num_hit),
+                blocks=self._cache.take_hit(sequence, num_hit),
             )
         )
-        self._compute(sequence, stop, draft)
+        self._compute(sequence, stop, step)
         return True
 
-    def _compute(self, sequence: Sequence, stop: int, draft: Draft) -> None:
+    def _compute(self, sequence: Sequence, stop: int, step: StepBuilder) -> None:
         """Add the slice up to `stop`: everything it needs has been found to be there."""
         start = sequence.num_computed
-        if sequence.place < len(sequence.places):
-            self._media.hold(sequence, start, stop, draft)
+        if sequence.next_range < len(sequence.embed_ranges):
+            self._encoder_refs.hold(sequence, start, stop, step)
         samples = stop == len(sequence.token_ids) + sequence.num_in_flight
-        new_blocks = self._tables.extend(sequence, stop)
+        new_blocks = self._cache.extend(sequence, stop)
         sequence.advance(stop)
         if samples:
             sequence.num_in_flight += 1
             if sequence.params.grammar is None:
                 sequence.end = min(stop + 1, sequence.most_positions)
-        draft.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, samples))
+        step.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, samples))
 
     def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """Shorten a slice that would end strictly inside what this model computes in one step."""
-        for low, high in sequence.whole:
+        for low, high in sequence.atomic:
             if low < stop < high:
                 return max(start, low)
         return stop
@@ -294,7 +294,7 @@ class Scheduler:
                     # What may follow is known only now.
                     sequence.end = min(len(sequence.token_ids), sequence.most_positions)
             if piece.stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
-                self._tables.register(sequence, piece.stop)
+                self._cache.register(sequence, piece.stop)
             if piece.samples:
                 self._grown(sequence, logprobs.get(piece.row), events)
         return events
@@ -306,7 +306,7 @@ class Scheduler:
     def lose(self, digests: Iterable[bytes]) -> None:
         """These embeddings are not on the device after all."""
         for digest in digests:
-            self._media.lose(digest, self._running)
+            self._encoder_refs.lose(digest, self._running)
 
     def abandon(self, known: StepPlan | None) -> list[StepPlan]:
         """Give up all plans but `known` whose results were not taken in, and end their sequences; gives these plans.
@@ -352,7 +352,7 @@ class Scheduler:
 
     def _fail_step(self, sequence: Sequence, reason: str) -> TokenEvent:
         """End a sequence whose step failed; none of its blocks is shared any more."""
-        self._tables.drop_keys(sequence)
+        self._cache.drop_keys(sequence)
         return self._end(sequence, FinishReason.ERROR, _failure(reason))
 
     def _event(
@@ -391,10 +391,10 @@ class Scheduler:
     def _leave_device(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._loras.leave(sequence)
-        self._tables.free(sequence)
+        self._cache.free(sequence)
         self._free_rows.append(sequence.row)
         self._released.append(sequence.row)
-        self._media.leave(sequence)
+        self._encoder_refs.leave(sequence)
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class Scheduler:
 
     def clear_prefix_cache(self) -> None:
         """Forget every cached prefix; sequences that run keep their blocks."""
-        self._tables.clear()
+        self._cache.clear()
 
     @property
     def has_work(self) -> bool:
@@ -429,18 +429,17 @@ class Scheduler:
     def num_unseen(self, request_id: str) -> int:
         """Tokens of a waiting request that would have to be computed if it were admitted now: no prefix has them."""
         sequence = self._sequences[request_id]
-        return len(sequence.token_ids) - self._tables.find_hit(sequence) * self._config.block_size
+        return len(sequence.token_ids) - self._cache.find_hit(sequence) * self._config.block_size
 
     def stats(self) -> SchedulerStats:
         """A snapshot of counts."""
-        pools = {store.group: store.pool for store in self._tables.stores}
-        groups = range(self._tables.num_groups)
+        groups = self._cache.groups
         return SchedulerStats(
             num_running=len(self._running),
             num_waiting=len(self._queue),
-            num_free_blocks=self._tables.num_free_by_group,
-            num_blocks=tuple(pools[g].num_blocks - 1 if g in pools else 0 for g in groups),
-            num_cached_blocks=tuple(pools[g].num_cached if g in pools else 0 for g in groups),
+            num_free_blocks=tuple(group.num_free for group in groups),
+            num_blocks=tuple(group.num_blocks for group in groups),
+            num_cached_blocks=tuple(group.num_cached for group in groups),
             num_preemptions=self._num_preemptions,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
@@ -469,8 +468,8 @@ class Scheduler:
                 assert not any(sequence.tables), "a waiting sequence holds blocks"
         self._queue.check()
         self._loras.check(self._running)
-        self._tables.check(self._running)
-        self._media.check(self._running)
+        self._cache.check(self._running)
+        self._encoder_refs.check(self._running)
 
 
 def _failure(reason: str) -> BeheldError:

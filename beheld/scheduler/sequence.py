@@ -21,7 +21,7 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EmbedRange:
     """Where a span takes embeddings: from position `first` to before `last`, perhaps with gaps of text."""
 
     span: MediaSpan
@@ -50,16 +50,16 @@ class Place:
         return position
 
 
-def place(span: MediaSpan) -> Place | None:
+def embed_range(span: MediaSpan) -> EmbedRange | None:
     """Where `span` takes embeddings; None if nowhere."""
     mask = span.item.embed_mask
     if span.item.num_embeds == 0:
         return None
     if mask is None:
-        return Place(span, span.start, span.stop)
+        return EmbedRange(span, span.start, span.stop)
     first = mask.index(True)
     last = len(mask) - mask[::-1].index(True)
-    return Place(span, span.start + first, span.start + last)
+    return EmbedRange(span, span.start + first, span.start + last)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +77,8 @@ class Sequence:
         status: see Status.
         row: on the device; has a meaning only while running.
         epoch: counts preemptions, so that a result of an earlier life is recognised.
-        tables: for each KV group, the block ids; all groups with storage have equally many (0 where slid out).
-        kept: for each KV group, the first index whose block was not slid out.
+        tables: for each KV group, the block ids (0 where nothing is kept); equally many, none if it has no blocks.
+        kept: for each KV group, the first index whose block was not given back.
         num_slots: positions that the tables have room for.
         num_computed: positions that have been scheduled; while waiting, without meaning.
         num_in_flight: tokens that the device has been told to sample and the host does not know.
@@ -86,14 +86,14 @@ class Sequence:
         block_keys: keys of its first blocks, as far as they were computed.
         key_span: index of the first span that may still overlap a block without a key.
         num_keyed: blocks whose key has been given to the pools (or came from them).
-        places: where its spans take embeddings, in order.
-        place: index of the first place that is not computed completely.
-        held: the item whose place is computed in part, and whose embeddings must therefore stay on the device.
+        embed_ranges: where its spans take embeddings, in order.
+        next_range: index of the first of them that is not computed completely.
+        held: the item whose range is computed in part, and whose embeddings must therefore stay on the device.
         state_items: its items that have states, each once.
         states: those of them that it holds: all while it runs (unless the device lost one), none while it waits.
         views: its spans as the device sees them.
         num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
-        whole: ranges of its positions that no slice may end within; see whole.py.
+        atomic: ranges of its positions that no slice may end within; see atomic_ranges.py.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
         silent: no event has been sent yet.
@@ -111,12 +111,12 @@ class Sequence:
     rope_scale: str
     tables: list[list[int]]
     kept: list[int]
-    places: tuple[Place, ...]
+    embed_ranges: tuple[EmbedRange, ...]
     views: tuple[SpanView, ...]
     state_items: tuple[MediaItem, ...]
     prompt_logprobs: list[TokenLogprobs] | None
     end: int
-    whole: tuple[tuple[int, int], ...] = ()
+    atomic: tuple[tuple[int, int], ...] = ()
     joint: tuple[int, int] | None = None
     status: Status = Status.WAITING
     row: int = 0
@@ -127,7 +127,7 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     key_span: int = 0
     num_keyed: int = 0
-    place: int = 0
+    next_range: int = 0
     held: MediaItem | None = None
     states: list[MediaItem] = field(default_factory=list)
     num_cached: int | None = None
@@ -165,7 +165,7 @@ class Sequence:
             rope_scale="long" if far else "short",
             tables=[[] for _ in range(num_groups)],
             kept=[0] * num_groups,
-            places=tuple(found for found in map(place, request.spans) if found is not None),
+            embed_ranges=tuple(found for found in map(embed_range, request.spans) if found is not None),
             views=tuple(map(_view, request.spans)),
             state_items=tuple({s.item.digest: s.item for s in request.spans if s.item.num_states}.values()),
             prompt_logprobs=None if request.params.prompt_logprobs is None else [],
@@ -184,16 +184,16 @@ class Sequence:
 
     def begin(self, start: int) -> None:
         """If it is admitted now, positions before `start` are there already."""
-        self.place = 0
+        self.next_range = 0
         self.advance(start)
 
     def advance(self, stop: int) -> None:
         """Positions before `stop` have been scheduled."""
         self.num_computed = stop
-        places, index = self.places, self.place
-        while index < len(places) and places[index].last <= stop:
+        ranges, index = self.embed_ranges, self.next_range
+        while index < len(ranges) and ranges[index].last <= stop:
             index += 1
-        self.place = index
+        self.next_range = index
 
     def rewind(self) -> None:
         """Nothing is computed any more; the tables have been given back, and will be filled anew at admission."""

@@ -20,16 +20,16 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import bounds, chat, completions, page
+from beheld.server import chat, completions, limits, page
+from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
+from beheld.server.admission import Admission
 from beheld.server.chat import Head
-from beheld.server.desk import Desk
-from beheld.server.ending import CutOff
 from beheld.server.errors import HttpError, http_error
+from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
+from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
-from beheld.server.ledger import GONE, Ledger, Told
 from beheld.server.metrics import Metrics
-from beheld.server.named import NOBODY, names_of
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
@@ -41,9 +41,9 @@ from beheld.server.schema import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from beheld.server.shutdown import CutOff
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
 from beheld.server.tools import tool_form
-from beheld.server.wire import Farewell, FrameGuard
 from beheld.text.detokenize import token_bytes
 from beheld.text.tools import form_of
 from beheld.utils.log import get_logger
@@ -59,10 +59,10 @@ class Service:
     def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
         self.llm = llm
         self.options = options
-        self.desk = Desk(options)
+        self.admission = Admission(options)
         self.metrics = Metrics()
-        self.ledger = Ledger(self.metrics)
-        self._reader = Reader(self.desk, options, max(bounds.MAX_VALUES, 2 * llm.config.max_model_len))
+        self.access_log = AccessLog(self.metrics)
+        self._reader = Reader(self.admission, options, max(limits.MAX_VALUES, 2 * llm.config.max_model_len))
         self.created = int(time.time())
         self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
 
@@ -87,9 +87,9 @@ class Service:
             routes=routes,
             middleware=[
                 Middleware(Farewell),
-                Middleware(Told, ledger=self.ledger),
-                Middleware(CutOff, desk=self.desk),
-                Middleware(FrameGuard, crowded=self.desk.crowded),
+                Middleware(AccessLogMiddleware, access_log=self.access_log),
+                Middleware(CutOff, admission=self.admission),
+                Middleware(FrameGuard, crowded=self.admission.crowded),
                 Middleware(HostGuard, options=self.options),
                 Middleware(KeyGuard, keys=self.options.api_keys),
             ],
@@ -99,12 +99,12 @@ class Service:
         return app
 
     def _told(self, handler: Handler) -> Handler:
-        """The handler, with errors answered, under its name in the ledger."""
+        """The handler, with errors answered, under its name in the access log."""
         route = handler.__name__
 
         async def handle(request: Request) -> Response:
-            request.state.route, request.state.names = route, NOBODY
-            request.state.held = self.desk.hold()
+            request.state.route, request.state.names = route, NO_NAMES
+            request.state.held = self.admission.hold()
             try:
                 return await handler(request)
             except (ClientDisconnect, Gone):
@@ -161,7 +161,7 @@ class Service:
     ) -> Response:
         """The chunks as a stream or as one body; what fails before the first chunk fails with its status."""
         stack = contextlib.ExitStack()
-        stack.enter_context(self.desk.admitted(max(1, answers)))
+        stack.enter_context(self.admission.admitted(max(1, answers)))
         try:
             chunks = make()
             if not stream:
@@ -227,7 +227,7 @@ class Service:
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise HttpError(400, "There is a prompt and messages, or neither.", "Give either.", param="prompt")
-        with self.desk.admitted():
+        with self.admission.admitted():
             if body.prompt is not None:
                 for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
                     if getattr(body, name) is not None:
@@ -243,12 +243,12 @@ class Service:
         self._check_model(body.model)
         if len(body.tokens) > self.llm.config.max_model_len:
             raise HttpError(400, "There are more tokens than the model takes.", "Send fewer.", param="tokens")
-        with self.desk.admitted():
+        with self.admission.admitted():
             return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
 
     async def health(self, request: Request) -> Response:
         """GET /health: a round trip to the engine."""
-        if self.desk.draining:
+        if self.admission.draining:
             raise HttpError(503, "The server is shutting down.", "Ask again when it has started anew.", code="draining")
         try:
             async with asyncio.timeout(self.options.health_s):
@@ -272,7 +272,7 @@ class Service:
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(1.0):
                 stats = await self.llm.ping()
-        return Response(self.metrics.text(stats, self.desk.busy), media_type=self.metrics.content_type)
+        return Response(self.metrics.text(stats, self.admission.busy), media_type=self.metrics.content_type)
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
@@ -286,7 +286,7 @@ class Service:
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         body = await self._reader.read(request, kind, request.state.held)
-        request.state.names = names_of(body)
+        request.state.names = field_names_of(body)
         return body
 
     def _check_model(self, name: str | None) -> LoRARequest | None:

@@ -10,14 +10,14 @@ from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.core.params import SamplingParams, StructuredOutputs, Thoughts
 from beheld.core.request import ForeignTemplate, LoRARequest
-from beheld.server import bounds
+from beheld.server import limits
+from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
 from beheld.server.schema import ChatRequest, Message, RefusalPart, TokenizeRequest
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
-from beheld.server.voice import Voice
 from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
 
@@ -175,7 +175,7 @@ def message_of(message: Message, number: int, options: ServerOptions) -> dict[st
                 400,
                 f"The field {name[:64]!r} is not known here.",
                 "If it is the processor's, the operator may start the server with --trust-request-mm-kwargs.",
-                param=f"messages.{number}.content.{place}.{name}"[: bounds.MAX_NAME],
+                param=f"messages.{number}.content.{place}.{name}"[: limits.MAX_NAME],
                 code="unknown_field",
             )
         source = plain.get(plain["type"])
@@ -215,22 +215,22 @@ async def _chunks(
     *,
     thinks: bool,
 ) -> AsyncGenerator[Chunk, None]:
-    voices: dict[int, Voice] = {}
+    parsers: dict[int, DeltaParser] = {}
     counts: dict[int, int] = {}
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
     try:
         async for output in outputs:
-            if not voices:
-                voices = {index: _voice(output, tools, thinks=thinks) for index in range(body.n or 1)}
-                counts = dict.fromkeys(voices, 0)
+            if not parsers:
+                parsers = {index: _parser(output, tools, thinks=thinks) for index in range(body.n or 1)}
+                counts = dict.fromkeys(parsers, 0)
                 opening = {"role": "assistant", "content": ""}
-                first = {**base, "choices": [_choice(index, opening) for index in voices]}
+                first = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 yield {**first, "media": media_of(output)} if output.media else first
                 if output.prompt_logprobs is not None:
                     yield {**base, "choices": [], "prompt_logprobs": _prompt_logprobs(output)}
             for answer in output.outputs:
                 counts[answer.index] += len(answer.token_ids)
-                for choice in _choices(answer, voices[answer.index], body, head.bytes_of):
+                for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
                     yield {**base, "choices": [choice]}
             if output.finished:
                 head.ended(output, sum(counts.values()))
@@ -246,18 +246,18 @@ def _thoughts(grammar: StructuredOutputs | None) -> Thoughts | None:
     return Thoughts(OPEN, CLOSE, begun=False)
 
 
-def _voice(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> Voice:
+def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaParser:
     split = ReasoningSplit(inside=begins_inside(output.prompt)) if thinks else None
-    return Voice(split, tools.form, tools.named, tools.schemas, tools.max_calls)
+    return DeltaParser(split, tools.form, tools.named, tools.schemas, tools.max_calls)
 
 
 def _choices(
-    answer: CompletionOutput, voice: Voice, body: ChatRequest, bytes_of: Callable[[int], bytes]
+    answer: CompletionOutput, parser: DeltaParser, body: ChatRequest, bytes_of: Callable[[int], bytes]
 ) -> list[dict[str, Any]]:
     """The choices of the chunks that say what is new of one answer."""
-    deltas = list(voice.push(answer.text))
+    deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
-        deltas += voice.finish()
+        deltas += parser.finish()
     logprobs = None
     if answer.logprobs:
         logprobs = {"content": logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0, bytes_of)}
@@ -267,7 +267,7 @@ def _choices(
             made = [_choice(answer.index, {})]
         made[0]["logprobs"] = logprobs
     if answer.finish_reason is not None:
-        reason = "tool_calls" if voice.called and answer.finish_reason == "stop" else answer.finish_reason
+        reason = "tool_calls" if parser.called and answer.finish_reason == "stop" else answer.finish_reason
         made.append({**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason})
     return made
 

@@ -20,7 +20,7 @@ from beheld.core.errors import (
     UserError,
 )
 from beheld.core.plan import NAN
-from beheld.server.named import NOBODY, Names
+from beheld.server.field_names import NO_NAMES, FieldNames
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -101,7 +101,7 @@ class HttpError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def http_error(error: Exception, names: Names = NOBODY) -> HttpError:
+def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
     """Any exception as an answer, in the client's words (`names`); to be asked once. Of what is not the client's fault
     nothing is told but the name that it is logged under, and of what a library said nothing at all.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
-from beheld.server import bounds
+from beheld.server import limits
 from beheld.text.tools import READERS
 
 REASONING_PARSERS = ("think",)
@@ -117,8 +117,8 @@ class ServerOptions:
     show_page: bool = _said(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()
-    max_answers: int = bounds.MAX_ANSWERS
-    max_tools: int = bounds.MAX_TOOLS
+    max_answers: int = limits.MAX_ANSWERS
+    max_tools: int = limits.MAX_TOOLS
     header_s: float = 10.0
     body_s: float = 10.0
     body_most_s: float = 60.0

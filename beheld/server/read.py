@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from beheld.server import bounds
-from beheld.server.desk import Desk, Hold
+from beheld.server import limits
+from beheld.server.admission import Admission, Hold
 from beheld.server.errors import HttpError
-from beheld.server.misfit import misfit
 from beheld.server.options import ServerOptions
+from beheld.server.validation_errors import validation_error
 from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
@@ -30,13 +30,13 @@ class Reader:
     threads of their own, where the interpreter can turn to the event loop between two values.
 
     Args:
-        desk: says whether anything more is taken.
+        admission: says whether anything more is taken.
         options: of the server.
         max_values: how many values one body may have.
     """
 
-    def __init__(self, desk: Desk, options: ServerOptions, max_values: int = bounds.MAX_VALUES) -> None:
-        self._desk = desk
+    def __init__(self, admission: Admission, options: ServerOptions, max_values: int = limits.MAX_VALUES) -> None:
+        self._admission = admission
         self._options = options
         self._max_values = max_values
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
@@ -48,7 +48,7 @@ class Reader:
             HttpError: 400, 408, 413, 415 or 503, naming the field where one can be named.
             ClientDisconnect: the client went away.
         """
-        self._desk.check()
+        self._admission.check()
         _check_headers(request)
         first_s, most_s = self._options.body_s, self._options.body_most_s
         try:
@@ -60,7 +60,7 @@ class Reader:
                 f"The body did not arrive: too little came in {first_s:g} seconds, or not all in {most_s:g}.",
                 "Send it faster, or send less.",
             ) from error
-        if len(body) <= bounds.INLINE_BYTES:
+        if len(body) <= limits.INLINE_BYTES:
             return self._made(body, kind)
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._made, body, kind)
 
@@ -92,7 +92,7 @@ def _check_headers(request: Request) -> None:
         raise HttpError(415, "Compressed bodies are not accepted.", "Send it without Content-Encoding.")
 
 
-def parse(body: bytes | bytearray, max_values: int = bounds.MAX_VALUES) -> Any:
+def parse(body: bytes | bytearray, max_values: int = limits.MAX_VALUES) -> Any:
     """Strict JSON: UTF-8 without a byte order mark, no NaN, no duplicate keys, bounded in depth and number, whole
     characters.
 
@@ -111,7 +111,7 @@ def parse(body: bytes | bytearray, max_values: int = bounds.MAX_VALUES) -> Any:
     except HttpError:
         raise
     except RecursionError as error:
-        raise HttpError(400, "The JSON is nested too deeply.", f"Nest at most {bounds.MAX_DEPTH} deep.") from error
+        raise HttpError(400, "The JSON is nested too deeply.", f"Nest at most {limits.MAX_DEPTH} deep.") from error
     except (ValueError, UnicodeError) as error:
         raise HttpError(
             400, "The body is not valid JSON in UTF-8.", "Send one JSON object, without a byte order mark."
@@ -126,14 +126,14 @@ def _count(body: bytes | bytearray, max_values: int) -> None:
     Outside of texts a colon belongs to a key, a comma stands between two values and a bracket opens a container; so
     what is counted are these marks, first everywhere (most bodies hold few), then outside of texts alone.
     """
-    limits = (
-        (b":", bounds.MAX_KEYS, "keys"),
+    counted = (
+        (b":", limits.MAX_KEYS, "keys"),
         (b",", max_values, "values"),
-        (b"[{", bounds.MAX_CONTAINERS, "lists and objects"),
+        (b"[{", limits.MAX_CONTAINERS, "lists and objects"),
     )
 
     def excess(text: bytes | bytearray) -> Iterator[HttpError]:
-        for marks, most, what in limits:
+        for marks, most, what in counted:
             if sum(text.count(mark) for mark in marks) > most:
                 yield HttpError(400, f"The body has more than {most} {what}.", "Send several smaller requests.")
 
@@ -141,7 +141,7 @@ def _count(body: bytes | bytearray, max_values: int) -> None:
         return
     # Of an escaped character nothing is left that could end a text; then every second piece between quotes is text.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 2 * (max_values + bounds.MAX_KEYS):
+    if bare.count(b'"') > 2 * (max_values + limits.MAX_KEYS):
         raise HttpError(400, "The body has too many texts.", "Send several smaller requests.")
     for error in excess(b"".join(bare.split(b'"')[::2])):
         raise error
@@ -160,8 +160,8 @@ def _constant(name: str) -> Any:
 
 def _whole_number(digits: str) -> int:
     """A function of Python's, unlike `int` itself: between two numbers other threads may run."""
-    if len(digits) > bounds.MAX_DIGITS:
-        raise HttpError(400, f"A number has more than {bounds.MAX_DIGITS} digits.", "Send a smaller one.")
+    if len(digits) > limits.MAX_DIGITS:
+        raise HttpError(400, f"A number has more than {limits.MAX_DIGITS} digits.", "Send a smaller one.")
     return int(digits)
 
 
@@ -172,7 +172,7 @@ def _fraction(digits: str) -> float:
 def _check(value: Any) -> None:
     """Depth, and no half of a surrogate pair: it is no character, and no tokenizer takes it."""
     level = [value]
-    for _ in range(bounds.MAX_DEPTH):
+    for _ in range(limits.MAX_DEPTH):
         deeper: list[Any] = []
         for entry in level:
             if isinstance(entry, dict):
@@ -185,7 +185,7 @@ def _check(value: Any) -> None:
         if not deeper:
             return
         level = deeper
-    raise HttpError(400, f"The JSON is nested more than {bounds.MAX_DEPTH} deep.", "Nest it less.")
+    raise HttpError(400, f"The JSON is nested more than {limits.MAX_DEPTH} deep.", "Nest it less.")
 
 
 def _whole(text: str) -> bool:
@@ -205,7 +205,7 @@ def checked(value: Any, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise misfit(error, value) from None
+        raise validation_error(error, value) from None
 
 
 __all__ = ["ClientDisconnect", "Reader", "checked", "parse"]

@@ -9,16 +9,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 from beheld.core.params import nearest
-from beheld.server import bounds
+from beheld.server import limits
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 # Lists end at their first error: a list of a hundred thousand wrong things is one mistake.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
-Name = Annotated[str, Field(max_length=bounds.MAX_NAME)]
-_StopText = Annotated[str, Field(max_length=bounds.MAX_STOP_LENGTH)]
-Stop = Annotated[list[_StopText], Field(max_length=bounds.MAX_STOPS, fail_fast=True)]
+Name = Annotated[str, Field(max_length=limits.MAX_NAME)]
+_StopText = Annotated[str, Field(max_length=limits.MAX_STOP_LENGTH)]
+Stop = Annotated[list[_StopText], Field(max_length=limits.MAX_STOPS, fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -153,7 +153,7 @@ Part = Annotated[
     TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | EmbedsPart,
     Field(discriminator="type"),
 ]
-Parts = Annotated[list[Part], Field(max_length=bounds.MAX_PARTS, fail_fast=True)]
+Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
 class CalledFunction(Body):
@@ -182,7 +182,7 @@ class Message(Body):
     role: Annotated[str, Field(max_length=64)]
     content: str | Parts | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=bounds.MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -244,7 +244,7 @@ class Structured(Body):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=bounds.MAX_CHOICES, fail_fast=True)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=limits.MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
 
 
@@ -318,26 +318,26 @@ class Sampled(Body):
     min_p: Number | None = None
     seed: Whole | None = None
     stop: str | Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=bounds.MAX_STOP_IDS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=bounds.MAX_BIASES)] | None = None
-    allowed_token_ids: Annotated[Ids, Field(max_length=bounds.MAX_ALLOWED_IDS)] | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=limits.MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[Ids, Field(max_length=limits.MAX_ALLOWED_IDS)] | None = None
     bad_words: Stop | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Whole | None = None
     truncate_prompt_tokens: Whole | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.MAX_NAME)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     user: Name | None = None
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MAX_MESSAGES, fail_fast=True)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
 # What the server decides itself when it calls the template, or takes as fields of their own.
 _NOT_FOR_TEMPLATES = frozenset(
     (
@@ -358,7 +358,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
 
 
 Variables = Annotated[dict[str, Any], AfterValidator(_variables)]
-Tools = Annotated[list[Tool], Field(max_length=bounds.MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
 
 
 class ChatRequest(Sampled):
@@ -386,8 +386,8 @@ def _form(given: Any) -> str:
     return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "ids"
 
 
-Texts = Annotated[list[str], Field(max_length=bounds.MAX_ANSWERS, fail_fast=True)]
-Lists = Annotated[list[Ids], Field(max_length=bounds.MAX_ANSWERS, fail_fast=True)]
+Texts = Annotated[list[str], Field(max_length=limits.MAX_ANSWERS, fail_fast=True)]
+Lists = Annotated[list[Ids], Field(max_length=limits.MAX_ANSWERS, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Texts, Tag("texts")]

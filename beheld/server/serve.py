@@ -14,9 +14,10 @@ from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.server.app import Service
+from beheld.server.http_protocol import DeadlineProtocol
 from beheld.server.options import ServerOptions
-from beheld.server.wire import MAX_HEADER_BYTES, DeadlineProtocol
 from beheld.utils.log import get_logger
+from beheld.utils.loop_share import LoopShare
 
 logger = get_logger(__name__)
 
@@ -33,7 +34,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
         super().__init__(config)
-        self._desk = service.desk
+        self._admission = service.admission
         self._metrics = service.metrics
         self._drain_s = drain_s
         self._llm = service.llm
@@ -69,31 +70,31 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once. Third: without a word to anybody."""
-        if self._loop is None or self._desk.cut:
+        if self._loop is None or self._admission.cut:
             self.should_exit = self.force_exit = True
-        elif self._desk.draining:
+        elif self._admission.draining:
             self._loop.call_soon_threadsafe(self._cut_off)
         else:
-            self._desk.draining = True
+            self._admission.draining = True
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
         logger.info(
-            "Shutting down when %d answers in work have ended, at most in %g s.", self._desk.busy, self._drain_s
+            "Shutting down when %d answers in work have ended, at most in %g s.", self._admission.busy, self._drain_s
         )
         self._drain = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
         try:
             async with asyncio.timeout(self._drain_s):
-                await self._desk.idle()
+                await self._admission.idle()
         except TimeoutError:
             self._cut_off()
         self.should_exit = True
 
     def _cut_off(self) -> None:
-        logger.warning("%d answers are cut off.", self._desk.busy)
-        self._desk.cut_off()
+        logger.warning("%d answers are cut off.", self._admission.busy)
+        self._admission.cut_off()
         self.should_exit = True
 
 
@@ -101,7 +102,12 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
     """The server and its application, not yet running."""
     service = Service(llm, options)
     app = service.app()
-    told = {"header_s": options.header_s, "send_s": options.send_s, "ledger": service.ledger}
+    told = {
+        "header_s": options.header_s,
+        "send_s": options.send_s,
+        "request_log": service.access_log,
+        "turns": LoopShare(),
+    }
     protocol = type("Protocol", (DeadlineProtocol,), told)
     config = uvicorn.Config(
         app,
@@ -115,10 +121,9 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = Server(config, service, options.drain_s)
-    service.desk.num_connections = lambda: len(server.server_state.connections)
+    service.admission.num_connections = lambda: len(server.server_state.connections)
     return server, app
 
 

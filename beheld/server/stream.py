@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from beheld.core.outputs import RequestOutput
 from beheld.server.errors import HttpError, http_error
-from beheld.server.named import NOBODY, Names
+from beheld.server.field_names import NO_NAMES, FieldNames
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
@@ -103,7 +103,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None], finished: Finished, names: Names = NOBODY) -> None:
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], finished: Finished, names: FieldNames = NO_NAMES) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks

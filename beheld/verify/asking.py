@@ -11,10 +11,10 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
 from beheld.core.errors import PromptError, TemplateError
 from beheld.core.media import MODALITIES, MediaRef
-from beheld.inputs import audio, video
-from beheld.inputs.families import family_of
-from beheld.inputs.template import ChatTemplates
-from beheld.inputs.tokens import load_tokenizer
+from beheld.families import registry
+from beheld.inputs.media import audio, video
+from beheld.inputs.prompt.template import ChatTemplates
+from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question
 
 _QUESTIONS = {
@@ -64,7 +64,7 @@ def question_of(
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
     """True if there is a template, and one that places media; where to write them in a text nobody agreed upon."""
-    templates = ChatTemplates(tokenizer, Path(info.path), family_of(info).template_text)
+    templates = ChatTemplates(tokenizer, Path(info.path), registry.inputs(info.family).template_text)
     try:
         template = templates.resolve(None, None)
     except TemplateError:
@@ -120,7 +120,7 @@ def _opened(ref: MediaRef, args: EngineArgs) -> Any:
         wave = audio.open_bytes(data, MediaLimits())
         return wave.samples, wave.rate
     options = (args.media_io_kwargs or {}).get("video", {})
-    clip = video.open_bytes(data, video.Sampling.of(options), MediaLimits())
+    clip = video.open_bytes(data, video.FrameSampling.of(options), MediaLimits())
     return clip.frames, _metadata(clip.total, clip.fps, clip.indices or ()) if clip.fps else {}
 
 
@@ -130,10 +130,10 @@ def _metadata(total: int, fps: float, indices: Sequence[int]) -> dict[str, Any]:
 
 def _marker(kind: str, info: ModelInfo, tokenizer: Any) -> str:
     """How an item is written in a prompt of this family; not at all where the family puts it before every prompt."""
-    family = family_of(info)
+    family = registry.inputs(info.family)
     if kind in family.most and family.rewrite is not None:
         return ""
-    found: str = family.markers.get(kind) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
+    found: str = family.placeholders.get(kind) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import first_line
-from beheld.inputs.video import DEFAULT_FRAMES
+from beheld.inputs.media.video import DEFAULT_FRAMES
 from beheld.verify.trace import Question, Trace
 
 

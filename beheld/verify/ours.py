@@ -12,7 +12,8 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineError
 from beheld.core.params import SamplingParams
 from beheld.engine.setup import start
-from beheld.inputs.pipeline import InputPipeline
+from beheld.executor.executor import Executor
+from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
 
@@ -56,8 +57,7 @@ class Engine:
             for name, feature in span.item.features.items():
                 if isinstance(feature, Tensor):
                     made.features.setdefault(name, []).append(feature)
-        executor: Any = core.executor
-        watch = _Watch(made, len(request.token_ids), executor.runner)
+        watch = _Watch(made, len(request.token_ids), core.executor)
         core.add(request)
         while core.has_work:
             _, events = core.step(None)
@@ -74,21 +74,21 @@ def _request(pipeline: InputPipeline, question: Question) -> Any:
     params = SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True)
     if question.templated == "plain":
         data = {"multi_modal_data": {kind: list(items) for kind, items in question.media.items()}}
-        return pipeline.prepare({"prompt": question.text, **data}, params, request_id="verify")
+        return pipeline.prepare(RequestOrder({"prompt": question.text, **data}, params, request_id="verify"))
     parts = [{"type": kind, kind: item} for kind, items in question.media.items() for item in items]
     content = [*parts, {"type": "text", "text": question.text}] if parts else question.text
-    return pipeline.prepare_chat([{"role": "user", "content": content}], params, request_id="verify")
+    return pipeline.prepare(RequestOrder(Chat([{"role": "user", "content": content}]), params, request_id="verify"))
 
 
 class _Watch:
-    """Writes what the runner computes into a trace."""
+    """Writes what the executor computes into a trace."""
 
-    def __init__(self, made: Trace, num_prompt: int, runner: Any) -> None:
-        self._made, self._num_prompt, self._runner = made, num_prompt, runner
+    def __init__(self, made: Trace, num_prompt: int, executor: Executor) -> None:
+        self._made, self._num_prompt, self._executor = made, num_prompt, executor
         self._embeds: list[Tensor] = []
         self._positions: list[Tensor] = []
         self._logits: list[Tensor] = []
-        runner.watch = self._take
+        executor.watch(self._take)
 
     def _take(self, stage: str, tensor: Tensor) -> None:
         kept = {"embeds": self._embeds, "positions": self._positions, "logits": self._logits}[stage]
@@ -98,7 +98,7 @@ class _Watch:
         """Put the steps together: those of the prompt are one entry, each later one its own."""
         if not self._embeds:
             raise EngineError("Nothing was computed.")
-        self._runner.watch = None
+        self._executor.watch(None)
         made, steps, tokens = self._made, 0, 0
         while tokens < self._num_prompt:
             tokens += self._embeds[steps].shape[0]
@@ -109,7 +109,7 @@ class _Watch:
         made.logits = [logits[0].float() for logits in self._logits if logits.shape[0]]
         rows: dict[str, list[Tensor]] = {}
         for span in request.spans:
-            found = self._runner.encoder.known(span.item.digest)
+            found = self._executor.embeddings(span.item.digest)
             if found is not None:
                 rows.setdefault(span.item.modality, []).append(found.cpu())
         made.encoded = {modality: torch.cat(parts) for modality, parts in rows.items()}

@@ -26,7 +26,7 @@ from beheld.engine.codec import CODEC
 from beheld.engine.columns import EventColumns
 from beheld.engine.messages import Ping, Pong, Submit
 from beheld.engine.process import spawn
-from beheld.ipc.link import Link
+from beheld.sandbox.link import Link
 from tests import tiny
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}

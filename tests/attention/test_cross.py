@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from beheld.attention import cross
-from beheld.attention.cross import CrossMetadata, SDPACross, Sight, StackedCross
+from beheld.attention.cross import CrossMetadata, CrossView, SDPACross, StackedCross
 from beheld.attention.select import select_cross
-from beheld.utils.triton import HAS_TRITON
-from tests.attention.beside import decode, expected, metadata, states
+from beheld.platform.cuda import Cuda
+from beheld.platform.registry import CPU, platform_of
+from beheld.platform.triton import HAS_TRITON
+from tests.attention.cross_reference import decode, expected, metadata, states
 
 
 def check(backend: cross.CrossBackend, q_THC: torch.Tensor, known: CrossMetadata) -> None:
@@ -30,11 +32,11 @@ def test_every_run_sees_its_own_states_and_the_rest_nothing(backend: cross.Cross
 
 
 def test_the_backend_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(select_cross("cpu"), StackedCross)
+    assert isinstance(select_cross(CPU), StackedCross)
     if HAS_TRITON:
-        assert select_cross("cuda").name == "triton"
-    monkeypatch.setattr("beheld.attention.select.HAS_TRITON", False)
-    assert isinstance(select_cross("cuda"), SDPACross)
+        assert select_cross(platform_of("cuda")).name == "triton"
+    monkeypatch.setattr("beheld.platform.cuda.HAS_TRITON", False)
+    assert isinstance(select_cross(Cuda()), SDPACross)
 
 
 def test_decoding_tokens_attend_together_whatever_they_see() -> None:
@@ -82,5 +84,5 @@ def test_states_that_are_large_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sight_without_end_covers_the_answer() -> None:
-    assert [Sight(2, 4, 1).covers(p) for p in range(6)] == [False, False, True, True, False, False]
-    assert Sight(2, None, 1).covers(10**9)
+    assert [CrossView(2, 4, 1).covers(p) for p in range(6)] == [False, False, True, True, False, False]
+    assert CrossView(2, None, 1).covers(10**9)

@@ -10,16 +10,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beheld.attention import select as module
 from beheld.attention.select import select, select_tower
 from beheld.core.errors import ConfigError
-from beheld.utils.triton import HAS_TRITON
+from beheld.platform.cuda import Cuda
+from beheld.platform.registry import CPU, platform_of
+from beheld.platform.triton import HAS_TRITON
+
+
+class OnCpu(Cuda):
+    """A GPU whose kernels are tried on the CPU."""
+
+    device = torch.device("cpu")
 
 
 def test_a_cpu_gets_the_reference() -> None:
-    assert select("cpu", None).name == select("cpu", "torch").name == "torch"
+    assert select(CPU, None).name == select(CPU, "torch").name == "torch"
     with pytest.raises(ConfigError, match="'triton' for cpu"):
-        select("cpu", "triton")
+        select(CPU, "triton")
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
@@ -28,19 +35,20 @@ def test_a_gpu_gets_triton_and_the_log_says_why(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
     with caplog.at_level(logging.INFO, "beheld"):
-        assert select("cuda", None).name == "triton"
+        assert select(platform_of("cuda"), None).name == "triton"
     assert "'triton': the device is cuda" in caplog.text
-    assert select("cuda", "torch").name == "torch"
+    assert select(platform_of("cuda"), "torch").name == "torch"
 
 
 def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(module, "HAS_TRITON", False)
+    monkeypatch.setattr("beheld.platform.cuda.HAS_TRITON", False)
+    platform = Cuda()
     monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
     with caplog.at_level(logging.INFO, "beheld"):
-        assert select("cuda", None).name == "torch"
+        assert select(platform, None).name == "torch"
     assert "not installed" in caplog.text
     with pytest.raises(ConfigError, match="needs the package triton"):
-        select("cuda", "triton")
+        select(platform, "triton")
 
 
 class Installed:
@@ -88,18 +96,14 @@ def test_flash_attention_where_it_is_installed_and_right(
     monkeypatch.setattr(flash.importlib.util, "find_spec", lambda name: name == "fa3_fwd_interface" or None)
     monkeypatch.setattr(flash.importlib, "import_module", lambda name: Installed(off, where))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(flash, "_DEVICE", torch.device("cpu"))
     monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
-    flash.installed.cache_clear()
-    try:
-        with caplog.at_level(logging.INFO, "beheld"):
-            assert select("cuda", None).name == used
-            assert select("cuda", "triton").name == "triton"
-            towers = {wanted: select_tower("cuda", wanted) for wanted in (None, "triton", "torch")}
-            assert towers == {None: used, "triton": "triton", "torch": "torch"}
-            assert select_tower("cpu", None) == "torch"
-    finally:
-        flash.installed.cache_clear()
+    platform = OnCpu()
+    with caplog.at_level(logging.INFO, "beheld"):
+        assert select(platform, None).name == used
+        assert select(platform, "triton").name == "triton"
+        towers = {wanted: select_tower(platform, wanted) for wanted in (None, "triton", "torch")}
+        assert towers == {None: used, "triton": "triton", "torch": "torch"}
+        assert select_tower(CPU, None) == "torch"
     assert ("results are not those of attention" in caplog.text) == bool(off)
     assert ("FlashAttention-3 is installed, and" in caplog.text) == (used == "flash")
 
@@ -114,17 +118,13 @@ def test_a_build_without_some_heads_leaves_these_to_triton(
             raise RuntimeError("not built")
         return packed(q, k, v, bounds, scale, causal)
 
-    monkeypatch.setattr(flash, "installed", lambda: attend)
-    monkeypatch.setattr(flash, "_DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(flash, "installed", lambda platform: attend)
     monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
-    flash.computes.cache_clear()
-    try:
-        assert flash.computes(128, 8, 0.0)
-        assert flash.computes(80, 1, 0.0)
-        assert not flash.computes(84, 1, 0.0)
-        with caplog.at_level(logging.WARNING, "beheld"):
-            assert not flash.computes(256, 2, 0.0)
-            assert not flash.computes(128, 8, 30.0)
-        assert {record.args[0] for record in caplog.records} == {256, 128}  # type: ignore[index]
-    finally:
-        flash.computes.cache_clear()
+    platform = OnCpu()
+    assert flash.computes(platform, 128, 8, 0.0)
+    assert flash.computes(platform, 80, 1, 0.0)
+    assert not flash.computes(platform, 84, 1, 0.0)
+    with caplog.at_level(logging.WARNING, "beheld"):
+        assert not flash.computes(platform, 256, 2, 0.0)
+        assert not flash.computes(platform, 128, 8, 30.0)
+    assert {record.args[0] for record in caplog.records} == {256, 128}  # type: ignore[index]

@@ -14,6 +14,7 @@ from beheld.attention.torch_ref import TorchBackend
 from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
 from beheld.attention.triton_tower import attend_windows
+from beheld.platform.registry import CPU
 from tests.attention.naive import Case, expected, make_case
 
 MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
@@ -223,7 +224,7 @@ def test_flash_attention_gets_whole_long_prompts(
     monkeypatch.setattr("beheld.attention.flash._LONG_PROMPT", 256)
     case = make_case(pieces, heads=4, kv_heads=2, size=32, block_size=16, window=window, dtype=torch.bfloat16)
     flash = Counting()
-    backend = FlashBackend(flash)
+    backend = FlashBackend(flash, CPU)
     backend.begin(case.metadata)
     out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, None)
     assert bool(flash.asked) == taken

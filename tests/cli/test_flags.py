@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from beheld.cli import foreign, main
+from beheld.cli import main, vllm_flags
 from beheld.cli.flags import add_engine_flags, apply_file
 from beheld.cli.parser import Parser
 from beheld.cli.serve import add_arguments
@@ -26,7 +26,7 @@ TWICE = ("--limit-mm-per-prompt.image", "2", "--limit-mm-per-prompt.video", "0")
 def serve() -> Parser:
     parser = Parser(prog="beheld serve")
     add_arguments(parser)
-    parser.foreign = foreign.answer
+    parser.vllm_flags = vllm_flags.answer
     return parser
 
 
@@ -66,14 +66,14 @@ def test_the_nearest_flag_is_named(words: list[str], said: str, capsys: Capture)
     assert "--help" in text
 
 
-@pytest.mark.parametrize("name", [name for name, told in foreign.FLAGS.items() if told.why])
+@pytest.mark.parametrize("name", [name for name, told in vllm_flags.FLAGS.items() if told.why])
 def test_a_flag_that_changes_nothing_takes_its_own_words_and_no_other(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = get_logger(foreign.__name__)
+    logger = get_logger(vllm_flags.__name__)
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    told = foreign.FLAGS[name]
+    told = vllm_flags.FLAGS[name]
     value = [told.only[0] if told.only else "3"] * told.values
     for words in ([f"--{name}", *value, "m"], ["m", f"--{name.replace('-', '_')}", *value], ["m", f"--{name}", *value]):
         caplog.clear()
@@ -87,22 +87,22 @@ def test_a_flag_that_changes_nothing_takes_its_own_words_and_no_other(
             read("m", f"--{name}", "--port", "1")
     if told.only:
         with pytest.raises(ConfigError, match="not available here"):
-            foreign.answer(name, "something else")
+            vllm_flags.answer(name, "something else")
 
 
-@pytest.mark.parametrize("name", [name for name, told in foreign.FLAGS.items() if not told.why])
+@pytest.mark.parametrize("name", [name for name, told in vllm_flags.FLAGS.items() if not told.why])
 def test_a_flag_that_would_change_something_is_refused_with_what_to_do(name: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         read("m", f"--{name}", "x")
     assert caught.value.code == 2
     text = capsys.readouterr().err
-    assert f"--{name} is not available here. {foreign.FLAGS[name].remedy}" in text
+    assert f"--{name} is not available here. {vllm_flags.FLAGS[name].remedy}" in text
 
 
 def test_no_flag_of_others_is_one_of_ours() -> None:
     known = serve()._option_string_actions
-    assert not [name for name in foreign.FLAGS if f"--{name}" in known]
-    for flag, values in foreign.SAME.items():
+    assert not [name for name in vllm_flags.FLAGS if f"--{name}" in known]
+    for flag, values in vllm_flags.SAME.items():
         choices = known[f"--{flag}"].choices
         assert choices is not None
         assert set(values.values()) <= set(choices)
@@ -111,15 +111,15 @@ def test_no_flag_of_others_is_one_of_ours() -> None:
 
 @pytest.mark.parametrize("words", [("-dp", "2"), ("-dp=2",), ("-sc", "{}"), ("-cc.mode=3",), ("-O3",), ("-O", "3")])
 def test_short_flags_of_others_are_refused_as_their_long_ones(words: tuple[str, ...], capsys: Capture) -> None:
-    name = foreign.SHORT[words[0].partition("=")[0].partition(".")[0].rstrip("3")]
+    name = vllm_flags.SHORT[words[0].partition("=")[0].partition(".")[0].rstrip("3")]
     for given in ((*words, "m"), ("m", *words)):
         with pytest.raises(SystemExit):
             read(*given)
-        assert f"--{name} is not available here. {foreign.FLAGS[name].remedy}" in capsys.readouterr().err
+        assert f"--{name} is not available here. {vllm_flags.FLAGS[name].remedy}" in capsys.readouterr().err
 
 
 def test_short_flags_are_known_where_their_long_ones_are() -> None:
-    assert set(foreign.SHORT.values()) <= set(foreign.FLAGS)
+    assert set(vllm_flags.SHORT.values()) <= set(vllm_flags.FLAGS)
     assert read("m", "-ep", "-tp", "2").tensor_parallel_size == 2
     found = read("-tp=2", "-pp", "1", "-q", "compressed-tensors", "m")
     assert (found.tensor_parallel_size, found.pipeline_parallel_size, found.model_tag) == (2, 1, "m")
@@ -228,7 +228,7 @@ def test_json_may_be_given_entry_by_entry(words: list[str], name: str, value: An
         (["--limit-mm-per-prompt={}", "--limit_mm_per_prompt.image", "2"], "whole and by entries"),
         (["--max-model-len.x", "2"], "unknown flag --max-model-len.x. Did you mean '--max-model-len'?"),
         (["--limit-mm-per-promt.image", "2"], "unknown flag --limit-mm-per-promt.image. Did you mean '--limit-mm-per"),
-        (["--speculative-config.method", "x"], foreign.FLAGS["speculative-config"].remedy),
+        (["--speculative-config.method", "x"], vllm_flags.FLAGS["speculative-config"].remedy),
     ],
 )
 def test_entries_that_say_nothing_or_two_things(words: list[str], said: str, capsys: Capture) -> None:

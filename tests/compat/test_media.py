@@ -13,7 +13,7 @@ from PIL import Image
 from beheld.compat.assets import AudioAsset, ImageAsset, VideoAsset
 from beheld.compat.media import convert_image_mode, fetch_audio, fetch_image, fetch_video
 from beheld.core.errors import DecodeError, FetchError, ParamsError
-from beheld.inputs.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetch import FetchRules, fetch
 from tests import tiny
 from tests.inputs import pipes
 

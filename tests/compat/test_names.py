@@ -41,7 +41,7 @@ def test_the_imports_of_the_documents() -> None:
     assert (LLM, EngineArgs, SamplingParams) == (beheld.LLM, beheld.EngineArgs, beheld.SamplingParams)
     assert LoRARequest("vision", 1, "path") == beheld.LoRARequest("vision", 1, "path")
     assert OldHome is NewHome
-    assert PromptType is importlib.import_module("beheld.inputs.prompt").PromptType
+    assert PromptType is importlib.import_module("beheld.inputs.prompt.parse").PromptType
     assert all(map(callable, (AudioAsset, ImageAsset, VideoAsset, NGramPerReqLogitsProcessor)))
     assert all(map(callable, (convert_image_mode, fetch_image)))
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from beheld.core.errors import BeheldError, LimitError, MarkerError, PromptError, PromptTooLongError
-from beheld.ipc.codec import Codec
+from beheld.sandbox.codec import Codec
 
 
 @pytest.mark.parametrize(

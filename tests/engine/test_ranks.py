@@ -13,7 +13,7 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.engine.ranks import check_ranks
-from beheld.executor import local
+from beheld.executor.local import LocalExecutor
 from tests import tiny
 from tests.inputs import pipes
 
@@ -24,15 +24,15 @@ def weights(device: str = "cuda") -> int:
     """What the weights of the tiny checkpoint take in float32."""
     hf_config = read_config(resolve(EngineArgs(model=str(tiny.checkpoint(FAMILY)))), EngineArgs())
     model = pipes.info(FAMILY)
-    return local.count_weights(hf_config, model, pipes.config(model, device=device))[1]
+    return LocalExecutor.size(hf_config, model, pipes.config(model, device=device)).num_bytes
 
 
 def ask(asked: int, available: int, monkeypatch: pytest.MonkeyPatch, device: str = "cuda") -> None:
     """Check `asked` GPUs on a machine whose device has so many bytes."""
     args = EngineArgs(model=str(tiny.checkpoint(FAMILY)), tensor_parallel_size=asked)
     model = pipes.info(FAMILY)
-    monkeypatch.setattr(local, "available_bytes", lambda config: available)
-    check_ranks(args, model, pipes.config(model, device=device), read_config(resolve(args), args))
+    monkeypatch.setattr(LocalExecutor, "available_bytes", lambda config: available)
+    check_ranks(args, model, pipes.config(model, device=device), read_config(resolve(args), args), LocalExecutor)
 
 
 def test_one_gpu_that_holds_the_model_runs_it(

@@ -12,9 +12,11 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from beheld.attention import flash, tower
+from beheld.platform.registry import platform_of
 from tests.attention.naive import Case
 from tests.gpu.test_triton_paged import HALF, LONG, MIXED, ROUNDING, USUAL, Shape, check, make
 
+CUDA = platform_of("cuda")
 WHOLE = [(0, 700), (0, 513), (0, 1024), (0, 64)]
 # Heads, key-value heads, size, block size.
 SHAPES: list[Shape] = [
@@ -43,7 +45,7 @@ class Counted:
 
 @pytest.fixture
 def counted() -> Counted:
-    found = flash.installed()
+    found = flash.installed(CUDA)
     if found is None:
         pytest.skip("FlashAttention-3 is not installed")
     return Counted(found)
@@ -51,7 +53,7 @@ def counted() -> Counted:
 
 def attend(case: Case, counted: Counted, softcap: float | None = None) -> Tensor:
     """Two layers of one step, of which neither may lose what it stores."""
-    backend = flash.FlashBackend(counted)
+    backend = flash.FlashBackend(counted, CUDA)
     backend.begin(case.metadata)
     for _ in range(2):
         # Memory that a result is made in holds NaN: what is not written shows.
@@ -66,14 +68,14 @@ def test_equals_float64(shape: Shape, pieces: list[tuple[int, int]], counted: Co
     case = make(pieces, shape, HALF)
     check(case, attend(case, counted))
     heads, kv_heads, size, _ = shape
-    assert counted.calls == (2 if flash.computes(size, heads // kv_heads, 0.0) else 0)
+    assert counted.calls == (2 if flash.computes(CUDA, size, heads // kv_heads, 0.0) else 0)
 
 
 @pytest.mark.parametrize("softcap", [5.0, 50.0])
 def test_soft_caps(softcap: float, counted: Counted) -> None:
     case = make(WHOLE, USUAL, HALF)
     check(case, attend(case, counted, softcap), softcap)
-    assert counted.calls == (2 if flash.computes(128, 8, softcap) else 0)
+    assert counted.calls == (2 if flash.computes(CUDA, 128, 8, softcap) else 0)
 
 
 @pytest.mark.parametrize("pieces", [MIXED, LONG], ids=["mixed", "long"])
@@ -85,8 +87,8 @@ def test_steps_with_prefixes_are_left_to_triton(pieces: list[tuple[int, int]], c
 
 def test_heads_of_128_are_computed(counted: Counted) -> None:
     """Those of the shapes in docs/explanation/measurements.md: a build without them would do nothing."""
-    assert flash.computes(128, 8, 0.0)
-    assert flash.computes(128, 7, 0.0)
+    assert flash.computes(CUDA, 128, 8, 0.0)
+    assert flash.computes(CUDA, 128, 7, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +98,13 @@ def test_heads_of_128_are_computed(counted: Counted) -> None:
 def test_windows_of_a_tower(size: int, lengths: list[int], counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the function that transformers' towers call, from strided heads as they give them."""
     assert tower.register("flash") != tower.register("triton")
-    monkeypatch.setattr(flash, "installed", lambda: counted)
+    monkeypatch.setattr(flash, "installed", lambda platform: counted)
     generator = torch.Generator("cuda").manual_seed(0)
     heads = torch.randn(1, sum(lengths), 3, 5, size, generator=generator, device="cuda", dtype=HALF)
     q, k, v = heads.transpose(1, 3).unbind(2)
     bounds = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     # Trying a size for the first time is a call as well.
-    worth = sum(lengths) >= flash._LONG_WINDOW * len(lengths) and flash.computes(size, 1, 0.0)
+    worth = sum(lengths) >= flash._LONG_WINDOW * len(lengths) and flash.computes(CUDA, size, 1, 0.0)
     counted.calls = 0
     found, _ = tower._by_flash(None, q, k, v, None, 0.2, cu_seq_lens_q=bounds)
     other, _ = tower._by_triton(None, q, k, v, None, 0.2, cu_seq_lens_q=bounds)

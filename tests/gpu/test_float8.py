@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
 from beheld.models.joined import fuse_linears
-from beheld.quant import choose
+from beheld.platform.cpu import Cpu
 from beheld.quant.float8 import Float8Experts, Float8Linear, rounded_rows
 from tests import tiny
 from tests.oracle import cases, reference
@@ -181,7 +181,7 @@ def test_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(tiny.checkpoint(FAMILY), "bfloat16", device="cuda").eval()
     kinds = [type(module) for module in model.modules()]
     assert (kinds.count(Float8Linear), kinds.count(Float8Experts)) == (21, 2)
-    monkeypatch.setattr(choose, "multiplies_float8", lambda device: True)
+    monkeypatch.setattr(Cpu, "fp8_products", True)
     there = load(tiny.checkpoint(FAMILY), "bfloat16", device="cpu").eval()
     ask = next(ask for ask in cases.all_asks(FAMILY) if ask.images)
     inputs = {k: v.bfloat16() if v.is_floating_point() else v for k, v in reference.inputs(FAMILY, ask).items()}

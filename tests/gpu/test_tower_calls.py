@@ -11,9 +11,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from beheld.models import call_graphs
 from beheld.models.call_graphs import CallGraphs
-from beheld.models.upload import Uploader
+from beheld.platform import cuda
+from beheld.platform.registry import platform_of
 
 DEVICE = torch.device("cuda")
 
@@ -34,7 +34,7 @@ def doubled(inputs: Mapping[str, Tensor]) -> Tensor:
 
 def new_pictures(count: int) -> None:
     """Each goes up beside the computing stream and is used there; 4 MiB, as a model's."""
-    upload = Uploader(DEVICE)
+    upload = platform_of(DEVICE).uploader(DEVICE)
     host = torch.ones(1 << 20)
     for _ in range(count):
         upload(host).mul_(2)
@@ -43,12 +43,12 @@ def new_pictures(count: int) -> None:
 @pytest.mark.parametrize("compute", [reading, waiting_in_a_capture])
 @torch.inference_mode()
 def test_no_memory_is_lost_and_other_kinds_are_captured(compute: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
-    graphs, x = CallGraphs(), torch.ones(64, 8, device=DEVICE)
-    abandoned = len(call_graphs._abandoned)
+    graphs, x = CallGraphs(cuda.CudaGraphs()), torch.ones(64, 8, device=DEVICE)
+    abandoned = len(cuda._abandoned)
     for _ in range(6):
         assert torch.equal(graphs("image", 64, {"x": x}, compute), x * 2)
     if compute is reading:
-        assert len(call_graphs._abandoned) == abandoned, "no capture was begun"
+        assert len(cuda._abandoned) == abandoned, "no capture was begun"
     new_pictures(20)
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()

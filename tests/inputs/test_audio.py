@@ -11,7 +11,7 @@ import pytest
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError
-from beheld.inputs import audio
+from beheld.inputs.media import audio
 
 LIMITS = MediaLimits(max_audio_s=5.0)
 TONE = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000).astype(np.float32) * 0.5

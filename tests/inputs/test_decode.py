@@ -17,7 +17,7 @@ from PIL import GifImagePlugin, Image, ImageOps, PngImagePlugin, WebPImagePlugin
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, MediaLossError, ProcessError
-from beheld.inputs import decode
+from beheld.inputs.media import decode
 from tests import tiny
 from tests.inputs import pipes
 

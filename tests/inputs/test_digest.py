@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from beheld.inputs import digest
-from beheld.inputs.digest import Digest
+from beheld.inputs.media import digest
+from beheld.inputs.media.digest import Digest
 from tests import tiny
 from tests.inputs import pipes
 from tests.long import sized

@@ -16,13 +16,14 @@ import pytest
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
 from beheld.core.media import MediaRef
-from beheld.inputs import dial, fetching
-from beheld.inputs.fetch import FetchRules, fetch
-from beheld.inputs.fetching import Fetcher, Room
+from beheld.inputs.fetch import fetcher, pinned_http
+from beheld.inputs.fetch.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetcher import Fetcher, Room
 from tests import tiny
 from tests.inputs import pipes
 from tests.inputs.servers import Answer, plain
 from tests.long import sized
+from tests.server.slowness import slowness
 
 DATA = b"x" * 1000
 SMALL = FetchRules(limits=MediaLimits(max_item_bytes=4000))
@@ -94,6 +95,26 @@ def test_ambiguous_urls_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("private")
+def test_95_what_is_too_long_for_a_url_is_not_looked_at(tmp_path: Path) -> None:
+    """Letter by letter, 60 MiB held the event loop for four seconds."""
+    rules = FetchRules(root=tmp_path, limits=SMALL.limits)
+
+    async def fetched(url: str) -> None:
+        async with Fetcher(rules).fetched([MediaRef("image", url)]):
+            pass
+
+    for url in ("http://127.0.0.1/", "https://127.0.0.1/?", "file:///", "/", "a/", "ftp://x/"):
+        long = url + "a/" * (30 << 20)
+        begin = time.perf_counter()
+        with pytest.raises(FetchError, match="at most 16384"):
+            fetch(long, "image", rules)
+        if "http" in url:
+            with pytest.raises(FetchError, match="at most 16384"):
+                asyncio.run(fetched(long))
+        assert time.perf_counter() - begin < 0.2 * slowness()
+
+
+@pytest.mark.usefixtures("private")
 @pytest.mark.case(4)
 def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One resolution per hop; any bad address among several refuses the host."""
@@ -115,7 +136,7 @@ def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.
     mixed = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 80)) for ip in ("93.184.216.34", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: mixed)
     with pytest.raises(FetchError, match="not public"):
-        asyncio.run(dial.address_of("pictures.test", 80))
+        asyncio.run(pinned_http.address_of("pictures.test", 80))
 
 
 @pytest.mark.usefixtures("private")
@@ -154,12 +175,12 @@ def test_slow_servers_end_at_the_deadline(serve: Any, monkeypatch: pytest.Monkey
     ],
 )
 def test_special_addresses_are_not_public(address: str) -> None:
-    assert not dial.is_public(address)
+    assert not pinned_http.is_public(address)
 
 
 def test_ordinary_addresses_are_public() -> None:
     for address in ("93.184.216.34", "8.8.8.8", "192.0.1.1", "192.88.98.1", "2606:2800:220:1::1", "2a00:1450::1"):
-        assert dial.is_public(address), address
+        assert pinned_http.is_public(address), address
 
 
 @pytest.mark.case(7)
@@ -177,12 +198,12 @@ def test_names_that_nobody_resolves_end_at_the_deadline(monkeypatch: pytest.Monk
     with pytest.raises(FetchError, match="too long"):
         fetch("http://slow.test/x.png", "image", SMALL)
     assert time.perf_counter() - begin < 2.0
-    for _ in range(dial._MAX_RESOLVING - 1):
-        dial._resolving.acquire()
+    for _ in range(pinned_http._MAX_RESOLVING - 1):
+        pinned_http._resolving.acquire()
     with pytest.raises(FetchError, match="Too many names"):
         fetch("http://other.test/x.png", "image", SMALL)
-    for _ in range(dial._MAX_RESOLVING - 1):
-        dial._resolving.release()
+    for _ in range(pinned_http._MAX_RESOLVING - 1):
+        pinned_http._resolving.release()
     silence.set()
 
 
@@ -216,8 +237,8 @@ def test_who_goes_away_takes_its_fetches_along(serve: Any) -> None:
 @pytest.mark.usefixtures("private")
 @pytest.mark.case(7)
 def test_a_host_that_hangs_holds_only_its_own_up(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_MAX_PER_HOST", 2)
-    monkeypatch.setattr(fetching, "_MAX_AT_ONCE", 3)
+    monkeypatch.setattr(fetcher, "_MAX_PER_HOST", 2)
+    monkeypatch.setattr(fetcher, "_MAX_AT_ONCE", 3)
     monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "1.5")
 
     def hold(connection: socket.socket, _: bytes) -> None:
@@ -266,7 +287,7 @@ def test_items_are_named_and_the_first_failure_is_told(serve: Any) -> None:
 @pytest.mark.case(6)
 def test_room_is_made_for_what_comes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the length that is told, or, where none is, step by step; and it is given back."""
-    monkeypatch.setattr(dial, "_STEP", 400)
+    monkeypatch.setattr(pinned_http, "_STEP", 400)
     monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "0.5")
 
     def untold(connection: socket.socket, _: bytes) -> None:

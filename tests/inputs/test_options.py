@@ -9,8 +9,8 @@ import torch
 from transformers import AutoProcessor
 
 from beheld.core.errors import BeheldError, ConfigError, MediaError, ParamsError
-from beheld.inputs import options as options_of
-from beheld.inputs.options import GROUPS, merged
+from beheld.inputs.media import processor_options as options_of
+from beheld.inputs.media.processor_options import GROUPS, merged
 from tests import tiny
 from tests.inputs import pipes
 

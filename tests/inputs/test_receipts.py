@@ -14,10 +14,10 @@ from PIL import Image
 from beheld.core.errors import MediaLossError
 from beheld.core.media import MediaItem, MediaReceipt
 from beheld.core.request import Request
-from beheld.inputs.families.mllama import FAMILY as MLLAMA
-from beheld.inputs.pipeline import InputPipeline
-from beheld.inputs.receipt import used_image
-from beheld.inputs.sight import Seen, Sight
+from beheld.families.inputs import EffectiveSize, ProcessedItem
+from beheld.families.mllama.inputs import INPUTS as MLLAMA
+from beheld.inputs.media.receipt import used_image
+from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -60,7 +60,7 @@ OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.T
 def asked(family: str, picture: Image.Image, **options: Any) -> Request:
     data = {"image": picture}
     prompt = {"prompt": tiny.prompt(family, 1), "multi_modal_data": data, "mm_processor_kwargs": options}
-    return roomy(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    return roomy(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 
 @cache
@@ -184,9 +184,9 @@ def test_strict_media_refuses_only_what_was_lost(family: str) -> None:
         request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
         if size == WIDE and is_lossy:
             with pytest.raises(MediaLossError, match=r"aspect ratio|cut off"):
-                pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
+                pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0"))
         else:
-            assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+            assert pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0")).receipts[0].lost == ()
 
 
 CAMERA = [
@@ -210,10 +210,10 @@ def test_pictures_of_cameras_are_refused_only_where_their_shape_is_not_kept(fami
         request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
         if size[0] != size[1] and family in (*SQUASHING, *CROPPING):
             with pytest.raises(MediaLossError, match=r"aspect ratio|cut off") as caught:
-                pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
+                pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0"))
             assert "Crop, pad or scale it" in caught.value.remedy
         else:
-            assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+            assert pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0")).receipts[0].lost == ()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_pictures_of_cameras_are_refused_only_where_their_shape_is_not_kept(fami
 def test_rounding_to_tiles_and_patches_is_told_and_not_lost(
     given: tuple[int, int], seen: tuple[int, int], step: int, is_lost: bool
 ) -> None:
-    used, lost = used_image(Sight(given, {}, {}, object()), Seen(*seen, step=step))
+    used, lost = used_image(ProcessedItem(given, {}, {}, object()), EffectiveSize(*seen, step=step))
     assert (used["width"], used["height"]) == seen
     assert any("aspect ratio" in loss for loss in lost) == is_lost
 
@@ -260,7 +260,7 @@ SQUARE_FRAMES = ("llava_onevision", "internvl", "smolvlm", "molmo2")
 def watched(family: str, video: Any, **options: Any) -> MediaReceipt:
     prompt = tiny.wrap(family, tiny.markers(family, num_videos=1) + "What?")
     data = {"prompt": prompt, "multi_modal_data": {"video": video}, "mm_processor_kwargs": options}
-    return pipes.shared(family).prepare(data, pipes.ONE_TOKEN, request_id="0").receipts[0]
+    return pipes.shared(family).prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0")).receipts[0]
 
 
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
@@ -287,12 +287,12 @@ def test_frames_that_the_processor_leaves_out_are_lost(family: str) -> None:
 # ---------------------------------------------------------------------- where nothing is known
 
 
-def sight(outputs: dict[str, Any], **arguments: Any) -> Sight:
-    return Sight(WIDE, outputs, arguments, object())
+def sight(outputs: dict[str, Any], **arguments: Any) -> ProcessedItem:
+    return ProcessedItem(WIDE, outputs, arguments, object())
 
 
 def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
-    from beheld.inputs import sight as rules
+    from beheld.inputs.media import effective_size as rules
 
     unknown = [
         {},
@@ -320,7 +320,7 @@ def test_the_number_of_a_grid_is_read_as_its_processor_writes_it() -> None:
         for columns in range(1, 1 + 4 // rows):
             number = convert_aspect_ratios_to_ids([[(rows, columns)]], 4)
             outputs = {"aspect_ratio_ids": number, "pixel_values": torch.zeros(1, 1, 4, 3, 56, 56)}
-            given = Sight((56 * columns, 56 * rows), outputs, {"max_image_tiles": 4}, object())
+            given = ProcessedItem((56 * columns, 56 * rows), outputs, {"max_image_tiles": 4}, object())
             seen = look(given)
             assert seen is not None
             assert (seen.width, seen.height, seen.tiles) == (56 * columns, 56 * rows, rows * columns)

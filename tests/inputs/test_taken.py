@@ -14,8 +14,8 @@ from PIL import Image
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import LimitError
-from beheld.inputs import opening, pixels
-from beheld.inputs.pixels import Pixels
+from beheld.inputs.media import open_media, pixels
+from beheld.inputs.media.pixels import Pixels
 from tests import tiny
 from tests.inputs import pipes
 
@@ -92,12 +92,12 @@ def test_pillow_s_bound_on_what_it_opens_says_nothing_of_what_is_open(monkeypatc
 
 def test_it_is_a_copy() -> None:
     picture = noise(84, 56)
-    found = opening.plain_rgb(picture)
-    taken = opening.taken(found)
+    found = open_media.plain_rgb(picture)
+    taken = open_media.taken(found)
     before = picture.tobytes()
     picture.paste((1, 2, 3), (0, 0, 84, 56))
     assert taken.payload.picture().tobytes() == before
-    assert taken.payload.digest() == taken.digest == found.digest != opening.plain_rgb(picture).digest
+    assert taken.payload.digest() == taken.digest == found.digest != open_media.plain_rgb(picture).digest
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -115,7 +115,7 @@ def test_who_lends_nothing_has_its_digest_from_a_copy(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pixels, "_lends", lambda: False)
     assert pixels.digest_of(small) is None
     for picture in (large, small):
-        found = opening.plain_rgb(picture)
+        found = open_media.plain_rgb(picture)
         assert not found.borrowed
         assert found.payload.picture().tobytes() == picture.tobytes()
 
@@ -131,7 +131,7 @@ def test_memory_of_another_size_is_not_read(size: tuple[int, int]) -> None:
 def test_a_known_picture_is_not_copied(salt: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = pipes.make("llava")
     first = pipes.ask(pipe, "llava", [noise(56, 56)], **salt)
-    monkeypatch.setattr(opening, "_copied", None)
+    monkeypatch.setattr(open_media, "_copied", None)
     again = pipes.ask(pipe, "llava", [noise(56, 56)], **salt)
     assert [one.receipts[0].cached for one in (first, again)] == [False, True]
     assert again.spans[0].item.digest == first.spans[0].item.digest
@@ -147,14 +147,14 @@ def test_a_known_picture_is_known_whatever_lies_between_its_pixels() -> None:
 
 
 def test_a_picture_that_changes_while_it_is_prepared_becomes_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, copied = pipes.make("llava"), opening._copied
+    pipe, copied = pipes.make("llava"), open_media._copied
 
-    def late(picture: Image.Image) -> opening.Source:
+    def late(picture: Image.Image) -> open_media.Source:
         picture.paste((1, 2, 3), (0, 0, 56, 56))
         return copied(picture)
 
     with monkeypatch.context() as patched:
-        patched.setattr(opening, "_copied", late)
+        patched.setattr(open_media, "_copied", late)
         changed = pipes.ask(pipe, "llava", [noise(56, 56)])
     assert (
         changed.spans[0].item.digest
@@ -173,9 +173,9 @@ def test_what_is_held_outlives_the_picture() -> None:
 def test_every_source_of_a_picture_has_one_digest() -> None:
     picture = tiny.picture(84, 56, 1)
     limits = MediaLimits()
-    sources = [opening.Source("array", b"", np.asarray(picture)), opening.Source("PIL", b"", picture)]
-    contents = [opening.open_source("image", source, limits, lambda: 0)[1] for source in sources]
-    assert {content.digest for content in contents} == {opening.plain_rgb(picture).digest}
+    sources = [open_media.Source("array", b"", np.asarray(picture)), open_media.Source("PIL", b"", picture)]
+    contents = [open_media.open_source("image", source, limits, lambda: 0)[1] for source in sources]
+    assert {content.digest for content in contents} == {open_media.plain_rgb(picture).digest}
 
 
 def test_rows_with_something_between_them_are_not_taken_for_whole_ones() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from beheld.inputs import tokens
-from beheld.inputs.tokens import PromptTokenizer
-from beheld.utils.interpreter import in_turn, take_turns
+from beheld.inputs.prompt import tokenizer
+from beheld.inputs.prompt.tokenizer import PromptTokenizer
+from beheld.utils.gil import in_turn, take_turns
 from tests import tiny
 
 TEXTS = (
@@ -32,7 +32,7 @@ def of(family: str) -> PromptTokenizer:
 @pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "gemma3", "mistral3", "llava"])
 def test_short_texts_have_the_ids_of_a_call(family: str, special: bool) -> None:
     made = of(family)
-    assert tokens._usual(made.inner)
+    assert tokenizer._usual(made.inner)
     for text in TEXTS:
         ids = made.inner(text, add_special_tokens=special, truncation=False)["input_ids"]
         assert made.encode(text, add_special_tokens=special) == ids
@@ -43,7 +43,7 @@ def test_what_a_user_s_call_left_behind_changes_nothing(left: dict[str, object])
     made = of("qwen2_5_vl")
     wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
     made.inner("some text of theirs", **left)
-    assert not tokens._unset(made.inner.backend_tokenizer)
+    assert not tokenizer._unset(made.inner.backend_tokenizer)
     assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
 
 
@@ -73,7 +73,7 @@ def test_a_user_s_call_in_between_changes_nothing(
     made = of("qwen2_5_vl")
     made.inner.pad_token = made.inner.pad_token or made.inner.eos_token
     wanted = [made.encode(text, add_special_tokens=True) for text in TEXTS]
-    encoded = tokens._encoded
+    encoded = tokenizer._encoded
 
     def late(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
         theirs = made.share()
@@ -83,7 +83,7 @@ def test_a_user_s_call_in_between_changes_nothing(
             theirs("another")
         return found
 
-    monkeypatch.setattr(tokens, "_encoded", late)
+    monkeypatch.setattr(tokenizer, "_encoded", late)
     assert [made.encode(text, add_special_tokens=True) for text in TEXTS] == wanted
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from beheld.models import call_graphs
 from beheld.models.call_graphs import CallGraphs, _Captured
+from beheld.platform import cuda
 
 
 class Device:
@@ -98,7 +99,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
     monkeypatch.setattr(torch._C, "_cuda_releasePool", made.release, raising=False)
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: made.waiting)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(made, "waiting", mode))
-    monkeypatch.setattr(call_graphs, "_abandoned", [])
+    monkeypatch.setattr(cuda, "_abandoned", [])
     return made
 
 
@@ -117,7 +118,7 @@ class OnCPU(CallGraphs):
     """Captures stand-ins, unless it is told to fail."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(cuda.CudaGraphs())
         self.captures = 0
         self.failure: Exception | None = None
         self.wasted: list[weakref.ref[Tensor]] = []
@@ -216,7 +217,7 @@ def reading(device: Device) -> Callable[[Mapping[str, Tensor]], Tensor]:
 
 
 def test_a_call_that_reads_back_is_found_out_without_a_capture(device: Device) -> None:
-    graphs = CallGraphs()
+    graphs = CallGraphs(cuda.CudaGraphs())
     for n in range(8):
         assert graphs("image", 4, {"x": torch.full((1, 1), float(n))}, reading(device)).tolist() == [[2.0 * n]]
         assert device.waiting == 1, "as it was before"
@@ -230,7 +231,7 @@ def test_a_call_that_fails_is_not_taken_for_one_that_reads_back(device: Device) 
     def failing(inputs: Mapping[str, Tensor]) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    graphs = CallGraphs()
+    graphs = CallGraphs(cuda.CudaGraphs())
     for _ in range(2):
         call(graphs, 1.0)
     with pytest.raises(torch.OutOfMemoryError):
@@ -242,7 +243,7 @@ def test_a_call_that_fails_is_not_taken_for_one_that_reads_back(device: Device) 
 
 def test_after_a_capture_that_failed_nothing_records_and_other_kinds_are_captured(device: Device) -> None:
     """Something waits in a way that was not found out before."""
-    graphs = CallGraphs()
+    graphs = CallGraphs(cuda.CudaGraphs())
     for _ in range(5):
         call(graphs, 1.0, sizes=3, kind="video")
 
@@ -259,12 +260,12 @@ def test_after_a_capture_that_failed_nothing_records_and_other_kinds_are_capture
     assert list(graphs._captured) == [3, 5]
     assert list(device.users.values()) == [1, 1], "what the failed one held is free"
     # Its streams are still asked for by the allocator of pinned memory.
-    assert len(call_graphs._abandoned) == len(device.pinned_recording) == (device.ends == "held")
+    assert len(cuda._abandoned) == len(device.pinned_recording) == (device.ends == "held")
 
 
 def test_a_capture_that_does_not_begin_leaves_nothing_behind(device: Device) -> None:
     device.pinned_recording.add((0, 7))
-    with pytest.raises(RuntimeError, match="already recording"), call_graphs.recording(Graph(), (0, 7), "relaxed"):  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="already recording"), cuda.CudaGraphs().recording((0, 7), relaxed=True):
         pytest.fail("nothing is captured")
     assert not device.recording
 

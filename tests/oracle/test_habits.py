@@ -13,7 +13,7 @@ import torch
 from beheld import LLM, SamplingParams
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
-from beheld.inputs.seal import habits
+from beheld.inputs.sampling.resolve_sampling import habits
 from tests import tiny
 from tests.inputs import pipes
 

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from beheld.core.config import EngineArgs, EngineConfig
 from beheld.engine.setup import describe
 from beheld.models.joined import FirstOfFused, fuse_linears
+from beheld.platform.cpu import Cpu
+from beheld.platform.cuda import Cuda
+from beheld.platform.registry import platform_of
 from beheld.quant import choose, keep
 from beheld.quant.choose import DEQUANTIZED, FLOAT8
 from beheld.quant.compressed_tensors import Dequantized
@@ -26,8 +29,9 @@ FAMILY = "glm4v_moe_fp8"
 
 @pytest.fixture
 def float8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the CPU had products of FP8 numbers; the same numbers are then multiplied in float32."""
-    monkeypatch.setattr(choose, "multiplies_float8", lambda device: True)
+    """As if there were products of FP8 numbers everywhere; on a CPU they are then multiplied in float32."""
+    monkeypatch.setattr(Cpu, "fp8_products", True)
+    monkeypatch.setattr(Cuda, "fp8_products", True)
 
 
 def numbers(*sizes: int, seed: int = 0) -> Tensor:
@@ -181,7 +185,7 @@ def test_a_plan_counts_the_bytes_that_are_stored(monkeypatch: pytest.MonkeyPatch
 
     plain = planned("glm4v_moe")
     assert planned(FAMILY) == plain
-    monkeypatch.setattr(choose, "multiplies_float8", lambda device: True)
+    monkeypatch.setattr(Cpu, "fp8_products", True)
     size = (tiny.checkpoint(FAMILY) / "model.safetensors").stat().st_size
     assert planned(FAMILY) == size
     assert planned(FAMILY, load_format="dummy") == planned("glm4v_moe") == plain
@@ -242,7 +246,7 @@ WEIGHTS_ONLY = {**STATED, "config_groups": {"g": {**STATED["config_groups"]["gro
 def test_one_place_decides_and_says_why(
     stated: Any, device: str, dtype: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "multiplies_float8", lambda device: device == "cuda")
+    monkeypatch.setattr(Cuda, "fp8_products", True)
     said: list[str] = []
     for level in ("info", "warning"):
         monkeypatch.setattr(choose.logger, level, lambda form, *given: said.append(form % given))
@@ -259,8 +263,8 @@ def test_the_variable_dequantizes(float8: None, monkeypatch: pytest.MonkeyPatch)
 def test_older_devices_dequantize(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, able in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda capability=capability: capability)
-        assert choose.multiplies_float8("cuda") is able
-        assert not choose.multiplies_float8("cpu")
+        assert platform_of("cuda").fp8_products is able
+        assert not platform_of("cpu").fp8_products
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from beheld.core.config import EngineConfig, KVGroup, ModelInfo
 from beheld.core.errors import CapacityError
+from beheld.platform import host
 from beheld.runner import capacity
 from tests.inputs import pipes
 
@@ -152,7 +153,8 @@ def test_a_host_gives_what_was_set_or_a_quarter(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("BEHELD_CPU_KV_CACHE_GIB", "1.5")
     assert capacity.available_bytes(config(info)) == 3 << 29
     monkeypatch.delenv("BEHELD_CPU_KV_CACHE_GIB")
-    monkeypatch.setattr(capacity.os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    monkeypatch.setattr(host, "group_memory", lambda: None)
+    monkeypatch.setattr(host.os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
     assert capacity.available_bytes(config(info)) == 1000 * 4096 // 4
-    monkeypatch.setattr(capacity.os, "sysconf", {"SC_AVPHYS_PAGES": 1 << 30, "SC_PAGE_SIZE": 4096}.get)
+    monkeypatch.setattr(host.os, "sysconf", {"SC_AVPHYS_PAGES": 1 << 30, "SC_PAGE_SIZE": 4096}.get)
     assert capacity.available_bytes(config(info)) == 8 << 30

@@ -27,7 +27,7 @@ class FakeAdapter:
     def positions(self, token_ids: Sequence[int], spans: Any) -> tuple[np.ndarray, int]:
         return np.arange(len(token_ids))[None], 0
 
-    def sights(self, spans: Any, num_prompt: int) -> tuple[()]:
+    def cross_views(self, spans: Any, num_prompt: int) -> tuple[()]:
         return ()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from beheld.utils.triton import HAS_TRITON
+from beheld.platform.triton import HAS_TRITON
 from tests import interpreted
 
 

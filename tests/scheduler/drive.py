@@ -61,7 +61,7 @@ class Bench:
         for _ in range(most_steps):
             if not self.scheduler.has_work and self.flight is None:
                 stats = self.scheduler.stats()
-                assert stats.num_free_blocks == stats.num_blocks or "shared" in [g.kind for g in self.info.kv_groups]
+                assert stats.num_free_blocks == stats.num_blocks
                 return
             self.step()
         raise AssertionError("does not end")

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from beheld.scheduler.blocks import BlockPool
+from beheld.scheduler.cache.blocks import BlockPool
 
 
 def key(name: int) -> bytes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from beheld.core.request import LoRARequest, Request
-from beheld.scheduler.blocks import BlockPool
-from beheld.scheduler.prefix import extend_keys, longest_run, longest_window, root_key
+from beheld.scheduler.cache.full import FullGroup
+from beheld.scheduler.cache.paged import PagedGroup
+from beheld.scheduler.cache.prefix import PrefixKeys, extend_keys, root_key
+from beheld.scheduler.cache.sliding import SlidingGroup
 from beheld.scheduler.sequence import Sequence
-from tests.fakes import PLACEHOLDER, fake_item, fake_request
+from tests.fakes import FULL, PLACEHOLDER, fake_item, fake_request, sliding
 
 CAT, DOG = fake_item("cat", 6), fake_item("dog", 6)
 
@@ -108,20 +110,19 @@ def test_keys_grow_with_the_output() -> None:
     assert sequence.block_keys[:1] == first
 
 
-def pool_with(cached: str) -> tuple[BlockPool, list[bytes]]:
-    """A pool that has a cached block for each "x" of the pattern."""
-    pool = BlockPool(len(cached) + 2)
-    names = [index.to_bytes(32, "big") for index in range(len(cached))]
-    for name, mark in zip(names, cached, strict=True):
+def longest(group: PagedGroup, cached: str) -> int:
+    """The hit of a sequence of which the group has a cached block for each "x" of the pattern."""
+    sequence = Sequence.born(fake_request("1", (5,) * 99), (0, 0.0, 0), 1, 999, 999)
+    sequence.block_keys = [index.to_bytes(32, "big") for index in range(len(cached))]
+    for name, mark in zip(sequence.block_keys, cached, strict=True):
         if mark == "x":
-            pool.set_key(pool.allocate(1)[0], name)
-    return pool, names
+            group.pool.set_key(group.pool.allocate(1)[0], name)
+    return group.longest_hit(PrefixKeys(sequence, 4), len(cached))
 
 
 def test_a_full_group_needs_a_run_without_gaps() -> None:
     for pattern, expected in [("xxx", 3), ("xx.x", 2), (".xx", 0), ("", 0)]:
-        pool, names = pool_with(pattern)
-        assert longest_run(pool, names, len(names)) == expected, pattern
+        assert longest(FullGroup(FULL, 0, 9, 4), pattern) == expected, pattern
 
 
 def test_a_sliding_group_needs_only_what_its_window_sees() -> None:
@@ -141,5 +142,4 @@ def test_a_sliding_group_needs_only_what_its_window_sees() -> None:
         ("x....", 10, 1),
     ]
     for pattern, window, expected in cases:
-        pool, names = pool_with(pattern)
-        assert longest_window(pool, names, len(names), window, 4) == expected, (pattern, window)
+        assert longest(SlidingGroup(sliding(window), 0, 9, 4), pattern) == expected, (pattern, window)

@@ -6,7 +6,7 @@ import pytest
 
 from beheld.core.media import MediaSpan
 from beheld.scheduler.queue import WaitingQueue
-from beheld.scheduler.sequence import Place, Sequence, Status, place
+from beheld.scheduler.sequence import EmbedRange, Sequence, Status, embed_range
 from tests.fakes import fake_item, fake_request
 
 
@@ -40,8 +40,8 @@ def test_what_ended_is_skipped_counted_out_and_swept() -> None:
     assert len(queue) == 0
 
 
-def found(num_tokens: int, mask: list[bool] | None = None) -> Place | None:
-    return place(MediaSpan(fake_item("a", num_tokens, mask), 10, 10 + num_tokens))
+def found(num_tokens: int, mask: list[bool] | None = None) -> EmbedRange | None:
+    return embed_range(MediaSpan(fake_item("a", num_tokens, mask), 10, 10 + num_tokens))
 
 
 def test_places_of_spans() -> None:

@@ -12,7 +12,6 @@ from tests.fakes import (
     CROSS,
     FULL,
     PLACEHOLDER,
-    SHARED,
     expected_tokens,
     fake_config,
     fake_info,
@@ -424,12 +423,12 @@ def test_a_hit_is_as_long_as_the_shortest_of_groups_that_keep_everything(num_blo
 
 
 def test_a_hit_brings_only_the_window_of_a_sliding_group() -> None:
-    bench = Bench(fake_config(), fake_info(FULL, SHARED, sliding(6)))
+    bench = Bench(fake_config(), fake_info(FULL, sliding(6), CROSS))
     one, two = fake_request("1", range(25)), fake_request("2", range(25))
     bench.run(one)
     bench.run(two)
-    full, shared, slid = next(p for p in reversed(bench.plans) if p.admitted).admitted[0].blocks
-    assert shared == ()
+    full, slid, cross = next(p for p in reversed(bench.plans) if p.admitted).admitted[0].blocks
+    assert cross == ()
     assert len(full) == 6
     assert all(full)
     assert [block != 0 for block in slid] == [False, False, False, False, True, True]

@@ -9,12 +9,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from beheld.cli import foreign
+from beheld.cli import vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.flags import _SKIPPED
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs
-from beheld.inputs import audio, fetch, fetching, rendering
-from beheld.server import bounds, wire
+from beheld.inputs.fetch import fetch, fetcher
+from beheld.inputs.media import audio
+from beheld.inputs.prompt import rendering
+from beheld.server import http_protocol, limits
 from beheld.server import serve as run
 from beheld.server.options import ServerOptions
 from beheld.structured import compile
@@ -64,17 +66,20 @@ def table() -> str:
             rows.append((f"`--{told['flag']}`", default, told["meaning"]))
     for field in dataclasses.fields(EngineArgs):
         if field.name not in _SKIPPED:
-            words, meaning = MEANINGS[field.name]
+            words, meaning = FLAG_HELP[field.name]
             rows.append((f"`--{field.name.replace('_', '-')}`", words or shown(field.default), meaning))
     lines += [f"| {flag} | {default} | {meaning} |\n" for flag, default, meaning in rows]
     return "".join([*lines, END])
 
 
-def limits() -> str:
+def fixed_limits() -> str:
     """The table of what no option changes, with its markers."""
     own = ServerOptions
     rows = [
-        ("headers of a request", f"{wire.MAX_HEADERS}, with the address {wire.MAX_HEADER_BYTES >> 10} KiB"),
+        (
+            "headers of a request",
+            f"{http_protocol.MAX_HEADERS}, with the address {http_protocol.MAX_HEADER_BYTES >> 10} KiB",
+        ),
         ("time for the headers", f"{own.header_s:g} s"),
         (
             "time for the body",
@@ -82,25 +87,25 @@ def limits() -> str:
         ),
         ("an answer left unread, an idle connection", f"{own.send_s:g} s, {own.keep_alive_s:g} s"),
         ("connections", "four for each of `--max-concurrent-requests` and 256 more"),
-        ("JSON: depth, keys, lists and objects", f"{bounds.MAX_DEPTH}, {bounds.MAX_KEYS:,}, {bounds.MAX_CONTAINERS:,}"),
-        ("JSON: values in lists and objects", f"{bounds.MAX_VALUES:,}, or twice the model's length if that is more"),
-        ("JSON: digits of a whole number", f"{bounds.MAX_DIGITS}"),
-        ("messages, parts of each", f"{bounds.MAX_MESSAGES}, {bounds.MAX_PARTS}"),
+        ("JSON: depth, keys, lists and objects", f"{limits.MAX_DEPTH}, {limits.MAX_KEYS:,}, {limits.MAX_CONTAINERS:,}"),
+        ("JSON: values in lists and objects", f"{limits.MAX_VALUES:,}, or twice the model's length if that is more"),
+        ("JSON: digits of a whole number", f"{limits.MAX_DIGITS}"),
+        ("messages, parts of each", f"{limits.MAX_MESSAGES}, {limits.MAX_PARTS}"),
         ("`n`, and the prompts of a request", f"{own.max_answers} in all"),
         ("tools", f"{own.max_tools}"),
         (
             "`stop`, `stop_token_ids`",
-            f"{bounds.MAX_STOPS} of {bounds.MAX_STOP_LENGTH} characters, {bounds.MAX_STOP_IDS}",
+            f"{limits.MAX_STOPS} of {limits.MAX_STOP_LENGTH} characters, {limits.MAX_STOP_IDS}",
         ),
-        ("`logit_bias`, `choice`", f"{bounds.MAX_BIASES}, {bounds.MAX_CHOICES}"),
-        ("names", f"{bounds.MAX_NAME} characters"),
+        ("`logit_bias`, `choice`", f"{limits.MAX_BIASES}, {limits.MAX_CHOICES}"),
+        ("names", f"{limits.MAX_NAME} characters"),
         ("a grammar", f"{compile.MAX_TEXT:,} characters; compiling it {env.GRAMMAR_TIMEOUT():g} s (see Environment)"),
         ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
         ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
-        ("addresses fetched at a time, of one host", f"{fetching._MAX_AT_ONCE}, {fetching._MAX_PER_HOST}"),
+        ("addresses fetched at a time, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),
         ("samples of a sound in a second", f"from {audio._MIN_RATE:,} to {audio._MAX_RATE:,}"),
         ("the engine's answer to `/health`", f"{own.health_s:g} s"),
-        ("what is read on after a refusal", f"{wire._FAREWELL_S:g} s"),
+        ("what is read on after a refusal", f"{http_protocol._FAREWELL_S:g} s"),
         ("`/health` says that the engine is dead for", f"{run.DEAD_S:g} s"),
     ]
     lines = [BEGIN_LIMITS, "| what | limit |\n", "|---|---|\n"]
@@ -110,14 +115,14 @@ def limits() -> str:
 def foreigners() -> str:
     """The table of vLLM's flags that are none here, with its markers."""
     lines = [BEGIN_FOREIGN, "| flag of vLLM | here |\n", "|---|---|\n"]
-    for name, told in foreign.FLAGS.items():
+    for name, told in vllm_flags.FLAGS.items():
         if told.why:
             words = f"changes nothing: {told.why}" + ("; with another value refused" if told.only else "")
             flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
         else:
             words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
         lines.append(f"| `{flag}` | {words} |\n")
-    for name, values in foreign.SAME.items():
+    for name, values in vllm_flags.SAME.items():
         lines += [f"| `--{name} {value}` | is `{own}` |\n" for value, own in values.items()]
     return "".join([*lines, END_FOREIGN])
 
@@ -127,7 +132,7 @@ def pages() -> dict[Path, str]:
     tables = (
         (OPTIONS, BEGIN, table(), END),
         (OPTIONS, BEGIN_FOREIGN, foreigners(), END_FOREIGN),
-        (SERVER, BEGIN_LIMITS, limits(), END_LIMITS),
+        (SERVER, BEGIN_LIMITS, fixed_limits(), END_LIMITS),
     )
     texts = {page: page.read_text(encoding="utf-8") for page in (OPTIONS, SERVER)}
     for page, begin, made, end in tables:

@@ -8,6 +8,8 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ class Running:
         folder = family if isinstance(family, Path) else tiny.checkpoint(family)
         self.llm = AsyncLLM(str(folder), **(ENGINE if engine is None else engine))
         self.server, self.app = make(self.llm, self.options)
-        self.app_desk = self.server._desk
+        self.admission = self.server._admission
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
         self._thread.start()
         deadline = time.monotonic() + 10
@@ -102,6 +104,24 @@ class Running:
             assert time.monotonic() < deadline, f"not idle: {free} of {total} blocks free, {busy}"
             time.sleep(0.02)
         assert self.get("/health").json() == {"status": "ok"}
+
+
+@contextmanager
+def watched(running: Running) -> Iterator[list[float]]:
+    """How late the event loop was, in seconds, while something went on."""
+    loop = running.server._loop
+    assert loop is not None
+    late: list[float] = []
+    stop = threading.Event()
+
+    def tick(due: float) -> None:
+        late.append(time.monotonic() - due)
+        if not stop.is_set():
+            loop.call_later(0.005, tick, time.monotonic() + 0.005)
+
+    loop.call_soon_threadsafe(tick, time.monotonic())
+    yield late
+    stop.set()
 
 
 def received(link: socket.socket) -> bytes:

@@ -14,9 +14,9 @@ from dataclasses import fields
 
 import pytest
 
-from beheld.cli import bench, chat, foreign, serve
+from beheld.cli import bench, chat, serve, vllm_flags
+from beheld.cli.flag_help import FLAG_HELP
 from beheld.cli.flags import _SKIPPED
-from beheld.cli.meanings import MEANINGS
 from beheld.core.config import EngineArgs, MediaLimits
 from beheld.utils import env
 from tests.server import flag_table
@@ -52,14 +52,14 @@ def test_every_flag_is_told_and_no_other() -> None:
     missing = serving - set(re.findall(pattern, OPTIONS))
     assert not missing, f"docs/reference/options.md does not name {sorted(missing)}"
     told = set(re.findall(pattern, OPTIONS + SERVER + ENVIRONMENT))
-    others = flags_of(parser_of(chat), parser_of(bench)) | {f"--{name}" for name in foreign.FLAGS}
+    others = flags_of(parser_of(chat), parser_of(bench)) | {f"--{name}" for name in vllm_flags.FLAGS}
     assert told <= serving | others, f"docs/reference names {sorted(told - serving - others)}"
 
 
 def test_the_tables_of_flags_and_limits_are_what_the_code_says() -> None:
     for page, text in flag_table.pages().items():
         assert page.read_text(encoding="utf-8") == text, "python -m tests.server.flag_table"
-    assert set(MEANINGS) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
+    assert set(FLAG_HELP) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
 
 
 def test_every_dependency_is_told_and_no_other() -> None:

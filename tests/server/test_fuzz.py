@@ -15,7 +15,7 @@ from schemathesis.checks import CHECKS
 
 from beheld.server.openapi import document
 from tests.long import sized
-from tests.server import test_refusals, test_wire
+from tests.server import test_http_protocol, test_refusals
 from tests.server.running import Running, received, request_bytes, talk
 
 EXAMPLES = sized(25, 400)
@@ -158,7 +158,7 @@ def verdicts() -> Iterator[tuple[str, bytes, bytes]]:
                 yield f"{name} {value}", request_bytes(complete, {"prompt": "x", "max_tokens": 2, name: value}), b"400"
     for name, value in test_refusals.INTERNAL.items():
         yield name, request_bytes(chat, {"messages": talk(), name: value}), b"400"
-    for name, data in test_wire.FRAMING.items():
+    for name, data in test_http_protocol.FRAMING.items():
         if len(data) < 1 << 16:
             yield f"framing {name}", data, b"400 431"
     for number in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from beheld.engine.stats import EngineStats
-from beheld.scheduler.draft import SchedulerStats
+from beheld.scheduler.step_builder import SchedulerStats
 from beheld.server.metrics import Metrics
 
 COUNTS = SchedulerStats(

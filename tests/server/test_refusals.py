@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from beheld.inputs import fetching
+from beheld.inputs.fetch import fetcher
 from tests.long import sized
 from tests.server.running import Running, data_url, received, request_bytes, talk
 from tests.server.slowness import best, p99, slowness
@@ -341,11 +341,11 @@ def test_9_hung_fetches_do_not_hold_up_text(running: Running, monkeypatch: pytes
                 for link in links:
                     link.sendall(hung)
                 deadline = time.monotonic() + 5.0
-                while running.app_desk.busy < 64 or not (asked := taken()):
+                while running.admission.busy < 64 or not (asked := taken()):
                     assert time.monotonic() < deadline, "all were to be in work by now"
                     time.sleep(0.01)
                 time.sleep(0.2)
-                assert asked + taken() <= fetching._MAX_PER_HOST
+                assert asked + taken() <= fetcher._MAX_PER_HOST
                 beside = p99([text_s() for _ in range(20)])
                 assert not select.select(links, [], [], 0)[0], "they were to hang by now"
             finally:

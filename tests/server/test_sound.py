@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from beheld.inputs import audio
+from beheld.inputs.media import audio
 from tests import tiny
 from tests.server.running import Running
 

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from beheld.cli import load, plot, remote
+from beheld.cli.backends import AnswerStats, RemoteBackend
 from beheld.cli.events import END, MAX_LINE, EventReader
 from beheld.cli.main import main
-from beheld.cli.talk import Remote, Told
 from beheld.cli.terminal import shown
 from tests import tiny
 from tests.server.running import Running, data_url, talk
@@ -236,7 +236,7 @@ class Deaf:
 
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": "some words"}}]}\n\n'
 NO_API = "does not speak OpenAI's API"
-NO_CHUNK = ("not OpenAI's API", "is none of OpenAI's API")
+NO_CHUNK = ("not OpenAI's API", "is not in OpenAI's format")
 # What answers -> what `bench serve` says of it, what `chat` says, and how it is made.
 NONSENSE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another server": (NO_API, NO_API, {"answer": b"<html>", "models": None}),
@@ -305,7 +305,7 @@ def test_a_key_for_https_is_never_sent_in_clear_text(capsys: Capture) -> None:
     words = ["--clients", "1", "--requests", "1", "--tokens", "1", "--side", "0", "--api-key", "secret-key"]
     assert main(["bench", "serve", "--url", f"https://{deaf.at}", *words]) == 1
     assert "Nothing answers" in capsys.readouterr().err
-    seen = load.Seen()
+    seen = load.LoadResult()
     asyncio.run(load.ask(f"https://{deaf.at}/v1", "secret-key", b"{}", seen))
     assert list(seen.errors) == ["SSLError"]
     assert all(heard[:1] == b"\x16" for heard in deaf.heard), "no TLS handshake"
@@ -317,12 +317,12 @@ def test_a_stream_is_cut_at_line_feeds_alone(monkeypatch: pytest.MonkeyPatch, ca
     """U+2028 ends a line in Python's eyes and not in those of the standard for server-sent events."""
     chunk = {"choices": [{"index": 0, "delta": {"content": "a\u2028b\x85c\u00e9"}}]}
     deaf = Deaf(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode())
-    remote = object.__new__(Remote)
+    remote = object.__new__(RemoteBackend)
     remote.name, remote._options = "m", {}
     remote._client = httpx.Client(base_url=f"http://{deaf.at}/v1", trust_env=False)
-    assert list(remote.answer([], Told())) == ["a\u2028b\x85c\u00e9"]
+    assert list(remote.answer([], AnswerStats())) == ["a\u2028b\x85c\u00e9"]
     remote.close()
-    seen = load.Seen()
+    seen = load.LoadResult()
     asyncio.run(load.ask(f"http://{deaf.at}/v1", "k", b"{}", seen, 0))
     assert (seen.texts, seen.errors) == ({0: "a\u2028b\x85c\u00e9"}, {})
     deaf.close()
@@ -338,7 +338,7 @@ def test_an_answer_in_chunks_is_read_however_its_events_are_cut(size: int, end: 
     parts = [body[start : start + size] for start in range(0, len(body), size)]
     chunks = b"".join(b"%x;name=value\r\n%b\r\n" % (len(part), part) for part in parts)
     deaf = Deaf(chunks + end, b"Transfer-Encoding: chunked\r\n")
-    seen = load.Seen()
+    seen = load.LoadResult()
     asyncio.run(load.ask(f"http://{deaf.at}/v1", "k", b"{}", seen, 0))
     assert (seen.texts, seen.errors) == (({0: "some words" * 2}, {}) if last else ({}, {"cut": 1}))
     deaf.close()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from beheld.inputs.fetch import times_s
+from beheld.inputs.fetch.fetch import times_s
 from beheld.server.options import ServerOptions
 from beheld.utils.pace import MIN_RATE, paced
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from beheld.core.config import EngineArgs
 from beheld.core.plan import SpanView
-from beheld.inputs import decode
+from beheld.inputs.media import decode
 from beheld.models.hf import HFAdapter
 from beheld.runner.encoder import EncoderStore
 from beheld.verify.compare import DIFFERENT, SAME, Stage

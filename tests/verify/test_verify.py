@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
-from beheld.inputs import audio, video
+from beheld.inputs.media import audio, video
 from beheld.models.hf import HFAdapter
 from beheld.verify.asking import made_up
 from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, Stage, compare, first_difference

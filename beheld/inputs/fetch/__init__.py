@@ -1,0 +1,1 @@
+"""The one place that opens a URL or a user's path; every guard lives here."""

@@ -1,0 +1,1 @@
+"""Media as items: decoding, frames, digests, processors, receipts, cache, workers."""

@@ -1,0 +1,258 @@
+"""From bytes, arrays and PIL pictures of any kind to 8-bit RGB pictures, saying what was lost on the way.
+
+A picture becomes what `ImageOps.exif_transpose(picture).convert("RGB")` gives, but for two kinds: transparency is laid
+on white, as the models were trained to expect, and 16-bit grey is scaled to 8 bits where a plain conversion would clip
+it to white.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import DecodeError, LimitError, first_line
+from beheld.inputs.media import header
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_ORIENTATION = 0x0112
+# Of so many pixels a file may say as little as it likes.
+_ANY_PIXELS = 16_000_000
+_SHRINK = "Shrink it first."
+_WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A decoded picture: RGB, what came in, how it was treated, what was lost."""
+
+    image: Any
+    given: Mapping[str, Any]
+    treated: Mapping[str, Any]
+    lost: tuple[str, ...]
+
+
+# Pillow reads a file into its picture when that is first asked for, seeks in it to count frames, and reads its tags
+# late: none of this is made for several threads, which see pictures half read, or no tags.
+# Should Ctrl-C come between taking one and giving it back, the main thread still has it, and passes.
+_LOCKS = tuple(threading.RLock() for _ in range(64))
+
+
+@contextmanager
+def alone_with(picture: Any) -> Iterator[None]:
+    """Within the block no other thread of ours touches this PIL picture of the user's, who may give it many times."""
+    lock = _LOCKS[id(picture) // 16 % len(_LOCKS)]
+    with lock:
+        yield
+
+
+def is_tensor(value: Any) -> bool:
+    """True for a torch tensor; does not import torch to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    """True for a numpy array."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_picture(value: Any) -> bool:
+    """True for a PIL picture."""
+    pil = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(value, pil.Image)
+
+
+def open_bytes(data: bytes, limits: MediaLimits) -> Picture:
+    """Decode the bytes of a picture file. The kind is found from the bytes, whatever the sender called it.
+
+    Raises:
+        DecodeError: not a picture of a known format, or broken.
+        LimitError: more pixels than allowed; found from the header, before decoding.
+    """
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise LimitError("The picture has too many pixels.", _SHRINK) from error
+    except Exception as error:
+        raise DecodeError(
+            "The bytes are not a picture that can be read.", f"Known formats: {', '.join(FORMATS)}."
+        ) from error
+    check_size(*image.size, limits, len(data))
+    return from_pil(image, limits, image.format)
+
+
+def check_header(data: bytes, limits: MediaLimits) -> None:
+    """Refuse a picture for what its header claims; nothing is decoded.
+
+    Raises:
+        LimitError: more pixels than allowed.
+    """
+    size = header.size_of(data)
+    if size is not None:
+        check_size(*size, limits, len(data))
+
+
+def check_size(width: int, height: int, limits: MediaLimits, num_bytes: int | None = None) -> None:
+    """Refuse a picture for its size.
+
+    Args:
+        width, height: in pixels.
+        limits: bounds.
+        num_bytes: of its file, if it came as one.
+
+    Raises:
+        LimitError: more pixels than allowed, or far more than its file can have anything to say about.
+    """
+    pixels = width * height
+    if pixels > limits.max_pixels:
+        raise LimitError(f"The picture has {width} x {height} pixels; the limit is {limits.max_pixels}.", _SHRINK)
+    if num_bytes is not None and pixels > max(_ANY_PIXELS, limits.max_pixels_per_byte * num_bytes):
+        raise LimitError(f"The picture has {width} x {height} pixels in {num_bytes} bytes, nearly all alike.", _SHRINK)
+
+
+def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> Picture:
+    """Bring a PIL picture to RGB.
+
+    Raises:
+        DecodeError: it is empty, truncated or broken.
+        LimitError: more pixels than allowed.
+    """
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise DecodeError(f"The picture is empty: {width} x {height} pixels.", "Give one of at least 1 x 1.")
+    check_size(width, height, limits)
+    given = described(image, file_format)
+    lost: list[str] = []
+    frames = _frame_count(image)
+    if frames > 1:
+        lost.append(f"only the first of {frames} frames of the animated picture was used")
+    try:
+        image.load()
+        turned, orientation = _upright(image)
+        rgb = to_rgb(turned, lost)
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:
+        # Of broken bytes Pillow says so by exceptions of every kind.
+        raise DecodeError("The picture is broken.", "Send it again, complete.", detail=first_line(error)) from error
+    treated = {"exif_rotated": True} if orientation != 1 else {}
+    return Picture(rgb, given, treated, tuple(lost))
+
+
+def described(image: Any, file_format: str | None) -> dict[str, Any]:
+    """What receipts say of a picture as it came in."""
+    given: dict[str, Any] = {"width": image.width, "height": image.height, "mode": image.mode}
+    if file_format:
+        given["format"] = file_format
+    return given
+
+
+def is_plain_rgb(image: Any) -> bool:
+    """True if the picture is already what the model would see, so that its pixels are its content."""
+    return (
+        image.mode == "RGB"
+        and "transparency" not in image.info
+        and _orientation(image) == 1
+        and _frame_count(image) == 1
+    )
+
+
+def from_array(array: Any, limits: MediaLimits) -> Picture:
+    """A picture from an array (height, width, 3), (height, width, 4), (height, width, 1) or (height, width) of bytes.
+
+    Raises:
+        DecodeError: another shape or type.
+        LimitError: more pixels than allowed.
+    """
+    import numpy as np
+    from PIL import Image
+
+    shape = tuple(array.shape)
+    if array.dtype != np.uint8:
+        raise DecodeError(
+            f"A picture as an array must hold bytes (uint8), not {array.dtype}.", "Scale it to 0 to 255 and convert it."
+        )
+    if len(shape) == 3 and shape[2] == 1:
+        array = array[:, :, 0]
+    if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (3, 4))) or 0 in shape:
+        planes = len(shape) == 3 and shape[0] in (1, 3, 4)
+        raise DecodeError(
+            f"A picture as an array must have the shape (height, width, 3), not {shape}.",
+            "Put its colours last: numpy.moveaxis(array, 0, 2)." if planes else "Bring it into that shape.",
+        )
+    picture = from_pil(Image.fromarray(np.ascontiguousarray(array)), limits)
+    return Picture(picture.image, {**picture.given, "source": "array"}, picture.treated, picture.lost)
+
+
+def to_rgb(image: Any, lost: list[str]) -> Any:
+    """An RGB picture; appends to `lost` what the conversion takes away."""
+    from PIL import Image
+
+    if image.mode in _WIDE_MODES:
+        lost.append("more than 8 bits per channel were reduced to 8")
+        return _narrow(image).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        layered = image.convert("RGBA")
+        alpha = layered.getchannel("A")
+        if alpha.getextrema()[0] == 255:
+            return layered.convert("RGB")
+        lost.append("transparency was flattened onto white")
+        page = Image.new("RGB", layered.size, (255, 255, 255))
+        page.paste(layered, mask=alpha)
+        return page
+    if image.mode == "CMYK":
+        lost.append("CMYK colours were converted to RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _narrow(image: Any) -> Any:
+    """Grey values of 16 bits or more, scaled to 8."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image)
+    if image.mode == "F":
+        if not np.isfinite(values).all():
+            raise DecodeError("The picture holds values that are not finite.", "Replace them first.")
+        scaled = values * 255.0 if values.size and values.min() >= 0.0 and values.max() <= 1.0 else values
+        return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+    wide = values.astype(np.int64)
+    if image.mode == "I" and wide.max(initial=0) <= 255:
+        return Image.fromarray(np.clip(wide, 0, 255).astype(np.uint8))
+    return Image.fromarray((np.clip(wide, 0, 65535) >> 8).astype(np.uint8))
+
+
+def _upright(image: Any) -> tuple[Any, int]:
+    """The picture turned as its EXIF tag says, and that tag's value."""
+    from PIL import ImageOps
+
+    orientation = _orientation(image)
+    if orientation == 1:
+        return image, 1
+    return ImageOps.exif_transpose(image), orientation
+
+
+def _orientation(image: Any) -> int:
+    """1 (upright) to 8; a broken EXIF block counts as upright."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _frame_count(image: Any) -> int:
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception:
+        # Counting frames may read past a broken one; loading the first frame then says what is wrong.
+        return 1

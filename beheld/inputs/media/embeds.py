@@ -1,0 +1,276 @@
+"""Embeddings given in place of pictures, videos or sound: checked, and made into items without any processing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.core.config import MediaLimits, ModelInfo
+from beheld.core.errors import DecodeError, LimitError
+from beheld.core.media import MediaItem
+from beheld.inputs.media import digest
+from beheld.inputs.media.decode import is_array, is_tensor
+
+# Of safetensors; one tensor's takes about a hundred.
+_MAX_HEADER_BYTES = 1 << 16
+_FEWER = "Give fewer or shorter items."
+# Items whose grids one mapping may hold.
+_MAX_GRIDS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Embeddings of one item: a tensor (tokens, hidden), and the numbers that positions need, if the family has any."""
+
+    tensor: Any
+    layout: Mapping[str, tuple[Any, ...]]
+
+
+def given(value: Any) -> bool:
+    """True if a user's value for a modality stands for embeddings rather than for something to be decoded."""
+    if isinstance(value, Embeddings | Mapping):
+        return True
+    if is_tensor(value):
+        return not (value.ndim == 4 and str(value.dtype) == "torch.uint8")
+    return is_array(value) and value.dtype.kind == "f" and value.ndim in (2, 3) and value.shape[-1] > 4
+
+
+def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
+    """One Embeddings per item.
+
+    Args:
+        value: a tensor (items, tokens, hidden) or (tokens, hidden), or a mapping with the tensor under
+            "<modality>_embeds" and, for families with multi-axis positions, "<modality>_grid_thw" (items, 3).
+        modality: "image", "video" or "audio".
+        info: the model.
+        merge_size: patches per embedding along each side, for families with a grid.
+
+    Raises:
+        DecodeError: wrong shape, type, width, number, or values that are not finite; a missing or unknown tensor.
+    """
+    if isinstance(value, Embeddings):
+        return [value]
+    if info.position_axes > 1 and "audio" in info.modalities and modality != "image":
+        # Their positions need lengths and times that embeddings do not tell.
+        raise DecodeError(f"Embeddings of {modality} cannot be given to this model.", f"Give the {modality} itself.")
+    if isinstance(value, Mapping):
+        return _split_mapping(value, modality, info, merge_size)
+    if info.position_axes > 1:
+        raise DecodeError(
+            f"Embeddings of this model need the grid of each {modality}.",
+            f'Give {{"{modality}_embeds": tensor, "{modality}_grid_thw": tensor of (items, 3)}}.',
+        )
+    tensor = _tensor(value)
+    if tensor.ndim == 2:
+        tensor = tensor[None]
+    if tensor.ndim != 3:
+        raise DecodeError(
+            f"Embeddings must have the shape (items, tokens, {info.hidden_size}), not {tuple(tensor.shape)}.",
+            "Give pictures as PIL pictures or as arrays of bytes (height, width, 3).",
+        )
+    return [Embeddings(check(entry, info), {}) for entry in tensor]
+
+
+def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
+    name, grid_name = f"{modality}_embeds", f"{modality}_grid_thw"
+    known = {name, grid_name} | ({"second_per_grid_ts"} if modality == "video" else set())
+    for key in value:
+        if key not in known:
+            raise DecodeError(
+                f"Unknown tensor {str(key)[:64]!r} among the embeddings.", f"Known: {', '.join(sorted(known))}."
+            )
+    if name not in value:
+        raise DecodeError(f"The embeddings lack the tensor {name!r}.", f'Give {{"{name}": tensor}}.')
+    if grid_name not in value:
+        if info.position_axes > 1:
+            raise DecodeError(f"The embeddings lack the tensor {grid_name!r}.", "Its shape is (items, 3).")
+        return split(value[name], modality, info, merge_size)
+    tensor = _tensor(value[name])
+    grids = _grids(value[grid_name], grid_name)
+    flat = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim in (2, 3) else tensor
+    counts = [t * h * w // merge_size**2 for t, h, w in grids]
+    if flat.ndim != 2 or sum(counts) != flat.shape[0]:
+        raise DecodeError(
+            f"{grid_name} {[list(g) for g in grids[:8]]} asks for {sum(counts)} embeddings; {name} has the shape "
+            f"{tuple(tensor.shape)}.",
+            f"The product of a grid, divided by {merge_size**2}, is its number of embeddings.",
+        )
+    seconds = _seconds(value.get("second_per_grid_ts"), len(grids))
+    items, start = [], 0
+    for grid, count, second in zip(grids, counts, seconds, strict=True):
+        layout: dict[str, tuple[Any, ...]] = {grid_name: grid}
+        if second is not None:
+            layout["second_per_grid_ts"] = (second,)
+        items.append(Embeddings(check(flat[start : start + count], info), layout))
+        start += count
+    return items
+
+
+def _grids(value: Any, name: str) -> list[tuple[int, int, int]]:
+    if is_tensor(value):
+        _dense(value)
+    if is_tensor(value) and value.numel() > 3 * _MAX_GRIDS:
+        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} grids.", "Give fewer items.")
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(rows, list | tuple) and len(rows) == 3 and all(isinstance(n, int) for n in rows):
+        rows = [rows]
+    if not isinstance(rows, list | tuple) or not rows:
+        raise DecodeError(f"{name} must have the shape (items, 3).")
+    grids = []
+    for row in rows:
+        whole = isinstance(row, list | tuple) and len(row) == 3 and all(isinstance(n, int) and n > 0 for n in row)
+        if not whole:
+            raise DecodeError(f"{name} must hold three whole numbers above 0 per item, got {row!r}.")
+        grids.append((row[0], row[1], row[2]))
+    return grids
+
+
+def _seconds(value: Any, count: int) -> list[float | None]:
+    if value is None:
+        return [None] * count
+    values = value.tolist() if hasattr(value, "tolist") else list(value)
+    if len(values) != count:
+        raise DecodeError(f"second_per_grid_ts holds {len(values)} numbers for {count} videos.", "Give one for each.")
+    return [float(v) for v in values]
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DecodeError(
+            f"A {type(value).__name__} does not hold embeddings.", "Give a tensor of floating-point numbers."
+        ) from error
+    _dense(tensor)
+    if not tensor.is_floating_point():
+        raise DecodeError(
+            f"Embeddings must hold floating-point numbers, not {str(tensor.dtype).removeprefix('torch.')}.",
+            "Give pictures as PIL pictures or as numpy arrays of bytes (height, width, 3).",
+        )
+    return tensor.detach()
+
+
+def _dense(tensor: Any) -> None:
+    import torch
+
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+        raise DecodeError("Embeddings must be a dense tensor with values.")
+
+
+def check(value: Any, info: ModelInfo) -> Any:
+    """A tensor (tokens, hidden) in float32 on the CPU, contiguous.
+
+    Raises:
+        DecodeError: wrong shape, type or width, no tokens, or values that are not finite.
+    """
+    import torch
+
+    tensor = _tensor(value)
+    if tensor.ndim != 2 or tensor.shape[0] < 1 or tensor.shape[1] != info.hidden_size:
+        raise DecodeError(
+            f"Embeddings of one item must have the shape (tokens, {info.hidden_size}) with at least one token, not "
+            f"{tuple(tensor.shape)}.",
+            "Their width is the hidden size of the language model.",
+        )
+    dense = tensor.to("cpu", torch.float32).contiguous()
+    if not bool(torch.isfinite(dense).all()):
+        raise DecodeError("The embeddings hold values that are not finite (NaN or infinity).", "Replace them first.")
+    # A view on the user's memory would change when the user changes it.
+    return dense.clone() if dense.data_ptr() == tensor.data_ptr() else dense
+
+
+def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaItem:
+    """The item: embeddings are their own features, and each takes one placeholder."""
+    tensor = embeddings.tensor
+    count = tensor.shape[0]
+    content = digest.of_array("embeds", tensor.numpy(), {name: list(v) for name, v in embeddings.layout.items()})
+    return MediaItem(
+        modality=modality,
+        digest=digest.of_item(content, modality, b"embeds", {}, ""),
+        features={"embeds": tensor},
+        layout=embeddings.layout,
+        replacement_ids=(placeholder,) * count,
+        embed_mask=None,
+        num_embeds=count,
+        feature_bytes=tensor.numel() * tensor.element_size(),
+    )
+
+
+# ---------------------------------------------------------------------- embeddings as text, from messages
+
+
+def from_base64(value: Any, limits: MediaLimits) -> Any:
+    """A tensor from base64 of `torch.save(tensor)` or of safetensors; mappings of such text give mappings.
+
+    What is not text or a mapping passes as it is.
+
+    Raises:
+        DecodeError: not base64, neither of the two forms, or it holds something else than one plain tensor.
+        LimitError: larger than allowed, found from the headers.
+    """
+    if isinstance(value, Mapping):
+        return {name: from_base64(entry, limits) for name, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    try:
+        data = base64.b64decode(value.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise DecodeError("The embeddings are not valid base64.", "Send base64 of torch.save(tensor).") from error
+    if len(data) > limits.max_item_bytes:
+        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.", _FEWER)
+    tensor = _load_archive(data, limits) if data[:2] == b"PK" else _load_safetensors(data)
+    import torch
+
+    # Subclasses (parameters among them) bring behaviour of their own.
+    if type(tensor) is not torch.Tensor:
+        raise DecodeError("The embeddings are not one plain tensor.", "Save one tensor with torch.save.")
+    return tensor
+
+
+def _load_archive(data: bytes, limits: MediaLimits) -> Any:
+    import torch
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries: Sequence[zipfile.ZipInfo] = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise DecodeError("The embeddings are not an archive of torch.save.", "Save them with torch.save.") from error
+    # torch never compresses; what is compressed could unfold to any size.
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise DecodeError("The archive of the embeddings is compressed.", "Save them with torch.save.")
+    if sum(entry.file_size for entry in entries) > limits.max_item_bytes:
+        raise LimitError(f"The embeddings hold more than {limits.max_item_bytes} bytes.", _FEWER)
+    try:
+        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DecodeError(
+            "The archive of the embeddings cannot be read.", "Save one tensor with torch.save."
+        ) from error
+    # A view may repeat a few numbers to any size; a nested tensor has no size to ask for.
+    sized = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
+    if sized and tensor.numel() * tensor.element_size() > limits.max_item_bytes:
+        raise LimitError(f"The embeddings unfold to more than {limits.max_item_bytes} bytes.", _FEWER)
+    return tensor
+
+
+def _load_safetensors(data: bytes) -> Any:
+    """The one tensor; the library checks the header's size, and that every offset lies within the bytes, once."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        found = load(data) if int.from_bytes(data[:8], "little") <= _MAX_HEADER_BYTES else {}
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DecodeError(
+            "The embeddings are neither an archive of torch.save nor safetensors.", "Save one tensor with either."
+        ) from error
+    if len(found) != 1:
+        raise DecodeError("The embeddings are not one tensor.", "Save one tensor with torch.save or safetensors.")
+    return next(iter(found.values()))

@@ -1,0 +1,251 @@
+"""Which frames of a clip the processor of videos is given, and what it is told of them.
+
+Where choosing is left to the processor, its own rule is asked for the choice before the processor is called. So it is
+known which frames are seen and when they were, which options did nothing, and why there can be no choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from beheld.core.errors import ParamsError, ProcessError, first_line
+from beheld.inputs.media.video import Clip, FrameSampling
+
+# By these a processor chooses among frames.
+_CHOOSING = ("num_frames", "min_frames", "fps")
+# Of two ways to say how many; a processor's own default of the one must not stand against the other.
+_EXCLUSIVE = ("num_frames", "fps")
+# Far from what anybody asks for, to see whether a rule minds an option at all.
+_PROBES: Mapping[str, Callable[[int], float]] = {
+    "num_frames": lambda count: 1,
+    "min_frames": lambda count: count,
+    "fps": lambda count: 0.001,
+}
+# As for files, this number of frames means all of them.
+_ALL = -1
+# What rules raise where they cannot choose: some reckon with settings that are missing.
+_REFUSALS = (ValueError, TypeError, ArithmeticError)
+# Outputs that say how many seconds a step of frames takes.
+_SECONDS_OF_STEPS = ("second_per_grid_ts", "second_per_grids")
+_GIVE_TIMES = 'Give (frames, {"fps": their number per second}) in place of the frames.'
+
+# (options) -> merged with the processor's defaults, see options.arguments.
+Merge = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A clip as the processor is given it.
+
+    Attributes:
+        clip: the frames that were chosen, with their places; its rate may have been assumed.
+        arguments: of the call, with what the processor is told of the frames.
+        metadata: part of that, in transformers' own class; a processor writes into it what it takes for granted.
+        chosen: by the processor's rule; else they are taken as they were given.
+        idle: names of options that did nothing.
+        assumed: the rate was not told.
+    """
+
+    clip: Clip
+    arguments: Mapping[str, Any]
+    metadata: Any
+    chosen: bool
+    idle: tuple[str, ...]
+    assumed: bool
+
+    def timed(self, outputs: Mapping[str, Any], part: Any) -> Clip:
+        """The clip with the rate that the model was told by `outputs`, which `part` made; without one if by none."""
+        if not self.assumed:
+            return self.clip
+        rate = self.metadata.fps
+        for name in _SECONDS_OF_STEPS:
+            if rate is None and name in outputs:
+                rate = part.temporal_patch_size / float(outputs[name][0])
+        return replace(self.clip, fps=None if rate is None else float(rate))
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse numbers of frames, and rates, that mean nothing; transformers looks at their kind alone.
+
+    Raises:
+        ParamsError: one is out of range.
+    """
+    try:
+        FrameSampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
+    except ParamsError as error:
+        raise ParamsError(error.reason, error.remedy, param="mm_processor_kwargs") from error
+
+
+def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule: Callable[[Any], float] | str) -> Shown:
+    """Choose among the frames of a clip as `part` would, and say of them what is known.
+
+    Options that choose do nothing for frames that are taken as they are. They are no mistake: an engine may be told of
+    them for all videos, of which only some are still to be sampled.
+
+    Args:
+        clip: what was given.
+        options: of the call, checked.
+        part: the processor's part for videos.
+        merge: puts options over the processor's defaults.
+        rule: see Family.frame_rate.
+
+    Raises:
+        ProcessError: `part` cannot choose, or frames cannot do without times that nobody told.
+    """
+    assumed = clip.fps is None
+    clip = _rated(clip, options, part, rule)
+    # A file's frames were chosen as it was decoded; whoever names the places of frames has chosen them.
+    settled = clip.from_file or (clip.indices is not None and "do_sample_frames" not in options)
+    chosen = not settled and _samples(part, options) and options.get("num_frames") != _ALL
+    if chosen:
+        choice = _Choice(clip, part, merge, options)
+        clip = choice.made()
+        idle = choice.idle()
+    else:
+        if clip.fps is None and options.get("fps") is not None:
+            # It can mean nothing else than their rate.
+            clip, assumed = replace(clip, fps=float(options["fps"])), False
+            options = _without(options, ("fps",))
+        idle = tuple(name for name in _CHOOSING if options.get(name) is not None)
+        if clip.from_file and options.get("do_sample_frames"):
+            idle = ("do_sample_frames", *idle)
+        options = _without(options, idle)
+    metadata = _metadata(clip)
+    told = {"video_metadata": [metadata], "do_sample_frames": False}
+    return Shown(clip, merge(options) | told, metadata, chosen, idle, assumed)
+
+
+def _samples(part: Any, options: Mapping[str, Any]) -> bool:
+    return bool(options.get("do_sample_frames", getattr(part, "do_sample_frames", False)))
+
+
+def _rated(clip: Clip, options: Mapping[str, Any], part: Any, rule: Callable[[Any], float] | str) -> Clip:
+    """Frames whose times nobody told, with the rate that their family takes for theirs."""
+    if clip.fps is not None or not rule or not _samples(part, options):
+        return clip
+    if isinstance(rule, str) or options.get("fps") is not None:
+        why = rule if isinstance(rule, str) else "frames cannot be sampled by a rate without their times"
+        raise ProcessError(f"The times of the video's frames are not known, and {why}.", _GIVE_TIMES)
+    return replace(clip, fps=rule(part), indices=_places(clip))
+
+
+def _places(clip: Clip) -> tuple[int, ...]:
+    return tuple(range(len(clip.frames))) if clip.indices is None else clip.indices
+
+
+def _without(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+class _Choice:
+    """What a processor's rule takes of the frames at hand, by the options."""
+
+    def __init__(self, clip: Clip, part: Any, merge: Merge, options: Mapping[str, Any]) -> None:
+        self._clip, self._part, self._merge, self._options = clip, part, merge, options
+
+    def made(self) -> Clip:
+        """The clip of the frames that are taken.
+
+        Raises:
+            ProcessError: none can be, by these options.
+        """
+        try:
+            taken, rate = self._asked(self._options)
+        except _REFUSALS as error:
+            raise self._refusal(error) from error
+        places = _places(self._clip)
+        fps = rate if self._clip.fps is None else self._clip.fps
+        return replace(
+            self._clip, frames=self._clip.frames[list(taken)], fps=fps, indices=tuple(places[index] for index in taken)
+        )
+
+    def idle(self) -> tuple[str, ...]:
+        """The options without which, and with whatever else in place of them, the same frames are taken."""
+        own = self._outcome(self._options)
+        return tuple(
+            name
+            for name in _CHOOSING
+            if self._options.get(name) is not None
+            and own == self._outcome(_without(self._options, (name,)))
+            and own == self._outcome({**self._options, name: _PROBES[name](len(self._clip.frames))})
+        )
+
+    def _outcome(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], float | None] | None:
+        try:
+            return self._asked(options)
+        except _REFUSALS:
+            return None
+
+    def _asked(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], float | None]:
+        """Which of the frames at hand are taken, and the rate that the rule took for theirs."""
+        count, settings = len(self._clip.frames), self._settings(options)
+        about = _metadata(self._at_hand())
+        try:
+            taken = tuple(int(index) for index in self._part.sample_frames(metadata=about, **settings))
+        except ValueError:
+            both = all(options.get(name) is not None for name in _EXCLUSIVE)
+            most = settings["num_frames"] or getattr(self._part, "num_frames", None)
+            if both or most is None or most <= count:
+                raise
+            # A bound is a bound, as for files: there is nothing to choose among fewer.
+            taken = tuple(range(count))
+        if not taken:
+            raise ValueError("no frame would be left")
+        return taken, about.fps
+
+    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What the rule is called with: the options, and the processor's own for those that are not given."""
+        count, settings = len(self._clip.frames), self._merge(_without(options, ("do_sample_frames",)))
+        for name in getattr(self._part.valid_kwargs, "__annotations__", {}):
+            settings.setdefault(name, getattr(self._part, name, None))
+        for name, other in zip(_EXCLUSIVE, reversed(_EXCLUSIVE), strict=True):
+            if options.get(name) is not None and options.get(other) is None:
+                settings[other] = None
+        # Some rules write a list as long as they are told, before they look at what there is.
+        most = {"num_frames": max(count, getattr(self._part, "num_frames", None) or 0), "fps": self._at_hand().fps}
+        for name, bound in most.items():
+            if options.get(name) is not None and bound is not None:
+                settings[name] = min(options[name], bound)
+        for name in ("metadata", "video_metadata", "do_sample_frames"):
+            settings.pop(name, None)
+        return settings
+
+    def _at_hand(self) -> Clip:
+        """The clip as if its frames were all there is, at the rate at which they follow each other."""
+        count, rate = len(self._clip.frames), self._clip.fps
+        if rate is not None and self._clip.indices is not None:
+            rate *= count / self._clip.total
+        return replace(self._clip, total=count, fps=rate, indices=None)
+
+    def _refusal(self, error: Exception) -> ProcessError:
+        """Why there is no choice, and what helps."""
+        given = [name for name in _EXCLUSIVE if self._options.get(name) is not None]
+        if len(given) > 1 and any(self._outcome(_without(self._options, (name,))) for name in given):
+            return ProcessError(
+                "Both num_frames and fps say how many frames of the video to take.", "Give one of them."
+            )
+        reason = f"The processor of this model cannot choose among the {len(self._clip.frames)} frames of the video."
+        if self._clip.fps is None and self._options.get("num_frames") is None:
+            remedy = f"{_GIVE_TIMES} Or say with num_frames how many to take."
+        else:
+            other = "another num_frames or fps" if given else "num_frames or fps"
+            remedy = f'Give {other}; or have all of them taken, with "do_sample_frames": false.'
+        return ProcessError(reason, remedy, detail=first_line(error))
+
+
+def _metadata(clip: Clip) -> Any:
+    """What transformers' processors are told of a clip, in their own class."""
+    from transformers.video_utils import VideoMetadata
+
+    # Which of more frames they are, nobody knows but whoever gave them.
+    known = clip.indices is not None or clip.total == len(clip.frames)
+    return VideoMetadata(
+        total_num_frames=clip.total,
+        fps=clip.fps,
+        width=clip.frames.shape[2],
+        height=clip.frames.shape[1],
+        duration=clip.total / clip.fps if clip.fps else None,
+        frames_indices=list(_places(clip)) if known else None,
+    )

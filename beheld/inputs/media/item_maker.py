@@ -1,0 +1,315 @@
+"""Items from what the user gave to what the model takes: read, look up, decode, process, describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import (
+    BeheldError,
+    DecodeError,
+    EngineError,
+    LimitError,
+    MediaLossError,
+    ParamsError,
+    WorkerError,
+    first_line,
+)
+from beheld.core.media import MediaItem, MediaReceipt, MediaRef, count_by_modality
+from beheld.families.inputs import FamilyInputs
+from beheld.inputs.fetch.fetch import Fetched, FetchRules
+from beheld.inputs.media import digest, embeds, header
+from beheld.inputs.media.cache import Content, MediaCache, Processed
+from beheld.inputs.media.memory_gate import MemoryGate
+from beheld.inputs.media.open_media import Source, taken, unpacked
+from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
+from beheld.inputs.media.processor_options import merged
+from beheld.inputs.media.read_source import ItemOrder, SourceReader, StageClock
+from beheld.inputs.media.tasks import ProcessTask
+from beheld.inputs.media.workers import MediaWorkers
+from beheld.utils.cancellation import CancelToken
+
+_UNKNOWN_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedItem:
+    """A prepared item and its receipt."""
+
+    item: MediaItem
+    receipt: MediaReceipt
+
+
+class ItemMaker:
+    """Prepares items. Safe to use from several threads.
+
+    Args:
+        info: the model.
+        config: what was decided.
+        args: what the user said of options, decoding and losses.
+        processor: the model's processor.
+        family: its family.
+        rules: what may be opened.
+        workers: where items are decoded and processed.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        config: EngineConfig,
+        args: EngineArgs,
+        processor: ItemProcessor,
+        family: FamilyInputs,
+        rules: FetchRules,
+        workers: MediaWorkers,
+    ) -> None:
+        self.cache = MediaCache(config.processor_cache_bytes)
+        self._info = info
+        self._processor = processor
+        self._family = family
+        self._reader = SourceReader(rules, processor, args.media_io_kwargs or {})
+        self._workers = workers
+        # Workers that process too have bounds of their own.
+        self._gate = MemoryGate(rules.limits.max_decoded_bytes)
+        self._options_of_all = args.mm_processor_kwargs
+        self._strict = args.strict_media
+        # They only wait, each for one worker.
+        self._threads: ThreadPoolExecutor | None = None
+        if (count := config.media_workers) > 1:
+            self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media")
+
+    def make_all(
+        self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, cancel: CancelToken
+    ) -> list[PreparedItem]:
+        """Prepare the items of one request, in order. When all have ended, the first failure in that order is raised.
+
+        Args:
+            media: the items.
+            options: of the processor, for this request.
+            salt: see ItemOrder.
+            cancel: of the request.
+
+        Raises:
+            MediaError, ParamsError, WorkerError, Cancelled: as `make`.
+        """
+        totals = count_by_modality(media)
+        seen: dict[str, int] = {}
+        orders = []
+        for ref in media:
+            index = seen.get(ref.modality, 0)
+            seen[ref.modality] = index + 1
+            setting = self._family.setting(ref.modality, index + 1, totals)
+            own = merged(self._options_of_all, options, ref.options)
+            orders.append(ItemOrder(ref, index, own, setting, salt, cancel))
+        if self._threads is None or len(orders) < 2:
+            return [self.make(order) for order in orders]
+        futures = [self._threads.submit(self.make, order) for order in orders]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """End the threads that wait for workers."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def make(self, order: ItemOrder) -> PreparedItem:
+        """Prepare one item.
+
+        Raises:
+            MediaError, ParamsError, WorkerError: with the item's name.
+            Cancelled: nobody waits for it any more.
+        """
+        order.cancel.check()
+        try:
+            return self._make(order)
+        except ParamsError as error:
+            if order.ref.options and order.ref.place is not None:
+                # They stand in the item's own part, beside it.
+                reason, remedy, detail = error.reason, error.remedy, error.detail
+                raise ParamsError(
+                    reason, remedy, param=order.ref.place.rpartition(".")[0], item=order.name, detail=detail
+                ) from error
+            raise error.of(order.name) from error
+        except BeheldError as error:
+            if isinstance(error, EngineError) and not isinstance(error, WorkerError):
+                raise
+            raise error.of(order.name, order.ref.place) from error
+        except MemoryError as error:
+            reason = f"Preparing the {order.ref.modality} took more memory than there is."
+            raise LimitError(reason, "Send a smaller one.", item=order.name, param=order.ref.place) from error
+        except Exception as error:
+            # Nobody knows who is at fault. What content may do to libraries is told where they are asked.
+            error.add_note(f"While {order.name} was prepared.")
+            raise
+
+    def _make(self, order: ItemOrder) -> PreparedItem:
+        clock = StageClock()
+        ref = order.ref
+        if isinstance(ref.source, embeds.Embeddings) or embeds.given(ref.source):
+            return self._from_embeddings(order, clock)
+        source = _salted(order, self._reader.read(order, clock))
+        content, processed = self._found(order, source)
+        if processed is None and source.borrowed:
+            with clock.stage("digest"):
+                source = _salted(order, taken(source))
+            content, processed = self._found(order, source)
+        cached = processed is not None
+        if content is None or processed is None:
+            make = self._made_in_sandbox if self._workers.process_too else self._made_here
+            content, processed, cached = make(order, source, clock)
+        return self._finish(order, source.kind, content, processed, clock, cached=cached)
+
+    def _digest(self, order: ItemOrder, content: Content) -> bytes:
+        identity, options = self._processor.identity(), self._options(order)
+        try:
+            key = digest.of_item(content.digest, order.ref.modality, identity, options, order.setting)
+        except TypeError as error:
+            raise ParamsError(
+                "The processor's options hold a value that no option has.",
+                "Give numbers, texts, lists and mappings of them.",
+                param="mm_processor_kwargs",
+                detail=first_line(error),
+            ) from error
+        return digest.salted(key, order.salt)
+
+    def _found(self, order: ItemOrder, source: Source) -> tuple[Content | None, Processed | None]:
+        """What is remembered of a source, and what was made of it."""
+        content = self.cache.content(source.digest)
+        return content, None if content is None else self._known(order, content)
+
+    def _known(self, order: ItemOrder, content: Content) -> Processed | None:
+        return self.cache.get(self._digest(order, content))
+
+    def _made_here(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
+        """Decoded, looked up, and processed in this process; True if the cache held it."""
+        modality = order.ref.modality
+        with self._gate.within(_opened_bytes(modality, source.payload), order.cancel):
+            with clock.stage("decode"):
+                decoded = self._workers.decode(modality, source, self._processor.rate, order.cancel)
+            content = decoded.content
+            self.cache.remember(source.digest, content)
+            known = self._known(order, content)
+            if known is not None:
+                return content, known, True
+            # What is processed here cannot be stopped.
+            order.cancel.check()
+            with clock.stage("load"):
+                self._processor.loaded()
+            with clock.stage("process"):
+                own = self._processor.options(modality, self._options(order))
+                # Pixels of bytes are let go of as soon as they are an image; a source that came open holds its own.
+                opened = unpacked(decoded.opened)
+                del decoded
+                processed = self._processor.process(
+                    ProcessorInput(modality, opened, self._digest(order, content), own, order.setting)
+                )
+            self.cache.put(processed)
+            return content, processed, False
+
+    def _made_in_sandbox(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
+        """Decoded and processed by a worker at one go; True if the cache turned out to hold it."""
+        task = ProcessTask(order.ref.modality, source, self._options(order), order.setting, order.salt)
+        with clock.stage("wait"):
+            made = self._workers.process(task, self._processor.rate, order.cancel)
+        clock.split("wait", made.milliseconds)
+        self.cache.remember(source.digest, made.content)
+        known = self._known(order, made.content)
+        if known is not None:
+            return made.content, known, True
+        self.cache.put(made.processed)
+        return made.content, made.processed, False
+
+    def _options(self, order: ItemOrder) -> Mapping[str, Any]:
+        """What decides the features. Names are checked where an item is made, so a cached one needs no processor."""
+        options = dict(order.options)
+        if order.ref.modality == "video" and _is_encoded(order.ref.source):
+            # These chose the frames already.
+            options.pop("num_frames", None)
+            options.pop("fps", None)
+        return options
+
+    # ------------------------------------------------------------------ ending
+
+    def _from_embeddings(self, order: ItemOrder, clock: StageClock) -> PreparedItem:
+        ref = order.ref
+        found = [ref.source]
+        if not isinstance(ref.source, embeds.Embeddings):
+            found = list(embeds.split(ref.source, ref.modality, self._info, merge_size(self._info)))
+        if len(found) != 1:
+            raise DecodeError(f"One part holds the embeddings of {len(found)} items.", "Give one item per part.")
+        with clock.stage("digest"):
+            item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
+        around = self._family.embedded.get(ref.modality)
+        if isinstance(around, tuple):
+            before, behind = (text.format(setting=order.setting) for text in around)
+            item = self._processor.between(item, before, behind)
+        item = replace(item, digest=digest.salted(item.digest, order.salt))
+        given = {"source": "embeddings", "shape": list(found[0].tensor.shape)}
+        processed = Processed(item, {"embeddings": item.num_embeds}, ())
+        return self._finish(order, "embeddings", Content(item.digest, given, ()), processed, clock, cached=False)
+
+    def _finish(
+        self, order: ItemOrder, kind: str, content: Content, processed: Processed, clock: StageClock, *, cached: bool
+    ) -> PreparedItem:
+        lost = (*content.lost, *processed.lost)
+        if lost and self._strict:
+            raise MediaLossError(
+                f"strict_media is set, and {'; '.join(lost)}.",
+                "Crop, pad or scale it to what the model reads.",
+                or_engine="start without strict_media, whose receipts say what it reads",
+            )
+        given = {**content.given, "source": kind}
+        if kind == "PIL":
+            # What is remembered may be that of another file with the same pixels.
+            given.pop("format", None)
+            if form := getattr(order.ref.source, "format", None):
+                given["format"] = form
+        if order.ref.uuid is not None:
+            given["uuid"] = order.ref.uuid
+        treated = {"exif_rotated": given.pop("exif_rotated")} if "exif_rotated" in given else {}
+        receipt = MediaReceipt(
+            modality=order.ref.modality,
+            index=order.index,
+            given=given,
+            used={**processed.used, **treated},
+            lost=lost,
+            tokens=len(processed.item.replacement_ids),
+            cached=cached,
+            milliseconds=clock.milliseconds,
+            digest=processed.item.digest.hex(),
+        )
+        return PreparedItem(processed.item, receipt)
+
+
+def _salted(order: ItemOrder, source: Source) -> Source:
+    """Known only to those who give the same salt."""
+    return replace(source, digest=digest.salted(source.digest, order.salt)) if order.salt and source.digest else source
+
+
+def _opened_bytes(modality: str, payload: Any) -> int:
+    """About what a source takes once it is opened. Of videos and sounds only decoding tells; most take less."""
+    if not isinstance(payload, bytes):
+        return int(getattr(payload, "nbytes", 0))
+    if modality != "image":
+        return _UNKNOWN_BYTES
+    width, height = header.size_of(payload) or (0, 0)
+    return 4 * width * height or _UNKNOWN_BYTES
+
+
+def _is_encoded(source: Any) -> bool:
+    return isinstance(source, str | Path | bytes | bytearray | Fetched)
+
+
+def merge_size(info: ModelInfo) -> int:
+    """Patches per embedding along each side, for families with a grid; 1 for others."""
+    vision = read_json(Path(info.path) / CONFIG).get("vision_config") or {}
+    value = vision.get("spatial_merge_size") if isinstance(vision, Mapping) else None
+    return value if isinstance(value, int) and value > 0 else (2 if info.position_axes > 1 else 1)

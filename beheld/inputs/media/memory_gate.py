@@ -1,0 +1,56 @@
+"""A gate for what is held in memory at a time, across threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from beheld.utils.cancellation import CancelToken
+
+
+class MemoryGate:
+    """Lets in as many bytes as there is room for; the others wait in the order of coming.
+
+    Args:
+        max_bytes: who brings more than all of it is let in alone.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max = max_bytes
+        self._left = max_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+
+    @contextmanager
+    def within(self, num_bytes: int, cancel: CancelToken) -> Iterator[None]:
+        """Wait for room, and have it inside the block.
+
+        Raises:
+            Cancelled: the request was cancelled before there was room.
+        """
+        wanted, ticket = min(num_bytes, self._max), object()
+
+        def free() -> bool:
+            return cancel.cancelled or (self._waiting[0] is ticket and wanted <= self._left)
+
+        with cancel.calling(self._wake), self._changed:
+            self._waiting.append(ticket)
+            try:
+                self._changed.wait_for(free)
+                cancel.check()
+                self._left -= wanted
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += wanted
+                self._changed.notify_all()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,358 @@
+"""The checkpoint's own processor, one item at a time: content in, MediaItem out."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.code import own_first
+from beheld.checkpoint.files import read_json
+from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
+from beheld.core.media import MediaItem
+from beheld.families.inputs import FamilyInputs, ProcessedItem
+from beheld.inputs.media import effective_size, frames
+from beheld.inputs.media import processor_options as options_of
+from beheld.inputs.media.cache import Processed
+from beheld.inputs.media.digest import Digest
+from beheld.inputs.media.frames import Shown
+from beheld.inputs.media.receipt import used_audio, used_image, used_video
+from beheld.inputs.media.video import Clip
+from beheld.inputs.prompt.tokenizer import PromptTokenizer
+
+_SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
+
+# What comes of content that a processor was not made for; anything else is a mistake of its own, or of ours.
+_REFUSALS = (ValueError, ArithmeticError, IndexError, RuntimeError, MemoryError)
+# What also comes of options that are of the right kind, and that it was not made for.
+_CONFUSIONS = (TypeError, AttributeError, LookupError)
+# Sets of options whose arguments are kept; a caller who gives others each time gains nothing.
+_MOST_KNOWN = 64
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessorInput:
+    """One item to be processed: decoded content, its digest as an item, options in the processor's terms, setting."""
+
+    modality: str
+    content: Any
+    digest: bytes
+    options: Mapping[str, Any]
+    setting: str
+
+
+class ItemProcessor:
+    """Runs the processor that transformers would load for this checkpoint.
+
+    It is loaded with the first item, because a text-only engine must not pay for it. Safe to use from several threads.
+    Floating-point features are given in `feature_dtype`, the type in which the towers compute. `loaded` is what another
+    one has loaded for the same checkpoint.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        args: EngineArgs,
+        family: FamilyInputs,
+        tokenizer: PromptTokenizer,
+        feature_dtype: str,
+        loaded: Any = None,
+    ) -> None:
+        self._feature_dtype = feature_dtype
+        self._info = info
+        self._args = args
+        self._family = family
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._loaded: Any = loaded
+        self._identity: bytes | None = None
+        self._own_tokenizer: PromptTokenizer | None = None
+        self._known_arguments: dict[tuple[str, str], dict[str, Any]] = {}
+
+    # ------------------------------------------------------------------ what it is
+
+    def identity(self) -> bytes:
+        """Digest of the processor's settings and of the library that carries them out."""
+        if self._identity is None:
+            from transformers import __version__
+
+            key = Digest("processor").add(__version__).add(self._info.model_type).add(self._args.trust_remote_code)
+            for name in _SETTINGS:
+                path = Path(self._info.path) / name
+                key.add(name).add(path.read_bytes() if path.is_file() else None)
+            self._identity = key.done()
+        return self._identity
+
+    def loaded(self) -> Any:
+        """transformers' processor object.
+
+        Raises:
+            ModelError: the checkpoint has none, or it cannot be loaded here.
+        """
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
+
+    def _load(self) -> Any:
+        from transformers import AutoProcessor
+
+        try:
+            if self._family.load is not None:
+                found = self._family.load(Path(self._info.path))
+            else:
+                found = own_first(
+                    lambda trust: AutoProcessor.from_pretrained(self._info.path, trust_remote_code=trust),
+                    trusted=self._args.trust_remote_code,
+                )
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"The processor of {self._info.name!r} cannot be loaded.",
+                "Check preprocessor_config.json, and whether torchvision is installed.",
+                detail=first_line(error),
+            ) from error
+        if not hasattr(found, "image_processor") and not hasattr(found, "feature_extractor"):
+            raise ModelError(f"{self._info.name!r} has no processor for media.", "Fetch its preprocessor_config.json.")
+        return found
+
+    def options(self, modality: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of one call, checked and in the processor's terms.
+
+        Raises:
+            ParamsError: one of them is unknown, has a value that transformers does not take or that means nothing, or
+                means something that is not built.
+        """
+        for name, remedy in self._family.unbuilt.items():
+            if any(values.get(name) for values in options_of.groups(given)):
+                raise ParamsError(f"The option {name!r} cannot be done yet.", remedy, param="mm_processor_kwargs")
+        for name, remedy in self._family.named_here.items():
+            if any(name in values for values in options_of.groups(given)):
+                reason = f"The option {name!r} has another name here than in the repository's own code."
+                raise ParamsError(reason, remedy, param="mm_processor_kwargs")
+        given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
+        own = options_of.of_modality(self.loaded(), modality, given)
+        self._arguments(self.loaded(), modality, own)
+        if modality == "video":
+            frames.check(own)
+        return own
+
+    def max_frames(self) -> int | None:
+        """The most frames of a video that the checkpoint was made for, if it says so; does not load the processor."""
+        folder = Path(self._info.path)
+        own = read_json(folder / "video_preprocessor_config.json")
+        nested = read_json(folder / "processor_config.json").get("video_processor")
+        value = (nested if isinstance(nested, Mapping) else own).get("max_frames")
+        return value if isinstance(value, int) and value > 0 else None
+
+    def rate(self) -> int:
+        """The sampling rate that the audio processor wants."""
+        return int(options_of.part_of(self.loaded(), "audio").sampling_rate)
+
+    # ------------------------------------------------------------------ what it does
+
+    def process(self, job: ProcessorInput) -> Processed:
+        """Make the item.
+
+        Raises:
+            ProcessError: the processor refuses the content.
+            MemoryError: there is not enough.
+        """
+        processor = self.loaded()
+        try:
+            shown = self._shown(processor, job)
+            outputs, text = self._call(processor, job, shown)
+            lead, ids, tail = self._replacement(processor, text)
+        except BeheldError:
+            raise
+        except _REFUSALS as error:
+            if _out_of_memory(error):
+                raise MemoryError from error
+            if isinstance(error, NotImplementedError):
+                raise
+            raise ProcessError(
+                f"The model's processor refused the {job.modality}.",
+                _remedy(job),
+                detail=first_line(error),
+            ) from error
+        except _CONFUSIONS as error:
+            if not job.options:
+                raise
+            raise ProcessError(
+                f"The model's processor cannot process the {job.modality} with these options.",
+                f"Change or leave out {' and '.join(job.options)}.",
+                detail=first_line(error),
+            ) from error
+        item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
+        return Processed(item, *self._described(job, shown, item, outputs))
+
+    def _shown(self, processor: Any, job: ProcessorInput) -> Shown | None:
+        """Of a video, what the processor is given of it."""
+        if not isinstance(job.content, Clip):
+            return None
+        part = options_of.part_of(processor, "video")
+        merge = partial(self._arguments, processor, "video")
+        return frames.shown(job.content, job.options, part, merge, self._family.frame_rate)
+
+    def _described(
+        self, job: ProcessorInput, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the model sees or hears of the item, and what was lost of it."""
+        processor = self.loaded()
+        part = options_of.part_of(processor, job.modality)
+        if job.modality == "audio":
+            return used_audio(job.content, item, part)
+        look = self._family.looks.get(job.modality)
+        if shown is None:
+            arguments = self._arguments(processor, job.modality, job.options)
+            given = ProcessedItem(job.content.size, outputs, arguments, part, processor)
+            return used_image(given, (look or effective_size.picture)(given))
+        count, height, width, _ = job.content.frames.shape
+        given = ProcessedItem((width, height), outputs, shown.arguments, part, processor)
+        used, lost = used_video(count, shown, given, (look or effective_size.video)(given))
+        _check_frames(job, shown, used)
+        return used, lost
+
+    def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
+        """The ids that replace a marker, and the ordinary text around them."""
+        if not isinstance(text, str):
+            return "", text, ""
+        tokenizer = self._prompt_tokenizer(processor)
+        lead, core, tail = tokenizer.edges(text)
+        return lead, tokenizer.replacement(core), tail
+
+    def between(self, item: MediaItem, before: str, behind: str) -> MediaItem:
+        """The item of nothing but embeddings, with what is written before them and behind."""
+        tokenizer = self._tokenizer if self._tokenizer.inner is not None else self._prompt_tokenizer(self.loaded())
+        placeholder = item.replacement_ids[0]
+        marker = tokenizer.inner.convert_ids_to_tokens(placeholder)
+        lead, core, tail = tokenizer.edges(before + marker * item.num_embeds + behind)
+        ids = tokenizer.replacement(core)
+        mask = tuple(token == placeholder for token in ids)
+        assert sum(mask) == item.num_embeds, f"{marker!r} is not one token"
+        return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
+
+    def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
+        """The engine's tokenizer; the processor's own if the engine was told to do without one."""
+        if self._tokenizer.inner is not None:
+            return self._tokenizer
+        if self._own_tokenizer is None:
+            self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
+        return self._own_tokenizer
+
+    def _call(
+        self, processor: Any, job: ProcessorInput, shown: Shown | None
+    ) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
+        if shown is not None:
+            content, arguments = shown.clip.frames, shown.arguments
+        else:
+            content = job.content.samples if job.modality == "audio" else job.content
+            arguments = self._arguments(processor, job.modality, job.options)
+        if self._family.call is not None:
+            return self._family.call(processor, job.modality, content, arguments, job.setting)
+        method = getattr(processor, _METHODS[job.modality], None)
+        if method is None or getattr(processor, f"{job.modality}_token", None) is None:
+            raise ProcessError(
+                f"The processor {type(processor).__name__} does not process one {job.modality} at a time.",
+                "This model family is not supported yet.",
+            )
+        outputs, texts = method([content], **arguments)
+        if len(texts) != 1:
+            raise ProcessError(f"The processor made {len(texts)} items of one {job.modality}.")
+        return outputs, texts[0]
+
+    def _arguments(self, processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """As options.arguments, found once for the same options: checking them takes transformers a millisecond."""
+        key = (modality, repr(sorted(options.items())))
+        known = self._known_arguments.get(key)
+        if known is None:
+            known = options_of.arguments(processor, modality, options)
+            if len(self._known_arguments) < _MOST_KNOWN:
+                self._known_arguments[key] = known
+        return copy.deepcopy(known)
+
+    def _item(self, job: ProcessorInput, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
+        import torch
+
+        layout: dict[str, tuple[Any, ...]] = {}
+        dropped = frozenset(getattr(self.loaded(), "unused_input_names", ()))
+        features: dict[str, Any] = {}
+        dtype: torch.dtype = getattr(torch, self._feature_dtype)
+        for name, value in outputs.items():
+            if name in self._family.layout:
+                layout[name] = _numbers(value)
+            if name in self._family.host_only or name in dropped:
+                continue
+            tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+            features[name] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        placeholder = self._info.placeholder_ids[self._family.embedded_as.get(job.modality, job.modality)]
+        mask = tuple(token == placeholder for token in ids)
+        count = sum(mask)
+        if count == 0:
+            remedy = "It is too short to be heard." if job.modality == "audio" else ""
+            raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.", remedy)
+        cross = self._info.cross
+        num_states = 0
+        if cross is not None and not self._info.is_encoder_decoder:
+            num_states = cross.num_states
+            # Layers attend to it beside the text; its token is a token like any other.
+            mask, count = (False,) * len(ids), 0
+        return MediaItem(
+            modality=job.modality,
+            digest=job.digest,
+            features=features,
+            layout=layout,
+            replacement_ids=ids,
+            embed_mask=None if all(mask) else mask,
+            num_embeds=count,
+            num_states=num_states,
+            feature_bytes=sum(t.numel() * t.element_size() for t in features.values()),
+        )
+
+
+_METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_process_audio"}
+
+
+def _check_frames(job: ProcessorInput, shown: Shown, used: Mapping[str, Any]) -> None:
+    """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
+    most = job.options.get("max_frames")
+    if most is None or used.get("frames", 0) <= most:
+        return
+    if shown.chosen:
+        # The rules of some take the checkpoint's bound alone.
+        raise ProcessError(
+            f"max_frames is {most}, and the processor chose {used['frames']} of the video's frames.",
+            "Give num_frames or fps in its place, or fewer frames.",
+        )
+    raise ProcessError(
+        f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
+        'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
+    )
+
+
+def _remedy(job: ProcessorInput) -> str:
+    clip = job.content
+    if isinstance(clip, Clip) and clip.indices is None and clip.total > len(clip.frames):
+        return f"Say with frames_indices which of the video's {clip.total} frames these {len(clip.frames)} are."
+    if isinstance(clip, Clip) and len(clip.frames) == 1:
+        return "Give more than one frame, or the frame as a picture."
+    return "Change its size or shape, or the processor's options."
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    """The one row of a tensor or list with one entry per item, as plain numbers."""
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    first = rows[0] if isinstance(rows, list | tuple) else rows
+    first = first.tolist() if hasattr(first, "tolist") else first
+    return tuple(first) if isinstance(first, list | tuple) else (first,)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch says of the host's memory only in words that there is none."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))

@@ -1,0 +1,116 @@
+"""What the model sees of an item, in words and numbers for its receipt.
+
+Resizing to the model's own resolution is what models do, so it is reported as used, not as lost. It counts as a loss
+where detail or shape goes that a reader would miss: a side shrunk more than fourfold, an aspect ratio changed by more
+than a quarter, or an edge cut off. An aspect ratio that changes because sides become multiples of the model's patches
+or tiles is not lost, unless it changes more than twofold: every picture is read so, and only a few fit exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.core.media import MediaItem
+from beheld.families.inputs import EffectiveSize, ProcessedItem, Size
+from beheld.inputs.media.frames import Shown
+
+_MAX_SHRINK = 4.0
+_MAX_STRETCH = 1.25
+_MAX_ROUNDED = 2.0
+_MAX_UNHEARD_S = 0.1
+_Described = tuple[Mapping[str, Any], tuple[str, ...]]
+
+
+def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
+    """What is seen of a picture; nothing is said of one of which nothing is known."""
+    if seen is None:
+        return {}, ()
+    used: dict[str, Any] = {"width": seen.width, "height": seen.height}
+    if seen.tiles > 1:
+        used["tiles"] = seen.tiles
+    return used, _lost(item, seen)
+
+
+def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
+    """What is seen of a clip of `given` frames, and what the model was told of it beside that.
+
+    Of what is seen nothing is said where nothing is known.
+    """
+    told: dict[str, Any] = {}
+    clip = shown.timed(item.outputs, item.part)
+    if shown.assumed and clip.fps is not None:
+        told["assumed_fps"] = clip.fps
+    if shown.idle:
+        told["options_without_effect"] = list(shown.idle)
+    if seen is None:
+        return told, ()
+    # The last frame may stand twice, where they are joined in pairs.
+    used: dict[str, Any] = {"frames": min(given, seen.frames), "width": seen.width, "height": seen.height}
+    lost = _lost(item, seen)
+    if used["frames"] < given:
+        lost += (f"the processor left out {given - used['frames']} of {given} frames",)
+    times = clip.timestamps_s() or ()
+    for told_times in (times, tuple(dict.fromkeys(times))):
+        if len(told_times) == used["frames"]:
+            used["timestamps_s"] = told_times
+            break
+    return used | told, lost
+
+
+def _lost(item: ProcessedItem, seen: EffectiveSize) -> tuple[str, ...]:
+    whole = (seen.width, seen.height)
+    if seen.tiles == 1 and item.setting("do_center_crop"):
+        return _cropped(item.size, whole)
+    return _shrunk(item.size, whole) + _stretched(item.size, whole, seen.step)
+
+
+def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
+    """What is heard of a sound."""
+    hop = getattr(part, "hop_length", None)
+    mask = item.features.get("feature_attention_mask", item.features.get("input_features_mask"))
+    heard = wave.seconds if mask is None or not hop else int(mask.sum()) * hop / wave.rate
+    # The last samples may not fill a frame of features; that is not a loss.
+    if wave.seconds - heard <= _MAX_UNHEARD_S:
+        return {"seconds": round(wave.seconds, 3), "rate": wave.rate}, ()
+    lost = (f"only the first {heard:g} of {wave.seconds:g} s are heard",)
+    return {"seconds": round(heard, 3), "rate": wave.rate}, lost
+
+
+def _shrunk(given: Size, seen: Size) -> tuple[str, ...]:
+    return _shrunk_by(max(given[0] / seen[0], given[1] / seen[1]))
+
+
+def _shrunk_by(factor: float) -> tuple[str, ...]:
+    return (f"it was shrunk {factor:.1f} times, so that fine detail is gone",) if factor > _MAX_SHRINK else ()
+
+
+def _stretched(given: Size, seen: Size, step: int) -> tuple[str, ...]:
+    ratio = (given[0] / given[1]) / (seen[0] / seen[1])
+    factor = max(ratio, 1 / ratio)
+    if factor <= (_MAX_ROUNDED if _is_rounded(given, seen, step) else _MAX_STRETCH):
+        return ()
+    return (f"its aspect ratio was changed by a factor of {factor:.2f}",)
+
+
+def _is_rounded(given: Size, seen: Size, step: int) -> bool:
+    """Whether what is seen is what was given, at some scale, with both sides rounded to steps by one rule.
+
+    Rounding moves a side by less than a step, up or down; by one rule, it moves two sides less than a step apart. Hence
+    three ranges of the scale, which must have some of it in common.
+    """
+    ranges = [((side - step) / own, (side + step) / own) for side, own in zip(seen, given, strict=True)]
+    apart, own = seen[0] - seen[1], given[0] - given[1]
+    if own == 0:
+        return abs(apart) < step
+    ends = ((apart - step) / own, (apart + step) / own)
+    ranges.append((min(ends), max(ends)))
+    return step > 0 and max(start for start, _ in ranges) < min(stop for _, stop in ranges)
+
+
+def _cropped(given: Size, seen: Size) -> tuple[str, ...]:
+    """The shorter side is fitted to the model's, and what stands over on the longer side is cut off."""
+    scale = max(seen[0] / given[0], seen[1] / given[1])
+    kept = (seen[0] / (given[0] * scale)) * (seen[1] / (given[1] * scale))
+    lost = (f"{100 * (1 - kept):.0f} % of it was cut off at the edges",) if kept < 0.99 else ()
+    return lost + _shrunk_by(1 / scale)

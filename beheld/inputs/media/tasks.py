@@ -1,0 +1,174 @@
+"""The sandbox's tasks on media: decode a source, or make all of an item."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from beheld.core.config import EngineArgs, EngineConfig, KVGroup, MediaLimits, ModelInfo
+from beheld.core.errors import LimitError, WorkerError
+from beheld.core.media import MediaItem
+from beheld.families import registry
+from beheld.inputs.media import audio, digest, video
+from beheld.inputs.media.cache import Content, Processed
+from beheld.inputs.media.open_media import Source, open_source, unpacked
+from beheld.inputs.media.pixels import Pixels
+from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
+from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
+from beheld.sandbox.codec import Codec
+from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeTask:
+    """Decode a source; `rate` is in Hz, for audio. The answer is Decoded."""
+
+    modality: str
+    source: Source
+    rate: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Decoded content as `open_media.open_source` gives it, and what is to be remembered of it."""
+
+    opened: Any
+    content: Content
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessTask:
+    """Make an item of a source. The answer is ProcessedMedia.
+
+    Attributes:
+        modality: "image", "video" or "audio".
+        source: what came in.
+        options, setting, salt: see item_maker.ItemOrder.
+    """
+
+    modality: str
+    source: Source
+    options: Mapping[str, Any]
+    setting: str
+    salt: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessedMedia:
+    """A processed item, what is to be remembered of its content, and milliseconds per stage."""
+
+    content: Content
+    processed: Processed
+    milliseconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessSettings:
+    """Bounds on content, the model, and the type of floating-point features, as "bfloat16"."""
+
+    limits: MediaLimits
+    info: ModelInfo
+    args: EngineArgs
+    feature_dtype: str
+
+
+CODEC = Codec(
+    (
+        *(DecodeTask, Decoded, ProcessTask, ProcessedMedia, ProcessSettings, Source, Content, Processed, MediaItem),
+        *(video.FrameSampling, video.Clip, audio.Waveform, Pixels),
+        *(MediaLimits, ModelInfo, KVGroup, EngineArgs),
+    )
+)
+
+
+def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, Decoded]:
+    """Decoding in the sandbox."""
+    return TaskType(
+        load=load_decoder,
+        settings=lambda: limits,
+        answer=Decoded,
+        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        memory_bytes=limits.max_work_bytes,
+        max_workers=max_workers,
+        error=lambda task, fault: _error(task.modality, limits, fault),
+    )
+
+
+def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> TaskType[ProcessTask, ProcessedMedia]:
+    """Decoding and processing in the sandbox, at one go."""
+    limits = MediaLimits.of(args.media_limits)
+    settings = ProcessSettings(limits, info, for_workers(info, args), config.dtype)
+    return TaskType(
+        load=load_processor,
+        settings=lambda: settings,
+        answer=ProcessedMedia,
+        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        memory_bytes=limits.max_work_bytes,
+        max_workers=config.media_workers,
+        error=lambda task, fault: _error(task.modality, limits, fault),
+    )
+
+
+def _error(modality: str, limits: MediaLimits, fault: WorkerFault) -> Exception:
+    if fault.fault is Fault.TIME:
+        seconds = limits.work_timeout_s[modality]
+        return LimitError(f"Preparing the {modality} took more than {seconds:g} s.", "Send a smaller one.")
+    if fault.fault is Fault.MEMORY:
+        return LimitError(f"Preparing the {modality} took more memory than is allowed.", "Send a smaller one.")
+    return WorkerError(f"The process that prepared the {modality} ended ({fault.how}).", "Send it again.")
+
+
+# ---------------------------------------------------------------------- in the workers' processes
+
+
+def load_decoder(limits: MediaLimits) -> Callable[[DecodeTask], Decoded]:
+    """The function that decodes."""
+    _load_readers()
+
+    def decode(task: DecodeTask) -> Decoded:
+        opened, content = open_source(task.modality, task.source, limits, lambda: task.rate)
+        return Decoded(opened, content)
+
+    return decode
+
+
+def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], ProcessedMedia]:
+    """The function that decodes and processes; the processor is loaded now.
+
+    Raises:
+        ModelError: the processor cannot be loaded.
+    """
+    _load_readers()
+    info, args, family = settings.info, settings.args, registry.inputs(settings.info.family)
+    inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
+    tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
+    processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)
+    processor.loaded()
+    processor.identity()
+    return lambda task: _process(task, processor, settings.limits)
+
+
+def _load_readers() -> None:
+    import numpy  # noqa: F401
+    from PIL import Image
+
+    # The readers of the usual formats; those of the others are not wanted.
+    Image.preinit()
+    # This process is ours alone, and here our own limits decide.
+    Image.MAX_IMAGE_PIXELS = None
+
+
+def _process(task: ProcessTask, processor: ItemProcessor, limits: MediaLimits) -> ProcessedMedia:
+    begun = time.perf_counter()
+    opened, content = open_source(task.modality, task.source, limits, processor.rate)
+    decoded = time.perf_counter()
+    own = processor.options(task.modality, task.options)
+    key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
+    key = digest.salted(key, task.salt)
+    # Pixels of bytes are let go of as soon as they are an image; a task that came with them holds its own.
+    opened = unpacked(opened)
+    processed = processor.process(ProcessorInput(task.modality, opened, key, own, task.setting))
+    done = time.perf_counter()
+    return ProcessedMedia(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})

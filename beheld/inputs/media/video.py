@@ -1,0 +1,371 @@
+"""From the bytes of a video, or from frames, to an array of sampled frames with their times."""
+
+from __future__ import annotations
+
+import math
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import DecodeError, LimitError, ParamsError
+from beheld.core.params import nearest
+from beheld.inputs.media.container import opened
+
+DEFAULT_FRAMES = 32
+_SHRINK = "Shrink it first."
+_MAX_PACKETS = 1_000_000
+
+
+@dataclass(frozen=True)
+class FrameSampling:
+    """Which frames to take: `num_frames` at most, evenly spread (None: all), or `fps` per second."""
+
+    num_frames: int | None = DEFAULT_FRAMES
+    fps: float | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> FrameSampling:
+        """From media_io_kwargs["video"]: num_frames (-1 means all) and fps.
+
+        Raises:
+            ParamsError: an option is unknown or out of range.
+        """
+        known = ("num_frames", "fps")
+        for name in options:
+            if name not in known:
+                raise ParamsError(f"Unknown video option {name!r}.", nearest(name, known), param=name)
+        fps, count = options.get("fps"), options.get("num_frames", DEFAULT_FRAMES)
+        if fps is not None:
+            if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0:
+                raise ParamsError(f"fps must be a number above 0, got {fps!r}.", param="fps")
+            return cls(None if "num_frames" not in options else _count(count), float(fps))
+        return cls(_count(count))
+
+    def at_most(self, most: int | None) -> FrameSampling:
+        """The same, with no more than `most` frames, if that is a bound.
+
+        Raises:
+            ParamsError: it is no whole number above 0.
+        """
+        if most is None:
+            return self
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ParamsError(f"max_frames must be a whole number above 0, got {most!r}.", param="max_frames")
+        return replace(self, num_frames=most if self.num_frames is None else min(most, self.num_frames))
+
+    def indices(self, total: int, source_fps: float) -> list[int]:
+        """The frames to take of `total`, ascending."""
+        wanted = total if self.num_frames is None else min(self.num_frames, total)
+        if self.fps is not None and source_fps > 0:
+            wanted = min(wanted, max(1, math.floor(total / source_fps * self.fps)))
+        if wanted >= total:
+            return list(range(total))
+        if wanted == 1:
+            return [0]
+        # First and last frame included, the others as evenly as whole numbers allow.
+        return [index * (total - 1) // (wanted - 1) for index in range(wanted)]
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise ParamsError(
+            f"num_frames must be a whole number above 0, or -1 for all, got {value!r}.", param="num_frames"
+        )
+    return None if value == -1 else value
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Frames (frames, height, width, 3) of bytes, and what is known of their times.
+
+    Attributes:
+        frames: the sampled frames, a numpy array.
+        total: frames in the source.
+        fps: of the source; None if unknown.
+        indices: which of the source's frames these are; None if they are all there was.
+        given: what came in.
+        lost: what was not used.
+        from_file: the frames were chosen as a file was decoded.
+    """
+
+    frames: Any
+    total: int
+    fps: float | None
+    indices: tuple[int, ...] | None
+    given: Mapping[str, Any]
+    lost: tuple[str, ...] = ()
+    from_file: bool = False
+
+    def timestamps_s(self) -> tuple[float, ...] | None:
+        """Seconds of each frame, if the rate is known."""
+        if not self.fps:
+            return None
+        places = range(len(self.frames)) if self.indices is None else self.indices
+        return tuple(round(place / self.fps, 3) for place in places)
+
+
+def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Clip:
+    """Decode the sampled frames of a video file, and little more of it than they need.
+
+    Raises:
+        DecodeError: not a video, no frames, or broken.
+        LimitError: too many pixels or frames.
+    """
+    import av
+
+    try:
+        with opened(data) as container:
+            if not container.streams.video:
+                raise DecodeError("The file holds no video stream.", "Give one that does.")
+            stream = container.streams.video[0]
+            if int(stream.width or 0) * int(stream.height or 0) > limits.max_pixels:
+                raise LimitError(
+                    f"The video has {stream.width} x {stream.height} pixels; the limit is {limits.max_pixels}.",
+                    _SHRINK,
+                )
+            fps = float(stream.average_rate or stream.guessed_rate or 0)
+            index = _index(container, stream)
+            indices = sampling.indices(index.total, fps)
+            if len(indices) > limits.max_frames:
+                raise LimitError(
+                    f"{len(indices)} frames would be taken of the video; the limit is {limits.max_frames}.",
+                    "Cut it first.",
+                    or_engine="set num_frames or fps lower",
+                )
+            _check_bytes(len(indices) * int(stream.width or 0) * int(stream.height or 0) * 3, limits)
+            taken = _decode(container, stream, index, indices, limits)
+            given = {"format": str(container.format.name), "width": stream.width, "height": stream.height}
+    except av.FFmpegError as error:
+        raise DecodeError(
+            "The bytes are not a video that can be read.",
+            "Send it again, complete, or in another format, for instance as MP4.",
+            detail=type(error).__name__,
+        ) from error
+    return _clip(taken, index.total, fps, given)
+
+
+def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[str, Any]) -> Clip:
+    import numpy as np
+
+    if not taken:
+        raise DecodeError("The video has no frames that can be decoded.", "Send it again, complete.")
+    if len({frame.shape for _, frame in taken}) > 1:
+        raise DecodeError("The frames of the video have different sizes.", "Scale them to one size first.")
+    known = {**given, "frames": total} | ({"fps": round(fps, 4), "seconds": round(total / fps, 3)} if fps > 0 else {})
+    lost = (f"{total - len(taken)} of {total} frames were not used",) if len(taken) < total else ()
+    frames = np.stack([frame for _, frame in taken])
+    return Clip(frames, total, fps or None, tuple(rank for rank, _ in taken), known, lost, from_file=True)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """What the packets of a stream say, without decoding: frames in the order they are shown.
+
+    Attributes:
+        total: number of frames.
+        times: their presentation times, ascending; None if the container has none, and seeking is impossible.
+        keys: which of them can be decoded without others, ascending.
+    """
+
+    total: int
+    times: tuple[int, ...] | None
+    keys: tuple[int, ...]
+
+
+def _index(container: Any, stream: Any) -> _Index:
+    """Read the packets through once, since headers lie about the number of frames."""
+    times: list[int | None] = []
+    keys: list[int] = []
+    for packet in container.demux(stream):
+        if not packet.size:
+            continue
+        times.append(packet.pts)
+        if packet.is_keyframe and packet.pts is not None:
+            keys.append(packet.pts)
+        if len(times) > _MAX_PACKETS:
+            raise LimitError(f"The video has more than {_MAX_PACKETS} frames.", "Cut it first.")
+    if not times:
+        raise DecodeError("The video is empty: it has 0 frames.", "Send it again, complete.")
+    container.seek(0, stream=stream, backward=True, any_frame=False)
+    shown = sorted(time for time in times if time is not None)
+    if len(set(shown)) != len(times):
+        return _Index(len(times), None, ())
+    return _Index(len(times), tuple(shown), tuple(bisect_left(shown, key) for key in sorted(keys)))
+
+
+def _decode(
+    container: Any, stream: Any, index: _Index, indices: list[int], limits: MediaLimits
+) -> list[tuple[int, Any]]:
+    """The frames at `indices`, each with its index. A key frame between here and the next target is jumped to."""
+    taken: list[tuple[int, Any]] = []
+    num_bytes = 0
+    frames = container.decode(stream)
+    # The frame that the decoder gives next, where counting must do because there are no times.
+    position = 0
+    for target in indices:
+        if taken and taken[-1][0] >= target:
+            continue
+        if index.times is not None:
+            key = index.keys[bisect_right(index.keys, target) - 1] if index.keys and index.keys[0] <= target else 0
+            if key > position:
+                container.seek(index.times[key], stream=stream, backward=True)
+                frames = container.decode(stream)
+                position = key
+        for frame in frames:
+            rank = position if index.times is None or frame.pts is None else bisect_left(index.times, frame.pts)
+            position = rank + 1
+            # A decoder may leave out a damaged frame; the next one takes its place.
+            if rank >= target:
+                taken.append((rank, _rgb(frame, limits)))
+                num_bytes += taken[-1][1].nbytes
+                _check_bytes(num_bytes, limits)
+                break
+        else:
+            break
+    return taken
+
+
+def _check_bytes(num_bytes: int, limits: MediaLimits) -> None:
+    if num_bytes > limits.max_decoded_bytes:
+        raise LimitError(
+            f"The frames of the video take {num_bytes} bytes; the limit is {limits.max_decoded_bytes}.",
+            "Cut or shrink it first.",
+            or_engine="set num_frames or fps lower",
+        )
+
+
+def _rgb(frame: Any, limits: MediaLimits) -> Any:
+    if frame.width * frame.height > limits.max_pixels:
+        raise LimitError(
+            f"A frame has {frame.width} x {frame.height} pixels; the limit is {limits.max_pixels}.", _SHRINK
+        )
+    return frame.to_ndarray(format="rgb24")
+
+
+def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLimits) -> Clip:
+    """A clip from an array (frames, height, width, 3) of bytes, or from a list of pictures or arrays.
+
+    Nothing is sampled here: the frames were chosen by the caller.
+
+    Args:
+        frames: the frames.
+        metadata: what the caller knows: "fps", "total_num_frames", "frames_indices", "duration"; other keys are ignored
+            only where they are None. "frames_indices" may not fall and lie below "total_num_frames".
+        limits: sizes.
+
+    Raises:
+        DecodeError: no frames, another shape or type, frames of different sizes, or metadata at odds with each other.
+        LimitError: too many frames or pixels.
+    """
+    import numpy as np
+
+    array = frames if isinstance(frames, np.ndarray) else _stack(frames, limits)
+    if array.ndim != 4 or array.shape[3] != 3:
+        raise DecodeError(
+            f"A video as an array must have the shape (frames, height, width, 3), not {tuple(array.shape)}.",
+            "Bring it into that shape, and give several videos as a list.",
+        )
+    if array.shape[0] == 0:
+        raise DecodeError("The video is empty: it has 0 frames.", "Give at least one frame.")
+    if array.shape[1] == 0 or array.shape[2] == 0:
+        raise DecodeError(
+            f"The frames of the video are empty: {array.shape[2]} x {array.shape[1]} pixels.", "Give at least 1 x 1."
+        )
+    if array.dtype != np.uint8:
+        raise DecodeError(f"A video as an array must hold bytes (uint8), not {array.dtype}.", "Scale it to 0 to 255.")
+    if array.shape[1] * array.shape[2] > limits.max_pixels:
+        raise LimitError(
+            f"A frame has {array.shape[2]} x {array.shape[1]} pixels; the limit is {limits.max_pixels}.", _SHRINK
+        )
+    if array.shape[0] > limits.max_frames:
+        raise LimitError(
+            f"The video has {array.shape[0]} frames; the limit is {limits.max_frames}.", "Sample it first."
+        )
+    given = {"width": array.shape[2], "height": array.shape[1], "frames": array.shape[0], "source": "frames"}
+    clip = Clip(np.ascontiguousarray(array), array.shape[0], None, None, given)
+    return clip if metadata is None else _with_metadata(clip, metadata)
+
+
+def _stack(frames: Sequence[Any], limits: MediaLimits) -> Any:
+    import numpy as np
+
+    from beheld.inputs.media import decode
+
+    if not frames:
+        raise DecodeError("The video is empty: it has 0 frames.", "Give at least one frame.")
+    if len(frames) > limits.max_frames:
+        raise LimitError(f"The video has {len(frames)} frames; the limit is {limits.max_frames}.", "Sample it first.")
+
+    def array_of(frame: Any) -> Any:
+        if not decode.is_picture(frame):
+            return np.asarray(frame)
+        with decode.alone_with(frame):
+            return np.asarray(decode.from_pil(frame, limits).image)
+
+    arrays = [array_of(frame) for frame in frames]
+    if len({array.shape for array in arrays}) > 1:
+        raise DecodeError("The frames of the video have different sizes.", "Bring them to one size first.")
+    return np.stack(arrays)
+
+
+_METADATA = frozenset(
+    ("fps", "total_num_frames", "frames_indices", "duration", "width", "height", "video_backend", "do_sample_frames")
+)
+
+
+def _with_metadata(clip: Clip, metadata: Mapping[str, Any]) -> Clip:
+    for name, value in metadata.items():
+        if name not in _METADATA and value is not None:
+            raise DecodeError(f"Unknown video metadata {name!r}.", nearest(str(name), _METADATA))
+    fps = metadata.get("fps")
+    total = metadata.get("total_num_frames")
+    indices = metadata.get("frames_indices")
+    if fps is not None and (
+        isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0
+    ):
+        raise DecodeError(
+            f"The video's fps must be a number above 0, got {fps!r}.", "Leave it out if nobody knows the frames' rate."
+        )
+    if metadata.get("do_sample_frames"):
+        # The caller leaves the choice of frames to the processor.
+        indices = None
+    if indices is not None:
+        indices = _places(indices, clip.total)
+    if total is None:
+        total = clip.total if indices is None else max(clip.total, indices[-1] + 1)
+    if isinstance(total, bool) or not isinstance(total, int) or total < clip.total:
+        raise DecodeError(
+            f"total_num_frames must be a whole number of at least {clip.total}, got {total!r}.",
+            "Give the number of all frames of the whole video, or leave it out.",
+        )
+    if indices is not None and indices[-1] >= total:
+        raise DecodeError(
+            f"frames_indices names frame {indices[-1]}, but total_num_frames is {total}.",
+            "Count frames from 0 in the whole video, and give the number of all of its frames as total_num_frames.",
+        )
+    given = {**clip.given, **({"fps": float(fps)} if fps else {}), "source_frames": total}
+    return replace(clip, total=total, fps=float(fps) if fps else None, indices=indices, given=given)
+
+
+def _places(indices: Any, count: int) -> tuple[int, ...]:
+    """The places of `count` frames in their video. One may come twice, as samplers pad with the last frame."""
+    try:
+        places = tuple(operator.index(place) for place in indices)
+    except TypeError as error:
+        raise DecodeError(
+            f"frames_indices must be a list of whole numbers, got {indices!r}.", "Give one for each frame."
+        ) from error
+    if len(places) != count:
+        raise DecodeError(
+            f"frames_indices names {len(places)} frames, but {count} were given.", "Give one place for each frame."
+        )
+    if places[0] < 0 or any(later < earlier for earlier, later in pairwise(places)):
+        raise DecodeError(
+            "frames_indices must be 0 or above and must not fall from one frame to the next.",
+            "Give the frames in the order in which they are shown, each with its place in the whole video.",
+        )
+    return places

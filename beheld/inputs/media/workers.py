@@ -1,0 +1,76 @@
+"""Where media are decoded and processed: in the caller's process, or in the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, MediaWork, ModelInfo
+from beheld.inputs.media.open_media import Source, open_source
+from beheld.inputs.media.tasks import Decoded, DecodeTask, ProcessedMedia, ProcessTask, decode_type, process_type
+from beheld.sandbox.sandbox import Sandbox
+from beheld.utils.cancellation import CancelToken
+
+
+class MediaWorkers:
+    """Decodes and processes media as the engine's configuration says. Safe to use from several threads.
+
+    Without workers all is done in the caller's process, where nothing that runs away can be stopped.
+
+    Attributes:
+        sandbox: the engine's; what else strangers send is worked on there, too.
+    """
+
+    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
+        self.sandbox = Sandbox()
+        self._limits = MediaLimits.of(args.media_limits)
+        in_sandbox = config.media_workers > 0
+        self.process_too = in_sandbox and config.media_work is MediaWork.PROCESS and bool(info.modalities)
+        self._decode_type = decode_type(self._limits, config.media_workers) if in_sandbox else None
+        self._process_type = process_type(info, config, args) if self.process_too else None
+
+    def warm(self) -> None:
+        """Let workers that process load their processor now: that takes seconds, and loading the model takes longer."""
+        if self._process_type is not None:
+            self.sandbox.warm(self._process_type)
+
+    def decode(
+        self, modality: str, source: Source, rate: Callable[[], int], cancel: CancelToken | None = None
+    ) -> Decoded:
+        """Decode a source; bytes are decoded in the sandbox.
+
+        Args:
+            modality: "image", "video" or "audio".
+            source: what came in.
+            rate: the sampling rate in Hz that the audio processor wants.
+            cancel: kills the worker.
+
+        Raises:
+            DecodeError, LimitError: the content is at fault; also if decoding takes too long or too much memory.
+            WorkerError: the worker ended.
+            Cancelled: the result is no longer wanted.
+        """
+        if self._decode_type is None or not isinstance(source.payload, bytes):
+            return Decoded(*open_source(modality, source, self._limits, rate))
+        task = DecodeTask(modality, source, rate() if modality == "audio" else 0)
+        return self.sandbox.run(self._decode_type, task, cancel)
+
+    def process(self, task: ProcessTask, rate: Callable[[], int], cancel: CancelToken | None = None) -> ProcessedMedia:
+        """Decode and process a source in the sandbox; what is no bytes is decoded here.
+
+        Raises:
+            MediaError, ParamsError: the content or an option is at fault.
+            WorkerError, Cancelled: as `decode`.
+        """
+        assert self._process_type is not None
+        source = task.source
+        if not isinstance(source.payload, bytes):
+            opened, content = open_source(task.modality, source, self._limits, rate)
+            task = replace(task, source=Source(source.kind, source.digest, opened, content=content))
+        return self.sandbox.run(self._process_type, task, cancel)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The numbers of the processes that decode or process media."""
+        kinds = (self._decode_type, self._process_type)
+        return tuple(number for kind in kinds if kind is not None for number in self.sandbox.pids(kind))

@@ -1,0 +1,1 @@
+"""Prompts and conversations as token ids: templates, rendering, tokenizing, special tokens, expansion."""

@@ -1,0 +1,345 @@
+"""OpenAI messages become template text and the media they hold, in order.
+
+Users' strings never become control tokens: see control.py. Where a template takes content as a string, the family's
+marker for each item is written into the text at the item's place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.core.config import MediaLimits
+from beheld.core.errors import MediaError, PromptError
+from beheld.core.media import MediaRef, item_name
+from beheld.core.params import nearest
+from beheld.inputs.media import embeds
+from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "model", "ipython"))
+_MEDIA_TYPES = {
+    "image": "image",
+    "image_url": "image",
+    "image_pil": "image",
+    "image_embeds": "image",
+    "video": "video",
+    "video_url": "video",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+_TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# What may hold the item itself, in parts named after the modality.
+_SOURCES = ("url", "path", "base64", "data")
+_NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
+
+
+@dataclass(frozen=True)
+class ParsedChat:
+    """Messages ready for a template, and the media they hold in the order of the text."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    media: tuple[MediaRef, ...]
+    stand_ins: StandIns
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A part's place; `message` and `part` count from 1."""
+
+    message: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"Part {self.part} of message {self.message}"
+
+    @property
+    def path(self) -> str:
+        """As errors name fields: counted from 0."""
+        return f"messages.{self.message - 1}.content.{self.part - 1}"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """An item's place among a message's parts."""
+
+    modality: str
+
+
+Part = str | Marker
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """How the template wants its messages.
+
+    Attributes:
+        as_list: content as a list of parts; else as a string.
+        strings_too: content that came as a string may stay one.
+        marker: modality -> the text that stands for an item in a string.
+    """
+
+    as_list: bool
+    strings_too: bool
+    marker: Callable[[str], str]
+
+
+def read(
+    messages: Sequence[Mapping[str, Any]], form: ChatForm, control: ControlTokens, limits: MediaLimits
+) -> ParsedChat:
+    """Take messages apart and put them into the template's form, with control spellings replaced by stand-ins.
+
+    Raises:
+        PromptError: a message or a part is malformed or of an unknown kind.
+        DecodeError: embeddings in a part are malformed.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise PromptError(
+            "There are no messages.", 'Give a list such as [{"role": "user", "content": "..."}].', param="messages"
+        )
+    stand_ins = StandIns(_letters(messages))
+    media: list[MediaRef] = []
+    out: list[Mapping[str, Any]] = []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise PromptError(
+                f"Message {number} is not a mapping.", 'Give {"role": ..., "content": ...}.', param=_field(number)
+            )
+        out.append(_message(message, number, form, control, stand_ins, media, limits))
+    return ParsedChat(tuple(out), tuple(media), stand_ins)
+
+
+def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
+    """A value of plain JSON types with control spellings in every string, keys included, replaced by stand-ins."""
+    if isinstance(value, str):
+        return stand_ins.replace(value, control)
+    if isinstance(value, Mapping):
+        return {
+            stand_ins.replace(k, control) if isinstance(k, str) else k: sanitized(v, control, stand_ins)
+            for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [sanitized(entry, control, stand_ins) for entry in value]
+    return value
+
+
+def _letters(value: Any) -> set[str]:
+    """Every character of every string, so that stand-ins can be chosen beside them."""
+    if isinstance(value, str):
+        return set(value)
+    if isinstance(value, Mapping):
+        return set().union(*(_letters(k) | _letters(v) for k, v in value.items())) if value else set()
+    if isinstance(value, list | tuple):
+        return set().union(*map(_letters, value)) if value else set()
+    return set()
+
+
+def _message(
+    message: Mapping[str, Any],
+    number: int,
+    form: ChatForm,
+    control: ControlTokens,
+    stand_ins: StandIns,
+    media: list[MediaRef],
+    limits: MediaLimits,
+) -> Mapping[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or _ROLE.fullmatch(role) is None:
+        raise PromptError(
+            f"Message {number} has the role {role!r}.",
+            "Use a word such as 'system', 'user' or 'assistant'.",
+            param=_field(number, "role"),
+        )
+    if role not in _ROLES and any(role in spelling for spelling in control.ids):
+        raise PromptError(
+            f"The role {role!r} of message {number} is part of a control token.",
+            "Use another role.",
+            param=_field(number, "role"),
+        )
+    rest = {k: _extra(k, v, number) for k, v in message.items() if k not in ("role", "content")}
+    out = {"role": role, **sanitized(rest, control, stand_ins)}
+    content = message.get("content")
+    if isinstance(content, str) and (form.strings_too or not form.as_list):
+        return {**out, "content": stand_ins.replace(content, control)}
+    if content is None:
+        return {**out, "content": content if "tool_calls" in message else ""}
+    parts = _parts(content, number, media, limits)
+    safe = _replace_across(parts, control, stand_ins)
+    return {**out, "content": _as_list(safe) if form.as_list else _as_string(safe, form)}
+
+
+def _field(number: int, *path: str | int) -> str:
+    """What errors call a field of a message; `number` counts from 1."""
+    return ".".join(map(str, ("messages", number - 1, *path)))
+
+
+def _extra(name: str, value: Any, number: int) -> Any:
+    """Tool calls carry their arguments as JSON text; templates want them as an object."""
+    if name != "tool_calls" or not isinstance(value, list):
+        return value
+    calls = []
+    for place, call in enumerate(value):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(arguments, str):
+            try:
+                call = {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+            except ValueError as error:
+                raise PromptError(
+                    "The arguments of a tool call are not valid JSON.",
+                    "Write an object as JSON.",
+                    param=_field(number, name, place, "function", "arguments"),
+                ) from error
+        calls.append(call)
+    return calls
+
+
+def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits) -> list[Part]:
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list | tuple):
+        raise PromptError(
+            f"The content of message {number} is neither text nor a list of parts.",
+            "Give either.",
+            param=_field(number, "content"),
+        )
+    parts: list[Part] = []
+    for index, part in enumerate(content, 1):
+        where = _Spot(number, index)
+        if isinstance(part, str):
+            parts.append(part)
+            continue
+        if not isinstance(part, Mapping):
+            raise PromptError(
+                f"{where} is not a mapping.", 'Give {"type": "text", "text": ...} or the like.', param=where.path
+            )
+        kind = _kind(part, where)
+        if kind in _TEXT_TYPES:
+            text = part.get(_TEXT_TYPES[kind])
+            if not isinstance(text, str):
+                raise PromptError(f"{where} has no text.", 'Give {"type": "text", "text": ...}.', param=where.path)
+            parts.append(text)
+        else:
+            ref = _media(part, kind, where, media, limits)
+            media.append(ref)
+            parts.append(Marker(ref.modality))
+    return parts
+
+
+def _kind(part: Mapping[str, Any], where: _Spot) -> str:
+    known = {**_TEXT_TYPES, **_MEDIA_TYPES}
+    kind = part.get("type")
+    if kind is None:
+        kind = next((name for name in known if name in part), None)
+    if not isinstance(kind, str) or kind not in known:
+        remedy = nearest(str(kind), known) or f"Known: {', '.join(known)}."
+        raise PromptError(f"{where} is of the unknown type {kind!r}.", remedy, param=f"{where.path}.type")
+    return kind
+
+
+def _media(
+    part: Mapping[str, Any], kind: str, where: _Spot, before: Sequence[MediaRef], limits: MediaLimits
+) -> MediaRef:
+    """The item of a part, which comes after those `before`; whatever else the part holds are options of its
+    processing."""
+    modality = _MEDIA_TYPES[kind]
+    uuid = part.get("uuid")
+    used = [kind]
+    source = part.get(kind)
+    if source is None and kind == modality:
+        used = [name for name in _SOURCES if part.get(name) is not None]
+        source = _wrapped(used[0], part[used[0]], modality) if used else None
+    place = f"{where.path}.{used[0] if used else kind}"
+    if kind == "image_embeds":
+        source = _embeddings(source, place, before, limits) if source is not None else None
+    elif kind == "input_audio" and isinstance(source, Mapping):
+        source = _wrapped("base64", source.get("data"), modality)
+    elif isinstance(source, Mapping) and "url" in source:
+        uuid = source.get("uuid", uuid)
+        source = source.get("url")
+    elif isinstance(source, Mapping) and kind.endswith("_url"):
+        source = None
+    if source is None:
+        raise PromptError(
+            f"{where} holds no {modality}.",
+            f'Give it under {kind!r}, for example {{"type": {kind!r}, ...}}.',
+            param=place,
+        )
+    options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}
+    return MediaRef(modality, source, options, None if uuid is None else str(uuid), place)
+
+
+def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
+    """What base64 in `source` stands for; errors name the item, a picture, and its place."""
+    try:
+        return embeds.from_base64(source, limits)
+    except MediaError as error:
+        number = 1 + sum(ref.modality == "image" for ref in before)
+        raise error.of(item_name("image", number), place) from error
+
+
+def _wrapped(name: str, value: Any, modality: str) -> Any:
+    """Bare base64 as a data URL, so that it takes the same guarded way as any other."""
+    if name in ("base64", "data") and isinstance(value, str):
+        return value if value.startswith("data:") else f"data:{modality}/unknown;base64,{value}"
+    return value
+
+
+def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: StandIns) -> list[Part]:
+    """Replace spellings, also those that come about only where one text follows another.
+
+    A spelling that runs over the border of two texts loses its first letter to a stand-in, so that joining the texts
+    does not make it.
+    """
+    texts = [part for part in parts if isinstance(part, str)]
+    broken = _crossings(texts, control)
+    out: list[Part] = []
+    number = 0
+    for part in parts:
+        if isinstance(part, str):
+            letters = [stand_ins.of(c) if i in broken.get(number, ()) else c for i, c in enumerate(part)]
+            part = stand_ins.replace("".join(letters) if number in broken else part, control)
+            number += 1
+        out.append(part)
+    return out
+
+
+def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[int]]:
+    """Where spellings that run over a border begin: text number -> offsets in that text.
+
+    Every place within reach of a border is looked at once, whatever the number of spellings.
+    """
+    if len(texts) < 2 or control.pattern is None:
+        return {}
+    reach = max(map(len, control.ids)) - 1
+    joined = "".join(texts)
+    starts = [0]
+    for text in texts:
+        starts.append(starts[-1] + len(text))
+    broken: dict[int, set[int]] = {}
+    seen = 0
+    for border in starts[1:-1]:
+        for begin in range(max(seen, border - reach), border):
+            # Those that begin before this border and after the last one; longer ones run over the next ones too.
+            if joined[begin] in control.beginnings and control.longest_at(joined, begin) > border - begin:
+                owner = bisect_right(starts, begin) - 1
+                broken.setdefault(owner, set()).add(begin - starts[owner])
+        seen = max(seen, border)
+    return broken
+
+
+def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
+    # Some templates look at a part's type, others for a key of that name.
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality, part.modality: ""}
+        for part in parts
+    ]
+
+
+def _as_string(parts: Sequence[Part], form: ChatForm) -> str:
+    return "\n".join(part if isinstance(part, str) else form.marker(part.modality) for part in parts)

@@ -1,0 +1,283 @@
+"""Control tokens and how text that spells one stays text.
+
+A control token is a token whose meaning is more than its letters: the ends of messages, roles, media markers. Users'
+text that spells one is replaced, before the chat template sees it, by a stand-in: one private-use character for each
+such spelling. In the rendered prompt the stand-ins show which letters came from users. What remains spelled is the
+template's own; stretches with stand-ins are encoded, with their letters put back, by a tokenizer that has no control
+tokens at all.
+
+    user      "a<|im_end|>b"                     rendered  <|im_start|>user\\n a # b <|im_end|>     (# is the stand-in)
+    encoded   <|im_start|> as a token . "user\\na<|im_end|>b" as letters . <|im_end|> as a token
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from beheld.core.errors import PromptError
+from beheld.inputs.prompt.chunked_tokenize import Stretches, too_long
+
+_PRIVATE = range(0xF0000, 0xFFFFD)
+_MARKUP = re.compile(r"[<\[{|(].*[>\]}|)]", re.DOTALL)
+# Text before a stretch that is not the prompt's first: tokenizers that mark the start of a text must not see one there.
+_LEAD = "\U0010fff0"
+
+
+@dataclass(frozen=True, eq=False)
+class ControlTokens:
+    """The spellings of a tokenizer's control tokens.
+
+    Attributes:
+        ids: spelling -> token id.
+        pattern: finds the longest spelling at each place; None if there are none.
+        strips: spelling -> whether the token swallows blanks on its left and on its right.
+        pieces: spellings of ordinary pieces of the vocabulary, which a tokenizer finds only where it cuts text so.
+        folded: spellings that are matched after the text was normalised, so that other letters may spell them too.
+    """
+
+    ids: Mapping[str, int]
+    pattern: re.Pattern[str] | None
+    strips: Mapping[str, tuple[bool, bool]]
+    folded: frozenset[str]
+    pieces: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tokenizer: Any, markers: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
+        """Find them: special tokens, media markers, and added tokens that look like markup, as `<tool_call>` does.
+
+        Other added tokens are ordinary text: some vocabularies have runs of blanks among them.
+        """
+        special = set(tokenizer.all_special_tokens)
+        ids: dict[str, int] = {}
+        strips: dict[str, tuple[bool, bool]] = {}
+        folded: set[str] = set()
+        for token, added in tokenizer.added_tokens_decoder.items():
+            text = str(added.content)
+            if not text or not (added.special or text in special or token in markers or _MARKUP.fullmatch(text)):
+                continue
+            ids[text] = token
+            strips[text] = (added.lstrip, added.rstrip)
+            if added.normalized:
+                folded.add(text)
+        ordinary = frozenset(pieces) - special - set(ids)
+        for text in (special | ordinary) - set(ids):
+            ids[text] = tokenizer.convert_tokens_to_ids(text)
+        spelled = sorted(ids, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        return cls(ids, pattern, strips, frozenset(folded), ordinary)
+
+    @cached_property
+    def beginnings(self) -> dict[str, Any]:
+        """The spellings as a tree: letter -> what may follow; "" stands where one ends."""
+        tree: dict[str, Any] = {}
+        for spelling in self.ids:
+            node = tree
+            for letter in spelling:
+                node = node.setdefault(letter, {})
+            node[""] = {}
+        return tree
+
+    def longest_at(self, text: str, begin: int) -> int:
+        """Letters of the longest spelling that begins there; 0 if none does."""
+        node, longest = self.beginnings, 0
+        for place in range(begin, len(text)):
+            found = node.get(text[place])
+            if found is None:
+                break
+            node = found
+            if "" in node:
+                longest = place + 1 - begin
+        return longest
+
+    def spelled_in(self, text: str) -> bool:
+        """True if `text` spells a control token."""
+        return self.pattern is not None and self.pattern.search(text) is not None
+
+
+class StandIns:
+    """Private-use characters that stand for stretches of users' text, all of them absent from the text itself."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        used = set(taken)
+        self._free: Iterator[str] = (chr(code) for code in _PRIVATE if chr(code) not in used)
+        self._by_text: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+
+    def of(self, text: str) -> str:
+        """The character for `text`."""
+        known = self._by_text.get(text)
+        if known is None:
+            known = next(self._free, None)
+            if known is None:
+                raise PromptError("The messages spell too many different control tokens.")
+            self._by_text[text] = known
+            self._texts[known] = text
+        return known
+
+    def replace(self, text: str, control: ControlTokens) -> str:
+        """`text` with every spelling of a control token replaced."""
+        if control.pattern is None:
+            return text
+        return control.pattern.sub(lambda match: self.of(match[0]), text)
+
+    def restore(self, text: str) -> str:
+        """The text with its letters back."""
+        return "".join(self._texts.get(c, c) for c in text) if self._texts else text
+
+    def parts(self, text: str) -> list[str]:
+        """`text` cut so that each stand-in's letters are a part of their own, and restored."""
+        parts, run = [], ""
+        for c in text:
+            if c in self._texts:
+                parts += [run, self._texts[c]]
+                run = ""
+            else:
+                run += c
+        return [part for part in [*parts, run] if part]
+
+    def within(self, text: str) -> bool:
+        """True if `text` holds a stand-in."""
+        return any(c in self._texts for c in text)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+class PlainEncoder:
+    """Encodes text with the tokenizer's own rules but without its control tokens."""
+
+    def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
+        self.control = control
+        self._ids = frozenset(control.ids.values())
+        self._backend: Any = None
+        self._tokenizer = tokenizer
+        if getattr(tokenizer, "is_fast", False):
+            self._backend = _without(tokenizer.backend_tokenizer, frozenset(control.ids))
+            self._stretches = Stretches(tokenizer.backend_tokenizer, self._backend)
+
+    def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
+        """Token ids of the concatenated `parts`, none of which is a control token.
+
+        Args:
+            parts: stretches of text; those that spell a control token stand alone.
+            first: True at the very start of a prompt.
+            most: ids that are of use; None for all.
+
+        Raises:
+            PromptError: the tokenizer cannot write the spelling with anything but the token.
+            PromptTooLongError: there are more than `most`.
+        """
+        ids = self._encode("".join(parts), first, most)
+        if self._ids.isdisjoint(ids):
+            return ids
+        # Some vocabularies hold a control token's letters as one ordinary piece. Cut inside each spelling, then
+        # everywhere.
+        cut = [piece for part in parts for piece in ((part[:1], part[1:]) if part in self.control.ids else (part,))]
+        for pieces in (cut, list("".join(parts))):
+            ids = []
+            for index, piece in enumerate(pieces):
+                ids += self._encode(piece, first and index == 0, most)
+                if most is not None and len(ids) > most:
+                    raise too_long(most)
+            if self._ids.isdisjoint(ids):
+                return ids
+        raise PromptError(
+            "The text spells a control token that this tokenizer cannot write as text.", "Take it out of the message."
+        )
+
+    def _encode(self, text: str, first: bool, most: int | None) -> list[int]:
+        if not text:
+            return []
+        if self._backend is None:
+            ids: list[int] = self._tokenizer(
+                text, add_special_tokens=False, truncation=False, split_special_tokens=True
+            )["input_ids"]
+            return ids
+        if first:
+            return self._stretches.encode(text, most)
+        return self._stretches.encode(_LEAD + text, None if most is None else most + 1)[1:]
+
+
+def _without(backend: Any, spellings: frozenset[str]) -> Any:
+    """A copy of a `tokenizers` tokenizer without these added tokens, and with one that marks where a stretch begins."""
+    from tokenizers import Tokenizer
+
+    described = json.loads(backend.to_str())
+    kept = [token for token in described["added_tokens"] if token["content"] not in spellings]
+    lead = {"content": _LEAD, "special": True, "normalized": False, "lstrip": False, "rstrip": False}
+    described["added_tokens"] = [*kept, {**lead, "single_word": False, "id": backend.get_vocab_size(True) + 1}]
+    described |= {"post_processor": None, "truncation": None, "padding": None}
+    return Tokenizer.from_str(json.dumps(described))
+
+
+def smuggled(ids: Sequence[int], text: str, control: ControlTokens, ends: tuple[Sequence[int], Sequence[int]]) -> bool:
+    """True if there are control tokens among the ids of `text` that nothing in it spells letter by letter.
+
+    That happens only with tokens that the tokenizer looks for after it has normalised the text.
+    """
+    if not control.folded or control.pattern is None:
+        return False
+    spelled = [control.ids[match[0]] for match in control.pattern.finditer(text)]
+    allowed = [*spelled, *ends[0], *ends[1]]
+    return any(ids.count(token) > allowed.count(token) for token in {control.ids[s] for s in control.folded})
+
+
+def encode_rendered(
+    rendered: str,
+    stand_ins: StandIns,
+    control: ControlTokens,
+    plain: PlainEncoder,
+    normal: Any,
+    most: int | None = None,
+) -> list[int]:
+    """Token ids of a rendered prompt with stand-ins in it.
+
+    Args:
+        rendered: the prompt.
+        stand_ins: what its private-use characters stand for.
+        control: the control tokens.
+        plain: encodes stretches with stand-ins.
+        normal: text -> ids, for everything else.
+        most: ids that are of use; None for all.
+
+    Raises:
+        PromptTooLongError: a stretch alone has more than `most`.
+    """
+    if control.pattern is None:
+        return list(normal(stand_ins.restore(rendered)))
+    pieces: list[tuple[str, int, int]] = []
+    last = 0
+    for match in control.pattern.finditer(rendered):
+        pieces += [("text", last, match.start()), ("token", match.start(), match.end())]
+        last = match.end()
+    pieces.append(("text", last, len(rendered)))
+    ids: list[int] = []
+    trusted = ""
+    for index, (kind, start, stop) in enumerate(pieces):
+        text = rendered[start:stop]
+        # Normalising may make tokens of other letters: such tokenizers are shown only what the template spells.
+        # Behind a stretch of its own, an ordinary piece would be cut as if a text began with it.
+        alone = text in control.pieces
+        if not alone and (kind == "token" or not (control.folded or stand_ins.within(text))):
+            trusted += text
+            continue
+        ids += normal(trusted) if trusted else []
+        trusted = ""
+        if kind == "token":
+            ids.append(control.ids[text])
+            continue
+        left = control.strips.get(rendered[slice(*pieces[index - 1][1:])], (False, False))[1] if index else False
+        right = (
+            control.strips.get(rendered[slice(*pieces[index + 1][1:])], (False, False))[0]
+            if index + 1 < len(pieces)
+            else False
+        )
+        text = text.lstrip() if left else text
+        text = text.rstrip() if right else text
+        ids += plain.encode(stand_ins.parts(text), first=start == 0, most=most)
+    return ids + (list(normal(trusted)) if trusted else [])

@@ -1,0 +1,171 @@
+"""Chat templates: which one to use, and which form of content it takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from beheld.core.errors import ConfigError, TemplateError
+from beheld.core.request import ForeignTemplate
+from beheld.inputs.prompt.rendering import LIMIT, Rendering, render
+from beheld.sandbox.sandbox import Sandbox
+from beheld.sandbox.task_type import TaskType
+from beheld.utils.cancellation import CancelToken
+from beheld.utils.log import get_logger, once
+from beheld.utils.lru import LRU
+
+logger = get_logger(__name__)
+
+FORMATS = ("auto", "openai", "string")
+_PROBE = "beheld7probe"
+_FOREIGN_BYTES = 4 << 20
+_ENTRY_BYTES = 256
+
+
+class ChatTemplates:
+    """Finds and renders the templates of one checkpoint.
+
+    Args:
+        tokenizer: transformers' tokenizer.
+        folder: the checkpoint.
+        fallback: the family's own template, or "".
+        sandbox: renders the templates that strangers sent, as tasks of `render_type`; None renders them here.
+        render_type: see rendering.render_type.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        folder: Path,
+        fallback: str,
+        sandbox: Sandbox | None = None,
+        render_type: TaskType[Rendering, str] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._folder = folder
+        self._fallback = fallback
+        self._sandbox = sandbox
+        self._render_type = render_type
+        self._forms: dict[str, tuple[bool, bool]] = {}
+        # There is no end of those, so that only some are kept.
+        self._foreign: LRU[str, tuple[bool, bool]] = LRU(_FOREIGN_BYTES)
+        self._lock = threading.Lock()
+
+    def resolve(self, given: str | None, tools: Sequence[Any] | None) -> str:
+        """The template's source: the one given (text or a file), the checkpoint's, or the family's own.
+
+        Raises:
+            TemplateError: there is none.
+        """
+        if isinstance(given, ForeignTemplate):
+            return given
+        if given:
+            return text_of(given)
+        own = self._own(tools)
+        if own:
+            return own
+        if self._fallback:
+            once(logger, logging.INFO, "The checkpoint brings no chat template; using the one of its family.")
+            return self._fallback
+        raise TemplateError(
+            "The checkpoint has no chat template.",
+            or_engine="give one as chat_template: the template itself, or a file that holds it",
+        )
+
+    def _own(self, tools: Sequence[Any] | None) -> str | None:
+        legacy = self._folder / "chat_template.json"
+        if not (self._folder / "chat_template.jinja").is_file() and legacy.is_file():
+            found = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")
+            if isinstance(found, str):
+                return found
+        template = getattr(self._tokenizer, "chat_template", None)
+        if isinstance(template, Mapping):
+            name = "tool_use" if tools and "tool_use" in template else "default"
+            template = template.get(name)
+        return template if isinstance(template, str) else None
+
+    def forms(self, template: str) -> tuple[bool, bool]:
+        """Whether the template takes content as a list of parts, and whether it takes it as a string."""
+        if isinstance(template, ForeignTemplate):
+            known = self._foreign.get(template)
+            if known is None:
+                known = self._probe(template, [{"type": "text", "text": _PROBE}]), self._probe(template, _PROBE)
+                self._foreign.put(template, known, _ENTRY_BYTES + len(template))
+            return known
+        with self._lock:
+            if template not in self._forms:
+                as_list = self._probe(template, [{"type": "text", "text": _PROBE}])
+                self._forms[template] = (as_list, self._probe(template, _PROBE))
+                name = "openai" if as_list else "string"
+                once(
+                    logger,
+                    logging.INFO,
+                    f"Detected the chat template content format to be {name!r}. "
+                    "You can set `--chat-template-content-format` to override this.",
+                )
+            return self._forms[template]
+
+    def _probe(self, template: str, content: Any) -> bool:
+        """True if content of this form comes out as its text, and not as a picture of a Python list."""
+        try:
+            text = self.render(Rendering([{"role": "user", "content": content}], template, add_generation_prompt=True))
+        except TemplateError as error:
+            if error.stage == LIMIT:
+                raise
+            return False
+        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+    def takes_list(self, template: str, content_format: str | None) -> bool:
+        """True if messages should be given to it as lists of parts.
+
+        Raises:
+            ConfigError: the format is unknown.
+        """
+        if content_format not in (None, *FORMATS):
+            raise ConfigError(
+                f"There is no chat template content format {content_format!r}.",
+                f"Known: {', '.join(FORMATS)}.",
+                param="chat_template_content_format",
+            )
+        if content_format in (None, "auto"):
+            return self.forms(template)[0]
+        return content_format == "openai"
+
+    def render(self, task: Rendering, cancel: CancelToken | None = None) -> str:
+        """The prompt's text; a stranger's template is rendered in the sandbox.
+
+        Raises:
+            TemplateError: the template fails on these messages, is not a valid one, or takes too much.
+            WorkerError: the process that rendered it ended.
+            Cancelled: the request was cancelled.
+        """
+        if isinstance(task.template, ForeignTemplate) and self._sandbox is not None and self._render_type is not None:
+            # The wire knows texts, lists and mappings, not classes derived from them.
+            plain = replace(task, template=str(task.template), messages=[dict(message) for message in task.messages])
+            return self._sandbox.run(self._render_type, plain, cancel)
+        return render(self._tokenizer, task)
+
+
+def text_of(given: str) -> str:
+    """A template given as its text (which has braces or lines) or as the path of a file.
+
+    Raises:
+        TemplateError: it is neither, or the file cannot be read.
+    """
+    if any(mark in given for mark in ("{%", "{{", "\n")):
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise TemplateError(
+            f"chat_template {given!r} is neither a template nor a file.",
+            "A template holds {{ }} or {% %}; a file must exist.",
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TemplateError(f"The file of chat_template {given!r} cannot be read as text.") from error

@@ -1,0 +1,352 @@
+"""Text to token ids: prompts as the tokenizer reads them, and untrusted text as nothing but text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.code import own_first
+from beheld.checkpoint.convert import own_config
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.resolve import resolve_tokenizer
+from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.errors import ModelError, PromptError, PromptTooLongError
+from beheld.families import registry
+from beheld.families.inputs import ItemPlace
+from beheld.inputs.prompt.chunked_tokenize import Stretches
+from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
+from beheld.utils.gil import out_of_turn
+
+# Letters. Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their
+# length.
+SHORT_TEXT = 1 << 16
+# Fewer take less time than a thread waits for its turn of the interpreter, and are tokenized without giving it away.
+_BRIEF_TEXT = 500
+
+
+# What transformers goes through from a text to ids.
+_CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding")
+
+
+class PromptTokenizer:
+    """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made behind
+    one lock. Where a call would mean what the tokenizer's backend gives, that is asked instead, by any number of
+    threads; for long texts, and once the user has the tokenizer too, a copy of it.
+
+    Args:
+        tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
+        placeholder_ids: modality -> the id that marks an embedding's place.
+        places: modality -> the token that an item replaces in a prompt, where it is another one.
+        pieces: ordinary pieces of the vocabulary that users' text may not become.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        placeholder_ids: Mapping[str, int],
+        places: Mapping[str, str] | None = None,
+        pieces: Sequence[str] = (),
+    ) -> None:
+        self.inner = tokenizer
+        self._lock = threading.Lock()
+        self._pieces = tuple(pieces)
+        self._embeds = dict(placeholder_ids)
+        self._markers = dict(placeholder_ids)
+        if tokenizer is not None:
+            for modality, token in (places or {}).items():
+                found = tokenizer.convert_tokens_to_ids(token)
+                if isinstance(found, int):
+                    self._markers[modality] = found
+        self._control: ControlTokens | None = None
+        self._plain: PlainEncoder | None = None
+        self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._runs: dict[str, int] = {}
+        self._longest = 0
+        self._stretches: Stretches | None = None
+        self._shared = False
+        self._copied: tuple[int, Any] | None = None
+
+    @property
+    def placeholder_ids(self) -> Mapping[str, int]:
+        """Modality -> the id that an item replaces in a prompt."""
+        return self._markers
+
+    def _require(self) -> Any:
+        if self.inner is None:
+            raise PromptError(
+                "Text cannot be read: the engine runs without a tokenizer (skip_tokenizer_init).",
+                "Give the prompt as token ids.",
+                or_engine="start without skip_tokenizer_init",
+            )
+        return self.inner
+
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """Token ids of trusted text: what spells a special token is that token.
+
+        Args:
+            text: any.
+            add_special_tokens: whether the tokenizer puts its own around it.
+            most: ids that are of use; a long text is not read any further. None for all.
+
+        Raises:
+            PromptError: there is no tokenizer, or the text holds half a surrogate pair, which is no character.
+            PromptTooLongError: the text is long and has more than `most`.
+        """
+        tokenizer = self._require()
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
+        if len(text) < _BRIEF_TEXT and _usual(tokenizer):
+            return self._encoded(text, add_special_tokens, most)
+        with out_of_turn():
+            return self._encoded(text, add_special_tokens, most)
+
+    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
+        tokenizer = self._require()
+        if not _usual(tokenizer):
+            with self._lock:
+                ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
+            return ids
+        if len(text) > SHORT_TEXT:
+            before, after = self.ends() if add_special_tokens else ((), ())
+            return [*before, *self._long().encode(text, most), *after]
+        backend = tokenizer.backend_tokenizer
+        if not self._shared and _unset(backend):
+            found = _encoded(backend, text, add_special_tokens)
+            # Else it was given away in between, and its new owner may have called it.
+            if not self._shared:
+                return found
+        return _encoded(self._own(backend), text, add_special_tokens)
+
+    def share(self) -> Any:
+        """The tokenizer itself, for whoever may call it from now on, in other threads and in other ways."""
+        self._shared = True
+        return self.inner
+
+    def _own(self, backend: Any) -> Any:
+        """A copy of the backend which nobody's calls cut, pad or split; made anew once tokens were added."""
+        size = backend.get_vocab_size(with_added_tokens=True)
+        copied = self._copied
+        if copied is None or copied[0] != size:
+            with self._lock:
+                self._copied = copied = (size, _copy(backend))
+        return copied[1]
+
+    def _long(self) -> Stretches:
+        with self._lock:
+            if self._stretches is None:
+                self._stretches = Stretches(self._require().backend_tokenizer)
+            return self._stretches
+
+    def check_size(self, text: str, max_tokens: int) -> None:
+        """Refuse a text that no tokenization brings below `max_tokens`, without tokenizing it: that takes about a
+        second per MiB.
+
+        Raises:
+            PromptTooLongError: it has more characters than so many of the longest tokens.
+        """
+        if len(text) <= SHORT_TEXT or self.inner is None:
+            return
+        with self._lock:
+            if not self._longest:
+                self._longest = max(map(len, self.inner.get_vocab()), default=1)
+        if len(text) > max_tokens * self._longest:
+            raise PromptTooLongError(
+                f"The prompt has {len(text)} characters, which no {max_tokens} tokens can spell.",
+                "Shorten it.",
+                or_engine="raise max_model_len",
+            )
+
+    def encode_pieces(
+        self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
+    ) -> list[int]:
+        """Token ids of a text in pieces, each of them encoded as if it stood alone, and of markers.
+
+        Args:
+            pieces: stretches of text, and places of items.
+            encode: a stretch -> its ids; None for text that is trusted.
+        """
+        encode = encode or partial(self.encode, add_special_tokens=False)
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                ids += encode(piece)
+            else:
+                ids.append(self._markers[piece.modality])
+        return ids
+
+    def replacement(self, text: str) -> tuple[int, ...]:
+        """Token ids of the text that replaces a marker, as they are inside a prompt."""
+        marker = self._repeated(text)
+        if marker is not None:
+            return (self._runs[marker],) * (len(text) // len(marker))
+        return tuple(self.encode(text, add_special_tokens=False))
+
+    def edges(self, text: str) -> tuple[str, str, str]:
+        """The text that replaces a marker as ordinary text, control tokens and what is between them, ordinary text."""
+        if self._repeated(text) is not None:
+            return "", text, ""
+        control = self.control()
+        first = control.pattern.search(text) if control.pattern is not None else None
+        if first is None:
+            return "", text, ""
+        stop = max(text.rfind(spelling) + len(spelling) for spelling in control.ids if spelling in text)
+        return text[: first.start()], text[first.start() : stop], text[stop:]
+
+    def _repeated(self, text: str) -> str | None:
+        """The placeholder that `text` repeats and nothing else, which is by far the usual case."""
+        if not self._runs:
+            self._runs = dict(self._texts(self._embeds).values())
+        for marker in self._runs:
+            if text.startswith(marker) and text == marker * (len(text) // len(marker)):
+                return marker
+        return None
+
+    def _texts(self, ids: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+        """Modality -> (text, id) of those that are added tokens; others are left out."""
+        tokenizer = self._require()
+        known = tokenizer.get_added_vocab()
+        texts: dict[str, tuple[str, int]] = {}
+        for modality, token in ids.items():
+            text = tokenizer.convert_ids_to_tokens(token)
+            if isinstance(text, str) and known.get(text) == token:
+                texts[modality] = (text, token)
+        return texts
+
+    def placeholder(self, modality: str) -> str:
+        """The placeholder's text, for messages to the user."""
+        token = self._markers.get(modality)
+        if self.inner is None or token is None:
+            return f"token {token}"
+        return str(self.inner.convert_ids_to_tokens(token))
+
+    # ------------------------------------------------------------------ untrusted text
+
+    def control(self) -> ControlTokens:
+        """The spellings that user text may not use as tokens."""
+        with self._lock:
+            if self._control is None:
+                self._control = ControlTokens.of(
+                    self._require(), frozenset((*self._markers.values(), *self._embeds.values())), self._pieces
+                )
+            return self._control
+
+    def plain(self) -> PlainEncoder:
+        """The encoder that knows no control tokens."""
+        control = self.control()
+        with self._lock:
+            if self._plain is None:
+                self._plain = PlainEncoder(self._require(), control)
+            return self._plain
+
+    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that the tokenizer puts before and after a text of its own accord."""
+        if self._ends is None:
+            bare = self.encode("a", add_special_tokens=False)
+            full = self.encode("a", add_special_tokens=True)
+            start = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
+            self._ends = tuple(full[:start]), tuple(full[start + len(bare) :])
+        return self._ends
+
+
+def _usual(tokenizer: Any) -> bool:
+    """Whether a call of transformers' tokenizer means what its backend gives, and nothing else."""
+    if not getattr(tokenizer, "is_fast", False) or tokenizer.split_special_tokens:
+        return False
+    from transformers import PreTrainedTokenizerFast
+
+    return all(getattr(type(tokenizer), name) is getattr(PreTrainedTokenizerFast, name) for name in _CALLS)
+
+
+def _unset(backend: Any) -> bool:
+    """Whether no call of the tokenizer has left anything behind that changes the next one."""
+    return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
+
+
+def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+    found: list[int]
+    if len(text) < _BRIEF_TEXT:
+        found = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    else:
+        # Of this library's calls only those for many texts let other threads run meanwhile.
+        found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return found
+
+
+def _copy(backend: Any) -> Any:
+    """A tokenizer that shares what never changes: copying a large vocabulary would take half a second."""
+    own = type(backend)(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        setattr(own, part, getattr(backend, part))
+    added = backend.get_added_tokens_decoder()
+    for _, token in sorted(added.items()):
+        (own.add_special_tokens if token.special else own.add_tokens)([token])
+    if {id_: str(token) for id_, token in own.get_added_tokens_decoder().items()} != {
+        id_: str(token) for id_, token in added.items()
+    }:
+        own = type(backend).from_str(backend.to_str())
+        own.no_truncation()
+        own.no_padding()
+        own.encode_special_tokens = False
+    return own
+
+
+def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
+    """transformers' tokenizer for a checkpoint.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_tokenizer(args, Path(info.path))
+    options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
+    if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
+        # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
+        options["mistral_format"] = False
+    family = registry.inputs(info.family)
+    try:
+        found = family.read_tokenizer(folder) if family.read_tokenizer is not None else None
+        if found is None:
+            options |= own_config(read_json(folder / CONFIG))
+            found = own_first(
+                lambda trust: AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust, **options),
+                trusted=args.trust_remote_code,
+            )
+    except ModelError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"The tokenizer of {info.name!r} cannot be loaded: {reason.rstrip('.')}.",
+            "Check the folder's tokenizer files, or name another with `tokenizer`.",
+        ) from error
+    return extended(found, family.added)
+
+
+def extended(tokenizer: Any, added: Sequence[str]) -> Any:
+    """The tokenizer with the special tokens `added` behind its own, where they are missing."""
+    missing = [token for token in added if token not in tokenizer.get_added_vocab()]
+    if missing:
+        from tokenizers import AddedToken
+
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+    return tokenizer
+
+
+def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
+    """Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave."""
+    # The folder: beside a model that is one, the name of its repository would be that of another.
+    tokenizer = args.tokenizer if args.skip_tokenizer_init else str(resolve_tokenizer(args, Path(info.path)))
+    return EngineArgs(
+        model=info.path,
+        tokenizer=tokenizer,
+        tokenizer_mode=args.tokenizer_mode,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+        trust_remote_code=args.trust_remote_code,
+        tokenizer_revision=args.tokenizer_revision,
+        download_dir=args.download_dir,
+        hf_token=args.hf_token,
+    )

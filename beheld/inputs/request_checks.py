@@ -1,0 +1,137 @@
+"""What a request must keep within: modalities, counts, lengths, adapters, priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import LimitError, LoRAError, MediaError, ParamsError, PromptError, PromptTooLongError
+from beheld.core.media import MediaRef, MediaSpan, item_name
+from beheld.core.params import whole
+from beheld.core.request import LoRARequest
+from beheld.families.inputs import FamilyInputs
+from beheld.inputs.media import embeds
+
+
+@dataclass(frozen=True, eq=False)
+class RequestChecks:
+    """The bounds of one engine on requests."""
+
+    info: ModelInfo
+    config: EngineConfig
+    args: EngineArgs
+    family: FamilyInputs
+
+    def modalities(self, media: Sequence[MediaRef]) -> None:
+        """Refuse media that the model does not take, or that are too many.
+
+        Raises:
+            PromptError, MediaError, LimitError: see there.
+        """
+        embedded = [ref for ref in media if embeds.given(ref.source)]
+        for ref in embedded[:1]:
+            if not self.args.enable_mm_embeds:
+                raise MediaError(
+                    "Embeddings are switched off (enable_mm_embeds=False).",
+                    "Give the media.",
+                    param=ref.place or "enable_mm_embeds",
+                    or_engine="start without enable_mm_embeds=False",
+                )
+            if self.info.cross is not None:
+                raise MediaError(
+                    f"{self.info.architecture} has no embeddings in its text: it attends to media beside it.",
+                    "Give the media.",
+                    param=ref.place,
+                )
+        for ref in embedded:
+            if isinstance(reason := self.family.embedded.get(ref.modality), str):
+                raise MediaError(
+                    f"Embeddings of {ref.modality} cannot be given to {self.info.architecture}: "
+                    f"{reason.format(modality=ref.modality)}.",
+                    f"Give the {ref.modality} itself.",
+                    param=ref.place,
+                )
+        for modality in {ref.modality: None for ref in media}:
+            self._count(modality, [ref for ref in media if ref.modality == modality])
+
+    def _count(self, modality: str, given: Sequence[MediaRef]) -> None:
+        """Refuse the items of one modality that the model does not take, or the first one too many."""
+        if modality not in self.info.modalities:
+            takes = " and ".join(self.info.modalities) or "text only"
+            raise PromptError(
+                f"This model does not take {modality}; it takes {takes}.", "Leave it out.", param=given[0].place
+            )
+        count, limit = len(given), self.config.limit_per_prompt.get(modality, 0)
+        if count > limit:
+            off = f"The modality {modality} is switched off (limit_mm_per_prompt is 0)."
+            many = f"There are {count} {modality} items; limit_mm_per_prompt allows {limit}."
+            raise LimitError(
+                many if limit else off,
+                "Send fewer." if limit else "Leave it out.",
+                param=given[limit].place or "limit_mm_per_prompt",
+                or_engine="raise limit_mm_per_prompt",
+            )
+        most = self.family.most.get(modality, count)
+        if count > most:
+            raise PromptError(
+                f"There are {count} {modality} items; this model takes at most {most} in a prompt.",
+                "Ask about each of them in a prompt of its own.",
+                param=given[most].place,
+            )
+
+    def order(self, lora: LoRARequest | None, priority: int) -> None:
+        """Refuse an adapter or a priority that would change nothing.
+
+        Raises:
+            LoRAError, ParamsError: see there.
+        """
+        if lora is not None and not isinstance(lora, LoRARequest):
+            raise LoRAError(
+                f"lora_request must be a LoRARequest, not {type(lora).__name__}.",
+                "Write LoRARequest(name, number, folder).",
+                param="lora_request",
+            )
+        if lora is not None and not self.config.max_loras:
+            raise LoRAError(
+                "This engine takes no LoRA adapters.", param="lora_request", or_engine="start it with enable_lora=True"
+            )
+        whole("priority", priority, -(2**63), 2**63 - 1)
+        if priority != 0 and self.config.policy != "priority":
+            raise ParamsError(
+                "A priority means nothing with scheduling_policy='fcfs'.",
+                "Leave it out.",
+                param="priority",
+                or_engine="start the engine with scheduling_policy='priority'",
+            )
+
+    def length(self, token_ids: Sequence[int], spans: Sequence[MediaSpan], media: Sequence[MediaRef]) -> None:
+        """Refuse what is empty or too long. `media` are those of the spans, in the order in which they were given.
+
+        Raises:
+            PromptError, PromptTooLongError, LimitError: see there.
+        """
+        if not token_ids:
+            raise PromptError("The prompt is empty.", "Give at least one token.")
+        count, limit = len(token_ids), self.config.max_model_len
+        if count >= limit:
+            taken = sum(span.stop - span.start for span in spans)
+            of_media = f", {taken} of them for media" if taken else ""
+            raise PromptTooLongError(
+                f"The prompt has {count} tokens{of_media}; with at least one for the answer the limit is {limit}.",
+                "Send fewer or smaller items." if taken * 2 > count else "Shorten it.",
+                or_engine="raise max_model_len",
+            )
+        seen: dict[str, int] = {}
+        for span in spans:
+            modality, kept = span.item.modality, span.item.num_kept
+            seen[modality] = seen.get(modality, 0) + 1
+            if kept > self.config.max_encoder_tokens:
+                own = [ref.place for ref in media if ref.modality == modality]
+                raise LimitError(
+                    f"It takes {kept} embeddings; the engine keeps at most {self.config.max_encoder_tokens}.",
+                    "Send a smaller one.",
+                    item=item_name(modality, seen[modality]),
+                    param=own[seen[modality] - 1] if own else None,
+                    or_engine="raise mm_encoder_budget",
+                )

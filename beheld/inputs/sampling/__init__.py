@@ -1,0 +1,1 @@
+"""A user's sampling parameters, checked and resolved."""

@@ -1,0 +1,108 @@
+"""What the user told the engine about its inputs, checked at the start rather than with the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.checkpoint.info import read_info
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.media import MODALITIES
+from beheld.core.params import nearest, whole
+from beheld.families import registry
+from beheld.inputs.media import video
+from beheld.inputs.media.processor import ItemProcessor
+from beheld.inputs.prompt import template
+from beheld.inputs.prompt.tokenizer import PromptTokenizer
+from beheld.inputs.sampling.resolve_sampling import HABITUAL, RECOMMENDED, recommended
+
+
+def check(args: EngineArgs) -> None:
+    """Check override_generation_config, media_io_kwargs and chat_template.
+
+    Raises:
+        ConfigError: a name in one of the first two is unknown, or a value is out of range.
+        TemplateError: the last is neither a template nor a file that can be read.
+    """
+    _overrides(args)
+    _io(args.media_io_kwargs or {})
+    if args.chat_template:
+        template.text_of(args.chat_template)
+
+
+def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: ItemProcessor) -> None:
+    """Check mm_processor_kwargs, for which the processor is loaded if there are any.
+
+    Raises:
+        ConfigError: the processor knows no such option or does not take its value, or there is nothing to process.
+    """
+    name = "mm_processor_kwargs"
+    if not told:
+        return
+    if not info.modalities:
+        raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
+    try:
+        for modality in info.modalities:
+            processor.options(modality, told)
+    except ParamsError as error:
+        raise ConfigError(error.reason, error.remedy, param=name, detail=error.detail) from error
+
+
+def load_if_told(args: EngineArgs, info: ModelInfo | None = None) -> Any:
+    """Check mm_processor_kwargs before the weights are read; the processor, if it was loaded for that, else None.
+
+    Raises:
+        ConfigError: as check_processor.
+        ModelError: there is no such model, or it has no processor.
+    """
+    if not args.mm_processor_kwargs:
+        return None
+    info = info or read_info(resolve(args), args)
+    family = registry.inputs(info.family)
+    words = PromptTokenizer(None, info.placeholder_ids, family.places, family.pieces)
+    processor = ItemProcessor(info, args, family, words, info.checkpoint_dtype)
+    check_processor(args.mm_processor_kwargs, info, processor)
+    return processor.loaded()
+
+
+def _overrides(args: EngineArgs) -> None:
+    name = "override_generation_config"
+    told = args.override_generation_config or {}
+    known = (*RECOMMENDED, *HABITUAL, "do_sample", "max_new_tokens")
+    for key in told:
+        if key not in known:
+            raise _unknown(name, str(key), known)
+    try:
+        for key in HABITUAL:
+            values = told.get(key)
+            for value in values if isinstance(values, list) else (values,):
+                whole(key, value, 0, optional=True)
+        recommended({}, args)
+    except ParamsError as error:
+        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
+
+
+def _io(told: Mapping[str, Any]) -> None:
+    name = "media_io_kwargs"
+    for modality, own in told.items():
+        if modality not in MODALITIES:
+            raise _unknown(name, str(modality), MODALITIES)
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"{name}[{modality!r}] must be a mapping, got {own!r}.", param=name)
+        if modality != "video" and own:
+            raise ConfigError(
+                f"{name} names {', '.join(map(repr, own))} for {modality}, where there is nothing to choose.",
+                "Leave it out; mm_processor_kwargs holds the options of the processor.",
+                param=name,
+            )
+    try:
+        video.FrameSampling.of(told.get("video", {}))
+    except ParamsError as error:
+        raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
+
+
+def _unknown(name: str, key: str, known: tuple[str, ...]) -> ConfigError:
+    remedy = nearest(key, known) or f"Known: {', '.join(sorted(known))}."
+    return ConfigError(f"{name} names the unknown {key!r}.", remedy, param=name)

@@ -1,0 +1,280 @@
+"""From what the user says (SamplingParams) to what the engine needs (Sampling), complete and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.files import read_json
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams, Thoughts
+from beheld.inputs.sampling.logits_processors import EngineProcessors
+from beheld.sandbox.sandbox import Sandbox
+from beheld.structured.compile import Compiler, grammar_of
+from beheld.structured.sandboxed_compile import CompilerSettings, SandboxedCompile
+from beheld.utils.cancellation import CancelToken
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# What transformers' generate does of a generation_config.json, and is not built.
+_NOT_HONOURED = ("begin_suppress_tokens", "sequence_bias")
+
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+HABITUAL = (
+    *("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams"),
+    *("suppress_tokens", "bad_words_ids", "min_new_tokens"),
+)
+"""Names of generation_config.json that concern every answer; see Habits."""
+
+
+class SamplingResolver:
+    """Resolves sampling parameters for one model.
+
+    Args:
+        info: the model.
+        config: the engine.
+        args: what the user said of the engine.
+        tokenizer: transformers' tokenizer, or None.
+        sandbox: compiles grammars first.
+    """
+
+    def __init__(
+        self, info: ModelInfo, config: EngineConfig, args: EngineArgs, tokenizer: Any, sandbox: Sandbox
+    ) -> None:
+        self._info = info
+        self._config = config
+        self._max_logprobs = args.max_logprobs
+        self._tokenizer = tokenizer
+        own = getattr(tokenizer, "eos_token_id", None)
+        self._eos = info.eos_ids | (
+            frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
+        )
+        self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
+        self._grammars = SandboxedCompile(sandbox, self._compiler_settings)
+        self._processors = EngineProcessors(config.logits_processors, config)
+        self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
+
+    def _compiler_settings(self) -> CompilerSettings:
+        return CompilerSettings(self._tokenizer_json(), self._info.vocab_size, self._eos)
+
+    def resolve(
+        self,
+        params: SamplingParams,
+        num_prompt: int,
+        seed: int,
+        thoughts: Thoughts | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Sampling:
+        """The complete, frozen parameters of one sequence.
+
+        Args:
+            params: as the user gave them.
+            num_prompt: tokens of the prompt.
+            seed: used if the parameters name none.
+            thoughts: that may stand before what follows a grammar.
+            cancel: of the request.
+
+        Raises:
+            ParamsError: a parameter is out of range for this model, or not available.
+            Cancelled: the request was cancelled.
+        """
+        params.verify()
+        self._verify(params)
+        room = self._config.max_model_len - num_prompt
+        assert room > 0, "the length of the prompt was not checked"
+        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        own = frozenset(params.stop_token_ids or ())
+        grammar = self._grammar(params, thoughts, cancel)
+        penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        forced = self._habits.forced_ids(num_prompt, longest)
+        if self._habits.bind(forced) and grammar is not None:
+            raise _no_grammar()
+        return Sampling(
+            temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
+            top_p=float(params.top_p),
+            top_k=max(params.top_k, 0),
+            min_p=float(params.min_p),
+            seed=(seed if params.seed is None else params.seed) % 2**64,
+            max_tokens=longest,
+            min_tokens=min(max(params.min_tokens, self._habits.fewest), longest),
+            # Where a grammar is complete only the end can follow, whatever was said of it.
+            stop_ids=own if params.ignore_eos and grammar is None else own | self._eos,
+            own_stop_ids=own,
+            presence_penalty=float(penalised[0]),
+            frequency_penalty=float(penalised[1]),
+            repetition_penalty=float(penalised[2]),
+            logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
+            allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+            bad_words_ids=tuple(dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden))),
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            grammar=grammar,
+            processors=self._processors.of(params),
+            no_repeat_ngram=self._habits.no_repeat_ngram,
+            forced_ids=forced,
+        )
+
+    def _grammar(self, params: SamplingParams, thoughts: Thoughts | None, cancel: CancelToken | None) -> Grammar | None:
+        """The grammar, compiled once so that a wrong one is refused."""
+        if params.structured_outputs is None:
+            return None
+        for name in ("min_tokens", "bad_words", "allowed_token_ids"):
+            if getattr(params, name):
+                raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
+        grammar = grammar_of(params.structured_outputs, thoughts)
+        self._grammars.check(grammar, cancel)
+        return grammar
+
+    def _tokenizer_json(self) -> str | None:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return None if backend is None else str(backend.to_str())
+
+    def _verify(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self._verify_ids(name, getattr(params, name) or ())
+        self._verify_ids("logit_bias", [int(token) for token in params.logit_bias or {}])
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._max_logprobs:
+                raise ParamsError(
+                    f"{name}={value} exceeds max_logprobs={self._max_logprobs}.",
+                    "Ask for fewer.",
+                    param=name,
+                    or_engine="raise max_logprobs",
+                )
+        if params.stop and self._tokenizer is None:
+            raise ParamsError("stop strings need a tokenizer.", "Use stop_token_ids.", param="stop")
+
+    def _verify_ids(self, name: str, ids: Sequence[int]) -> None:
+        for token in ids:
+            if not 0 <= token < self._info.vocab_size:
+                raise ParamsError(
+                    f"{name} names the token id {token}; the vocabulary has {self._info.vocab_size}.", param=name
+                )
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as it stands at the start of a text, and as it stands after a blank."""
+        if words and self._tokenizer is None:
+            raise ParamsError("bad_words need a tokenizer.", "Use logit_bias.", param="bad_words")
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not word.strip():
+                raise ParamsError("bad_words must not hold an empty word.", param="bad_words")
+            for form in (word.lstrip(), " " + word.lstrip()):
+                found[self._ids(form)] = None
+        return tuple(found)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"])
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a checkpoint's generation_config.json does to every answer, and no sampling parameter names.
+
+    Attributes:
+        no_repeat_ngram: so many tokens in a row never come twice; 0 is off.
+        forced_first: the token that follows a prompt of one token, in encoder-decoder models the start of the answer.
+        forced_last: the token that ends an answer of max_tokens.
+        forbidden: token ids in a row that never come.
+        fewest: the least tokens of an answer.
+    """
+
+    no_repeat_ngram: int = 0
+    forced_first: int | None = None
+    forced_last: int | None = None
+    forbidden: tuple[tuple[int, ...], ...] = ()
+    fewest: int = 0
+
+    def bind(self, forced: Sequence[tuple[int, int]]) -> bool:
+        """True if they name tokens that must or must not come."""
+        return bool(forced or self.forbidden or self.fewest)
+
+    def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
+        """Pairs (position, token id); the last comes first, as transformers gives it the last word."""
+        last = (num_prompt + max_tokens - 1, self.forced_last)
+        pairs = (last, (1, self.forced_first)) if num_prompt == 1 else (last,)
+        return tuple((position, token) for position, token in pairs if token is not None)
+
+
+def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> Habits:
+    """What the checkpoint does to every answer, with the user's overrides; nothing where `generation_config="vllm"`.
+
+    Raises:
+        ConfigError: an override asks for beams or something else that is not built, or a token is not one of the model.
+    """
+    overrides = args.override_generation_config or {}
+    values = (dict(generation) if args.generation_config != "vllm" else {}) | overrides
+    if (values.get("num_beams") or 1) > 1:
+        if "num_beams" in overrides:
+            raise ConfigError(
+                "Beam search is not available in this version.", "Leave num_beams out.", param="num_beams"
+            )
+        logger.info("The checkpoint recommends %s beams; answers are decoded without.", values["num_beams"])
+    forced = {name: values.get(f"forced_{name}_token_id") for name in ("bos", "eos")}
+    for name, token in forced.items():
+        if isinstance(token, list):
+            # transformers makes all of several equally likely, and greedy choice takes the least.
+            forced[name] = token = min(token, default=None)
+        if token is not None and not 0 <= token < info.vocab_size:
+            raise ConfigError(f"forced_{name}_token_id={token} is outside the vocabulary of {info.vocab_size}.")
+    for name in _NOT_HONOURED:
+        if overrides.get(name):
+            raise ConfigError(f"{name} is not available in this version.", f"Leave {name} out.", param=name)
+        if values.get(name):
+            logger.warning("generation_config.json sets %s, which is not available in this version: left out.", name)
+    return Habits(
+        int(values.get("no_repeat_ngram_size") or 0),
+        forced["bos"],
+        forced["eos"],
+        _forbidden(values, info),
+        int(values.get("min_new_tokens") or 0),
+    )
+
+
+def _forbidden(values: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, ...], ...]:
+    """The single tokens of suppress_tokens and the rows of bad_words_ids.
+
+    Raises:
+        ConfigError: a token is outside the vocabulary.
+    """
+    words = [(token,) for token in values.get("suppress_tokens") or ()]
+    # An end is no word, as transformers has it.
+    words += [tuple(word) for word in values.get("bad_words_ids") or () if frozenset(word) - info.eos_ids]
+    for word in words:
+        if not word or not all(isinstance(token, int) and 0 <= token < info.vocab_size for token in word):
+            raise ConfigError(f"The checkpoint forbids {word}, which are no ids of its {info.vocab_size} tokens.")
+    return tuple(words)
+
+
+def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingParams:
+    """The parameters that the checkpoint recommends, with the user's overrides; ours where `generation_config="vllm"`.
+
+    A checkpoint that says outright that it does not sample is decoded greedily.
+
+    Raises:
+        ParamsError: a value is out of range.
+    """
+    values = dict(generation) if args.generation_config != "vllm" else {}
+    values |= args.override_generation_config or {}
+    chosen = {name: values[name] for name in RECOMMENDED if values.get(name) is not None}
+    if values.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+        for name in ("top_p", "top_k", "min_p"):
+            chosen.pop(name, None)
+    if values.get("max_new_tokens") is not None:
+        chosen["max_tokens"] = values["max_new_tokens"]
+    return SamplingParams(**chosen)
+
+
+def _no_grammar() -> ParamsError:
+    return ParamsError(
+        "This checkpoint forces or forbids tokens, which no grammar knows.",
+        "Leave the grammar out.",
+        param="structured_outputs",
+        or_engine="start with generation_config='vllm'",
+    )

@@ -1,0 +1,155 @@
+"""The CPU as a device: its memory is the host's, and work is done when the call that launches it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.platform import host
+from beheld.platform.platform import Defaults, Event, KernelFacts
+
+_NO_MEMORY = ("can't allocate memory", "Unable to allocate", "out of memory")
+# What the processor lists if it multiplies bfloat16 in hardware.
+_BFLOAT16 = ("avx512_bf16", "amx_bf16")
+
+
+class _Moment:
+    """An event on the clock: what was launched before it is done."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def record(self) -> None:
+        """The moment is now."""
+        self.seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It has come."""
+
+    def query(self) -> bool:
+        """It has come."""
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this event to a later one."""
+        return float(end_event.seconds - self.seconds) * 1e3
+
+
+class Cpu:
+    """See Platform."""
+
+    name = "cpu"
+    label = "CPU"
+    place = "on this machine"
+    device = torch.device("cpu")
+    defaults = Defaults(max_num_seqs=64, max_num_batched_tokens=2048, processor_cache_gib=1.0, overlap=False)
+    ignored_options = ("gpu_memory_utilization", "enforce_eager")
+    cache_option = "BEHELD_CPU_KV_CACHE_GIB"
+
+    shares_host_memory = True
+    synchronous = True
+    splits = False
+    pinned_memory = False
+    compiles_layers = False
+    packs_linears = True
+    one_row_kernels = False
+    sampler_kernels = False
+    dense_decode_cache = True
+    # Only in Triton's interpreter, which tests use.
+    has_triton = False
+    attention_backends = ("torch",)
+    flash_attention = False
+    fp8_products = False
+    grouped_products = True
+    graphs = None
+
+    @property
+    def bfloat16_products(self) -> bool:
+        """See Platform."""
+        flags = host.cpu_flags()
+        return any(flag in flags for flag in _BFLOAT16)
+
+    def default_dtype(self, stored: str) -> tuple[str, str | None]:
+        """float32, unless the CPU multiplies the stored type in hardware."""
+        if stored == "float16" or (stored == "bfloat16" and not self.bfloat16_products):
+            return "float32", "which is faster on this CPU"
+        return stored, None
+
+    def exact_float32(self) -> None:
+        """Its libraries round nothing."""
+
+    def is_available(self) -> bool:
+        """There is one everywhere."""
+        return True
+
+    def memory(self) -> tuple[int, int]:
+        """See Platform."""
+        return host.memory()
+
+    def unused_bytes(self) -> int:
+        """See Platform."""
+        return host.unused_bytes()
+
+    def reserved_bytes(self) -> int:
+        """What of this process is in memory."""
+        return host.resident_bytes()
+
+    def allocated_bytes(self) -> int:
+        """What of this process is in memory: tensors are not counted apart."""
+        return host.resident_bytes()
+
+    def peak_bytes(self) -> int:
+        """The most of this process that has been in memory since `reset_peak`."""
+        return host.peak_resident_bytes()
+
+    def reset_peak(self) -> None:
+        """See Platform."""
+        host.reset_peak()
+
+    def empty_cache(self) -> None:
+        """What the C library keeps for later stays: see utils/allocator.py."""
+
+    def reserve(self, sizes: Iterable[int]) -> int:
+        """Weights take the host's memory as they are read."""
+        return 0
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+    def event(self, *, timing: bool = False) -> Event:
+        """See Platform."""
+        return _Moment()
+
+    def uploader(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Host tensors are where they should be."""
+        return lambda host_tensor: host_tensor.to(device)
+
+    def kernel_facts(self, device: torch.device) -> KernelFacts:
+        """Of Triton's interpreter: few programs, one after the other, so that small tests split and do not split."""
+        return KernelFacts(
+            multiprocessors=4, side_by_side=1, shared_bytes=1 << 16, copies_tiles=False, early_launch=False
+        )
+
+    def out_of_memory_count(self) -> int:
+        """Nobody counts; an error always names its cause."""
+        return 0
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See Platform."""
+        return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+    def fault(self, error: Exception, device: torch.device) -> str | None:
+        """A CPU that is lost tells nobody."""
+        return None
+
+    def unavailable(self) -> tuple[str, str]:
+        """It never is."""
+        raise AssertionError("there is a CPU everywhere")
+
+    def describe(self) -> str:
+        """The kinds of numbers that it multiplies in hardware."""
+        return "bfloat16 in hardware" if self.bfloat16_products else "bfloat16 is slow"

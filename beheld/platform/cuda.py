@@ -1,0 +1,298 @@
+"""NVIDIA GPUs through CUDA: the only file that calls `torch.cuda`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.platform import segments
+from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts
+from beheld.platform.triton import HAS_TRITON
+
+# From these compute capabilities on: bfloat16 and its grouped products (Ampere), FP8 (Ada), early starts (Hopper).
+_AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
+
+_OUT_OF_MEMORY = "out of memory"
+_NO_MEMORY = (_OUT_OF_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED")
+# How PyTorch and the libraries under it begin what a device said.
+_DEVICE_SAYS = ("CUDA error:", "CUBLAS_STATUS_EXECUTION_FAILED", "CUDNN_STATUS_EXECUTION_FAILED", "NCCL error")
+# What it says of a launch that it did not begin, for sizes that it does not take. Nothing was computed, and the driver
+# does not hold it against what comes.
+_NOT_LAUNCHED = ("invalid configuration argument", "invalid argument", "too many resources requested for launch")
+# What torch says where something waits for the device that must not.
+_WAITED = "called a synchronizing CUDA operation"
+
+# Graphs that failed under a torch whose allocators still ask them which streams are theirs.
+_abandoned: list[torch.cuda.CUDAGraph] = []
+
+
+class Cuda:
+    """See Platform."""
+
+    name = "cuda"
+    label = "GPU"
+    place = "on the GPU"
+    device = torch.device("cuda")
+    defaults = Defaults(max_num_seqs=256, max_num_batched_tokens=8192, processor_cache_gib=4.0, overlap=True)
+    ignored_options = ()
+    cache_option = "gpu_memory_utilization"
+
+    shares_host_memory = False
+    synchronous = False
+    splits = True
+    pinned_memory = True
+    compiles_layers = True
+    packs_linears = False
+    dense_decode_cache = False
+    attention_backends = ("flash", "triton", "torch")
+
+    def __init__(self) -> None:
+        self.has_triton = HAS_TRITON
+        self.one_row_kernels = HAS_TRITON
+        self.sampler_kernels = HAS_TRITON
+        self.graphs: Graphs | None = CudaGraphs()
+        self._facts: dict[torch.device, KernelFacts] = {}
+
+    @property
+    def flash_attention(self) -> bool:
+        """It is built for Hopper, and for nothing before or after it."""
+        return torch.cuda.get_device_capability()[0] == _HOPPER[0]
+
+    @property
+    def fp8_products(self) -> bool:
+        """See Platform."""
+        return torch.cuda.get_device_capability() >= _ADA
+
+    @property
+    def grouped_products(self) -> bool:
+        """See Platform."""
+        return torch.cuda.get_device_capability() >= _AMPERE
+
+    @property
+    def bfloat16_products(self) -> bool:
+        """See Platform."""
+        return torch.cuda.get_device_capability() >= _AMPERE
+
+    def default_dtype(self, stored: str) -> tuple[str, str | None]:
+        """The stored one."""
+        return stored, None
+
+    def exact_float32(self) -> None:
+        """Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
+
+        Products of matrices do so only where the user's own program says it.
+        """
+        torch.backends.cudnn.allow_tf32 = False
+
+    def is_available(self) -> bool:
+        """See Platform."""
+        return torch.cuda.is_available()
+
+    def memory(self) -> tuple[int, int]:
+        """See Platform."""
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
+
+    def unused_bytes(self) -> int:
+        """See Platform."""
+        return self.memory()[0]
+
+    def reserved_bytes(self) -> int:
+        """What PyTorch holds in this process."""
+        return torch.cuda.memory_reserved()
+
+    def allocated_bytes(self) -> int:
+        """See Platform."""
+        return torch.cuda.memory_allocated()
+
+    def peak_bytes(self) -> int:
+        """See Platform."""
+        return torch.cuda.max_memory_allocated()
+
+    def reset_peak(self) -> None:
+        """See Platform."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def empty_cache(self) -> None:
+        """See Platform."""
+        torch.cuda.empty_cache()
+
+    def reserve(self, sizes: Iterable[int]) -> int:
+        """See segments.py."""
+        return segments.take(sizes, self.name)
+
+    def synchronize(self) -> None:
+        """See Platform."""
+        torch.cuda.synchronize()
+
+    def event(self, *, timing: bool = False) -> Event:
+        """See Platform."""
+        return torch.cuda.Event(enable_timing=timing)
+
+    def uploader(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """See Uploader."""
+        return Uploader(device)
+
+    def kernel_facts(self, device: torch.device) -> KernelFacts:
+        """See Platform."""
+        known = self._facts.get(device)
+        if known is None:
+            # Torch's stubs name the field of shared memory from 2.15 on; the object has had it before.
+            found: Any = torch.cuda.get_device_properties(device)
+            hopper = (found.major, found.minor) >= _HOPPER
+            known = self._facts[device] = KernelFacts(
+                multiprocessors=found.multi_processor_count,
+                side_by_side=found.multi_processor_count,
+                shared_bytes=found.shared_memory_per_block_optin,
+                copies_tiles=hopper,
+                early_launch=hopper,
+            )
+        return known
+
+    def out_of_memory_count(self) -> int:
+        """See Platform."""
+        if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+            return 0
+        return int(torch.cuda.memory_stats().get("num_ooms", 0))
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See Platform."""
+        return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+    def fault(self, error: Exception, device: torch.device) -> str | None:
+        """See Platform.
+
+        After an illegal access, every later call on the device fails, or worse, gives what nobody computed.
+        """
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY in said:
+            return None
+        of_device = isinstance(error, torch.AcceleratorError) or any(words in said for words in _DEVICE_SAYS)
+        if of_device and not any(words in said for words in _NOT_LAUNCHED):
+            return said
+        if device.type == self.name:
+            try:
+                torch.cuda.synchronize(device)
+                if of_device and not _computes(device):
+                    return said
+            except RuntimeError as second:
+                return str(second)
+        return None
+
+    def unavailable(self) -> tuple[str, str]:
+        """See Platform."""
+        return "This machine has no usable NVIDIA GPU.", "Leave `device` out to use the CPU."
+
+    def describe(self) -> str:
+        """Its name and memory."""
+        free, total = self.memory()
+        return f"{torch.cuda.get_device_name()}, {total / 2**30:.0f} GiB, {free / 2**30:.0f} GiB free"
+
+
+def _computes(device: torch.device) -> bool:
+    return int(torch.arange(4, device=device).sum()) == 6
+
+
+class Uploader:
+    """Copies host tensors to one GPU, beside the step that runs there: nothing waits for them but what uses them.
+
+    A copy from ordinary memory makes the host wait until the device has done all that was launched before. So content
+    goes through pinned memory and a stream of its own, which the computing stream then waits for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, host: Tensor) -> Tensor:
+        """The same on the device."""
+        if host.device == self._device:
+            return host
+        with torch.cuda.stream(self._stream):
+            # The pinned copy may be dropped at once: its memory is used again only when the copy from it is over.
+            moved = host.pin_memory().to(self._device, non_blocking=True)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        # Allocated on one stream and used on another: the memory must not be given away in between.
+        moved.record_stream(current)
+        return moved
+
+
+class CudaGraphs:
+    """CUDA graphs; see Graphs.
+
+    `torch.cuda.graph` is not used: it gives all cached memory back to the driver and takes it anew for each graph.
+    """
+
+    def new_pool(self) -> Any:
+        """See Graphs."""
+        return torch.cuda.graph_pool_handle()
+
+    def new_stream(self) -> Any:
+        """See Graphs."""
+        return torch.cuda.Stream()
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """See Graphs."""
+        return torch.cuda.stream(stream)
+
+    @contextmanager
+    def recording(self, pool: Any, *, relaxed: bool) -> Iterator[Graph]:
+        """See Graphs; an error in the block is the one that is raised."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            graph.capture_begin(pool=pool, capture_error_mode="relaxed" if relaxed else "thread_local")
+            yield graph
+        except BaseException:
+            with suppress(RuntimeError), warnings.catch_warnings():
+                # That nothing was captured, where the first operation was the one that failed.
+                warnings.simplefilter("ignore")
+                graph.capture_end()
+            _end_recording(graph, pool)
+            raise
+        try:
+            graph.capture_end()
+        except BaseException:
+            _end_recording(graph, pool)
+            raise
+
+    @contextmanager
+    def refusing_to_wait(self) -> Iterator[None]:
+        """See Graphs."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            # That not all that waits is found.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def waited(self, error: RuntimeError) -> bool:
+        """See Graphs."""
+        return _WAITED in str(error)
+
+
+def _end_recording(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """See to it that the allocator does not wait for the end of a capture that failed.
+
+    Up to torch 2.11 it does, for the life of the process: memory that more than one stream used is then never given
+    out again. (Newer ones end it when the capture ends, whatever became of it, and say so here.) The allocator of
+    pinned memory has no such end that could be reached from here; it only refuses the same pool from then on, and
+    asks the graph of its streams, which therefore is kept.
+    """
+    graph.reset()
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return
+    torch._C._cuda_releasePool(device, pool)
+    _abandoned.append(graph)

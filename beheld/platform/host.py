@@ -1,0 +1,82 @@
+"""The host's memory, as its system and its control group tell it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+# (limit, use, statistics, the entry of files that the system would give up) of versions 2 and 1 of control groups.
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+
+
+def memory() -> tuple[int, int]:
+    """Bytes that can be had, and all of them; the system gives up what it keeps of files."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, total = unused_bytes(), os.sysconf("SC_PHYS_PAGES") * page
+    available = entry("/proc/meminfo", "MemAvailable:")
+    free = free if available is None else available << 10
+    group = group_memory()
+    return (free, total) if group is None or group[1] >= total else (min(free, group[0]), group[1])
+
+
+def unused_bytes() -> int:
+    """Bytes that nothing uses, not even the system for what it keeps of files."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = group_memory()
+    return free if group is None else min(free, group[0])
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    """The most bytes of this process that have been in memory since `reset_peak`, or since it began."""
+    return (entry("/proc/self/status", "VmHWM:") or 0) << 10
+
+
+def reset_peak() -> None:
+    """Begin to measure `peak_resident_bytes` anew, where the system lets a process ask for it."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def group_memory(root: Path = _GROUPS) -> tuple[int, int] | None:
+    """Bytes that this process's control group leaves, and its limit; None if it has no limit."""
+    for limit_name, used_name, statistics, reclaimable in _GROUP_FILES:
+        try:
+            limit = int((root / limit_name).read_text(encoding="ascii"))
+            used = int((root / used_name).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            # No such version, or no limit: version 2 then says "max".
+            continue
+        used -= entry(root / statistics, reclaimable) or 0
+        return max(0, limit - used), limit
+    return None
+
+
+def entry(path: str | Path, name: str) -> int | None:
+    """The number after `name` at the start of a line of a file; None if there is none."""
+    try:
+        lines = Path(path).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split(maxsplit=1)[:1] == [name]), None)
+
+
+def cpu_flags() -> str:
+    """What the processor can do, as the system lists it; empty if it lists nothing."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,285 @@
+"""What the engine asks of the device that it runs on: capabilities, memory, events, graphs, number types, faults.
+
+A platform is one kind of device. It is chosen once (`registry.choose`), and found again from a tensor's device
+(`registry.platform_of`). To add a vendor, write one more file that answers this protocol and name it in `registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Options of an engine where the user sets none.
+
+    Attributes:
+        max_num_seqs, max_num_batched_tokens: as in EngineConfig.
+        processor_cache_gib: memory of the host for processed media.
+        overlap: the next step is planned while the device computes.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    processor_cache_gib: float
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What the shape of a Triton kernel's launch depends on.
+
+    Attributes:
+        multiprocessors: how many the device has.
+        side_by_side: programs that surely run at the same time, so that they may wait for one another.
+        shared_bytes: shared memory that one program may ask for.
+        copies_tiles: the hardware copies whole tiles into shared memory by itself.
+        early_launch: a kernel may start before the one before it has ended ("programmatic dependent launch").
+    """
+
+    multiprocessors: int
+    side_by_side: int
+    shared_bytes: int
+    copies_tiles: bool
+    early_launch: bool
+
+
+class Event(Protocol):
+    """A moment in the device's work; methods and units are those of torch's events."""
+
+    def record(self) -> None:
+        """The moment is now: when all that has been launched by now is done."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+    def query(self) -> bool:
+        """True if it has come."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this event to a later one; both have come and were made with `timing`."""
+
+
+class Graph(Protocol):
+    """Recorded launches."""
+
+    def replay(self) -> None:
+        """Launch them again, on the same addresses."""
+
+
+class Graphs(Protocol):
+    """Records what is launched, so that it can be launched again by one call."""
+
+    def new_pool(self) -> Any:
+        """A memory pool that several graphs share."""
+
+    def new_stream(self) -> Any:
+        """A stream to record on."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within the block, `stream` is the current one."""
+
+    def recording(self, pool: Any, *, relaxed: bool) -> AbstractContextManager[Graph]:
+        """Within the block, what is launched on the current stream is recorded, not run.
+
+        After an error nothing is recorded any more, and `pool` must not be used for another graph.
+
+        Args:
+            pool: where the graph takes its memory.
+            relaxed: calls that no graph can hold, such as loading a kernel, are allowed; else they are refused, of this
+                thread.
+
+        Raises:
+            RuntimeError: no graph can hold what was launched.
+        """
+
+    def refusing_to_wait(self) -> AbstractContextManager[None]:
+        """Within the block, what would wait for the device raises a RuntimeError; in all threads, so keep it short."""
+
+    def waited(self, error: RuntimeError) -> bool:
+        """True if `refusing_to_wait` raised this error."""
+
+
+class Platform(Protocol):
+    """One kind of device, and what the engine may expect of it."""
+
+    def __hash__(self) -> int:
+        """There is one of each kind, which is equal to itself alone."""
+
+    @property
+    def name(self) -> str:
+        """As the option `device` and torch name it."""
+
+    @property
+    def label(self) -> str:
+        """Its kind in log lines and messages: "CPU", "GPU"."""
+
+    @property
+    def place(self) -> str:
+        """Where its memory is, in messages: "on the GPU"."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+
+    @property
+    def defaults(self) -> Defaults:
+        """Options of an engine where the user sets none."""
+
+    @property
+    def ignored_options(self) -> tuple[str, ...]:
+        """Options of EngineArgs that change nothing here."""
+
+    @property
+    def cache_option(self) -> str:
+        """The option that gives the KV cache more memory, besides kv_cache_memory_bytes."""
+
+    # ---- capabilities
+
+    @property
+    def shares_host_memory(self) -> bool:
+        """The device's memory is the host's, so that nothing is copied between the two."""
+
+    @property
+    def synchronous(self) -> bool:
+        """Work is done when the call that launches it returns, by the host's own cores. Reading a number back costs
+        nothing, and launching costs no more than computing."""
+
+    @property
+    def splits(self) -> bool:
+        """A machine may have several of these devices, each with memory of its own."""
+
+    @property
+    def pinned_memory(self) -> bool:
+        """Copies from pinned memory of the host go on while the host does."""
+
+    @property
+    def compiles_layers(self) -> bool:
+        """Decoder layers gain from torch.compile."""
+
+    @property
+    def packs_linears(self) -> bool:
+        """Linear layers in float32 are fastest with packed weights; others with padded ones."""
+
+    @property
+    def one_row_kernels(self) -> bool:
+        """There are kernels of our own for products of a single row."""
+
+    @property
+    def sampler_kernels(self) -> bool:
+        """There are kernels of our own that choose tokens."""
+
+    @property
+    def dense_decode_cache(self) -> bool:
+        """Decoding gains from a dense copy of what each sequence sees, beside the paged cache."""
+
+    @property
+    def has_triton(self) -> bool:
+        """Kernels written in Triton run here."""
+
+    @property
+    def attention_backends(self) -> tuple[str, ...]:
+        """Names of the attention backends that the device could run, the best first, installed or not."""
+
+    @property
+    def flash_attention(self) -> bool:
+        """FlashAttention-3 is built for this hardware."""
+
+    @property
+    def fp8_products(self) -> bool:
+        """The device multiplies FP8 numbers."""
+
+    @property
+    def grouped_products(self) -> bool:
+        """torch multiplies groups of rows by a matrix each, in one call that waits for nothing."""
+
+    @property
+    def bfloat16_products(self) -> bool:
+        """The device multiplies bfloat16 in hardware."""
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """What records launches; None if nothing does."""
+
+    # ---- number types
+
+    def default_dtype(self, stored: str) -> tuple[str, str | None]:
+        """The type to compute in for a checkpoint in type `stored`, and why if it is another one."""
+
+    def exact_float32(self) -> None:
+        """Compute float32 in float32, also where a library would round its operands."""
+
+    # ---- memory
+
+    def is_available(self) -> bool:
+        """True if this process can use such a device."""
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the device's memory that can be had, and all of them."""
+
+    def unused_bytes(self) -> int:
+        """Bytes that nothing uses, not even a cache of the system that it would give up."""
+
+    def reserved_bytes(self) -> int:
+        """Bytes that this process holds, whether in use or kept for later."""
+
+    def allocated_bytes(self) -> int:
+        """Bytes that tensors of this process take."""
+
+    def peak_bytes(self) -> int:
+        """The most that `allocated_bytes` has been since `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Begin to measure `peak_bytes` anew."""
+
+    def empty_cache(self) -> None:
+        """Give memory back that is kept for later."""
+
+    def reserve(self, sizes: Iterable[int]) -> int:
+        """Take unused memory for weights of these sizes in bytes, in the pieces that they will fill; returns how much.
+
+        Raises:
+            torch.OutOfMemoryError: there is not so much.
+        """
+
+    # ---- work
+
+    def synchronize(self) -> None:
+        """Wait until all that was launched is done."""
+
+    def event(self, *, timing: bool = False) -> Event:
+        """An event of this device; one made with `timing` also knows the time."""
+
+    def uploader(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """What brings host tensors to `device` while steps run there."""
+
+    def kernel_facts(self, device: torch.device) -> KernelFacts:
+        """What the shape of a kernel's launch depends on."""
+
+    # ---- faults
+
+    def out_of_memory_count(self) -> int:
+        """How often memory of the device has run out in this process."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """True if an error says that memory of the device has run out."""
+
+    def fault(self, error: Exception, device: torch.device) -> str | None:
+        """What the device said if it is lost with this error; None if other steps can go on.
+
+        Where the error does not tell, the device is asked, which waits for it.
+        """
+
+    # ---- words
+
+    def unavailable(self) -> tuple[str, str]:
+        """Why there is none, and what to do, where `is_available` is false."""
+
+    def describe(self) -> str:
+        """The device of this process in a line, for `doctor`."""

@@ -1,0 +1,145 @@
+"""The process that loads what workers need, once, and forks them; and the worker itself.
+
+It has one thread, so that forking is safe, and it does no work of its own. Workers share what it has loaded; a new one
+takes milliseconds. When the process that began it ends, it ends too, and the kernel kills its workers.
+
+    parent --- control --- fork server     "fork": a worker's number and socket; "end": kill it, tell how it ended
+    parent --- link ------ each worker     a task, its answer, the next task
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from beheld.core.errors import BeheldError, EngineError
+from beheld.sandbox.codec import Codec
+from beheld.sandbox.link import FrameError, Link, pair
+from beheld.utils.allocator import keep_freed_memory
+
+FORK, END = b"f", b"e"
+NUMBER = struct.Struct("<i")
+# How an answer begins.
+DONE, FAILED, NO_MEMORY = "done", "failed", "no memory"
+_SET_DEATH_SIGNAL = 1
+# What a worker keeps of freed memory. With more, many workers would hold much for one large item each.
+_MOST_KEPT_BYTES = 64 << 20
+
+Work = Callable[[Any], Any]
+
+
+def main(descriptor: int, name: str, memory_bytes: int) -> None:
+    """Load what workers of a task type need, say how that went, and fork workers until the other side ends.
+
+    Args:
+        descriptor: of the socket to the parent.
+        name: of the task type.
+        memory_bytes: see TaskType.
+    """
+    control = socket.socket(fileno=descriptor)
+    # Loaded here for all workers: a C library's handle survives a fork.
+    libc = ctypes.CDLL(None, use_errno=True)
+    module, _, function = name.partition(":")
+    tasks = importlib.import_module(module)
+    link = Link(control, tasks.CODEC)
+    try:
+        settings = link.receive()
+    except EOFError:
+        return
+    try:
+        work = getattr(tasks, function)(settings)
+    except Exception as error:
+        link.send((FAILED, _told(error)))
+        return
+    link.send((DONE, None))
+    # A processor makes several arrays of an item's size after each other, and each would be mapped anew, page by page.
+    keep_freed_memory(_MOST_KEPT_BYTES)
+    # What is loaded stays loaded; a collection would only copy its pages.
+    gc.collect()
+    gc.freeze()
+    control.settimeout(None)
+    while command := control.recv(len(END) + NUMBER.size):
+        if command == FORK:
+            _fork(control, tasks.CODEC, work, memory_bytes, libc)
+        elif command.startswith(END):
+            (number,) = NUMBER.unpack(command.removeprefix(END))
+            os.kill(number, signal.SIGKILL)
+            _, status = os.waitpid(number, 0)
+            control.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, libc: Any) -> None:
+    ours, theirs = pair()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # Threads of a library that was loaded, not of Python: none of them holds what a worker will ask for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        number = os.fork()
+    if number == 0:
+        code = 1
+        try:
+            control.close()
+            ours.close()
+            if sys.platform == "linux":
+                libc.prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+            # If it had died before that call, nobody would tell.
+            if os.getppid() == parent:
+                _bound(memory_bytes)
+                _serve(Link(theirs, codec), work)
+                code = 0
+        finally:
+            os._exit(code)
+    theirs.close()
+    with ours:
+        socket.send_fds(control, [NUMBER.pack(number)], [ours.fileno()])
+
+
+def _bound(memory_bytes: int) -> None:
+    """Let this process map no more than that beyond what it has mapped now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    limit = mapped + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _serve(link: Link, work: Work) -> None:
+    """Take tasks and answer them until the other side is gone."""
+    while True:
+        try:
+            task = link.receive()
+            answer = (DONE, work(task))
+        except EOFError:
+            return
+        except MemoryError:
+            answer = (NO_MEMORY, None)
+        except FrameError as error:
+            answer = (NO_MEMORY, None) if isinstance(error.__cause__, MemoryError) else (FAILED, _told(error))
+        except Exception as error:
+            answer = (FAILED, _told(error))
+        try:
+            link.send(answer)
+        except MemoryError:
+            link.send((NO_MEMORY, None))
+        except OSError:
+            return
+
+
+def _told(error: Exception) -> BeheldError:
+    if isinstance(error, BeheldError):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

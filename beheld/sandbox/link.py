@@ -1,0 +1,266 @@
+"""A pair of sockets over which values go as frames, large ones through shared memory.
+
+    frame    magic (4 bytes) | place | length of the label | length of the body | label | body, if it lies inline
+
+Every frame is one packet, so a broken one takes no other with it: the kernel keeps where each begins and ends. The
+label is the sender's to write. It stands outside the body, so that of a body that cannot be read it can still be said
+whom it concerns.
+
+A large body lies in a memory file that comes with the packet: one of its own, or one that its sender keeps and writes
+again, whose pages need not be found and filled anew.
+
+    kept file    1 while it is to be read, 0 afterwards | gap to _KEPT_HEAD | body
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.core.errors import ConfigError
+from beheld.sandbox.codec import Buffer, Codec
+
+MAX_FRAME_BYTES = 4 << 30
+# The most in one packet; the buffers of a socket, as they come, hold both together. A larger body goes through a
+# memory file.
+_INLINE_BYTES = 64 << 10
+MAX_LABEL_BYTES = 64 << 10
+_HEAD = struct.Struct("<4sBIQ")
+_MAGIC = b"bhld"
+_INLINE, _SHARED, _KEPT = 0, 1, 2
+_KEPT_HEAD = 64
+_UNREAD, _READ = b"\1".ljust(_KEPT_HEAD, b"\0"), b"\0"
+# Larger bodies are rare, and the time for their pages is little beside that for what they hold.
+_MAX_KEPT_BYTES = 8 << 20
+_MAX_PIECES = 512
+_FILE_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
+
+
+class FrameError(ValueError):
+    """A frame came that cannot be read; what comes after it can.
+
+    Attributes:
+        label: what its sender had written on it; None if that cannot be read either.
+    """
+
+    def __init__(self, label: bytes | None) -> None:
+        super().__init__("a frame cannot be read")
+        self.label = label
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, each for one Link.
+
+    Raises:
+        ConfigError: the system has no such sockets.
+    """
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except (AttributeError, OSError) as error:
+        raise ConfigError(
+            "This system cannot connect processes as beheld needs it.",
+            "Run the engine in a thread and media_workers=0.",
+        ) from error
+
+
+class Link:
+    """One end of a pair of sockets. One thread sends, one receives.
+
+    Args:
+        end: the socket, one of `pair`'s.
+        codec: puts values into bytes; the same on both sides.
+        max_kept: memory files that are kept for further bodies, each of up to 8 MiB. Whoever is at the other end can
+            read and write them as long as they are kept: none, unless that is trusted.
+
+    Attributes:
+        num_unread: frames that came and could not be read.
+    """
+
+    def __init__(self, end: socket.socket, codec: Codec, max_kept: int = 0) -> None:
+        self._end = end
+        self._codec = codec
+        self._max_kept = max_kept
+        self._kept: list[int] = []
+        # Closing may not wait for a send to end, and a file must not be closed while it is written.
+        self._keeping = threading.Lock()
+        self._packet = bytearray(_HEAD.size + MAX_LABEL_BYTES + _INLINE_BYTES)
+        self.num_unread = 0
+
+    def send(self, value: Any, timeout_s: float | None = None, *, label: bytes = b"") -> None:
+        """Send a value.
+
+        Raises:
+            ConfigError: it cannot leave the process.
+            OSError: the other end is gone, or takes nothing for that long (TimeoutError).
+        """
+        assert len(label) <= MAX_LABEL_BYTES
+        pieces = self._codec.encode(value)
+        size = sum(map(len, pieces))
+        self._allow(timeout_s)
+        if size <= _INLINE_BYTES:
+            self._end.send(b"".join([_HEAD.pack(_MAGIC, _INLINE, len(label), size), label, *pieces]))
+            return
+        kept = self._written(pieces) if size <= _MAX_KEPT_BYTES else None
+        if kept is not None:
+            socket.send_fds(self._end, [_HEAD.pack(_MAGIC, _KEPT, len(label), size), label], [kept])
+            return
+        memory = _memory()
+        try:
+            _write(memory, pieces)
+            socket.send_fds(self._end, [_HEAD.pack(_MAGIC, _SHARED, len(label), size), label], [memory])
+        finally:
+            os.close(memory)
+
+    def _written(self, pieces: list[Buffer]) -> int | None:
+        """A kept file that holds the pieces; None if there are as many as may be, and all are still to be read.
+
+        One whose reader never says that it was read is not written again.
+        """
+        with self._keeping:
+            file = next((file for file in self._kept if os.pread(file, 1, 0) == _READ), None)
+            if file is None:
+                if len(self._kept) >= self._max_kept:
+                    return None
+                file = _memory()
+                self._kept.append(file)
+            os.lseek(file, 0, os.SEEK_SET)
+            _write(file, [_UNREAD, *pieces])
+            return file
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """The next value.
+
+        Raises:
+            EOFError: the other end is gone.
+            TimeoutError: nothing came for that long.
+            FrameError: what came cannot be read; the next call reads what comes after it.
+        """
+        self._allow(timeout_s)
+        try:
+            count, told, flags, _ = self._end.recvmsg_into([self._packet], _FILE_SPACE, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise EOFError from error
+        files = _files(told)
+        try:
+            if not count:
+                raise EOFError
+            label, body = self._parts(memoryview(self._packet)[:count], files, flags)
+            return self._read(label, body)
+        except FrameError:
+            self.num_unread += 1
+            raise
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _parts(self, packet: memoryview, files: list[int], flags: int) -> tuple[bytes, memoryview | _Place]:
+        """Label, and either the body or where it lies."""
+        if flags & socket.MSG_TRUNC or len(packet) < _HEAD.size:
+            raise FrameError(None)
+        magic, place, num_label, size = _HEAD.unpack_from(packet)
+        rest = packet[_HEAD.size :]
+        inline = size if place == _INLINE else 0
+        known = magic == _MAGIC and place in (_INLINE, _SHARED, _KEPT)
+        if not known or size > MAX_FRAME_BYTES or num_label + inline != len(rest):
+            raise FrameError(None)
+        label = bytes(rest[:num_label])
+        if place == _INLINE:
+            return label, rest[num_label:]
+        if len(files) != 1:
+            raise FrameError(label)
+        return label, _Place(files[0], size, place)
+
+    def _read(self, label: bytes, body: memoryview | _Place) -> Any:
+        try:
+            # A copy, for the next packet comes to the same place, and arrays lie where they arrived.
+            return self._codec.decode(body.content() if isinstance(body, _Place) else bytearray(body))
+        except Exception as error:
+            # Also MemoryError, OSError of a file that is none, and what constructors refuse.
+            raise FrameError(label) from error
+
+    def _allow(self, timeout_s: float | None) -> None:
+        if self._end.gettimeout() != timeout_s:
+            self._end.settimeout(timeout_s)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for what comes."""
+        return self._end.fileno()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+        with self._keeping:
+            self._max_kept = 0
+            while self._kept:
+                os.close(self._kept.pop())
+
+
+def _files(told: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a packet."""
+    found = array("i")
+    for level, kind, data in told:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def _memory() -> int:
+    """A new memory file; the caller closes it."""
+    return os.memfd_create("beheld", os.MFD_CLOEXEC)
+
+
+def _write(file: int, pieces: list[Buffer]) -> None:
+    """Write the pieces where the file stands. The kernel copies, and the interpreter goes on."""
+    for first in range(0, len(pieces), _MAX_PIECES):
+        left = [memoryview(piece) for piece in pieces[first : first + _MAX_PIECES] if len(piece)]
+        while left:
+            done = os.writev(file, left)
+            while left and done >= len(left[0]):
+                done -= len(left.pop(0))
+            if done:
+                left[0] = left[0][done:]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a body of `size` bytes lies in a memory file; `place` is _SHARED or _KEPT."""
+
+    file: int
+    size: int
+    place: int
+
+    def content(self) -> memoryview:
+        """The body, in memory of our own; its sender may write a kept file again from now on.
+
+        Mapping it instead would save the copy, and would cost a descriptor for as long as an item is kept in a cache,
+        and the sender could still change it.
+        """
+        if self.place == _SHARED:
+            return _content(self.file, self.size, 0)
+        try:
+            return _content(self.file, self.size, _KEPT_HEAD)
+        finally:
+            os.pwrite(self.file, _READ, 0)
+
+
+def _content(file: int, size: int, start: int) -> memoryview:
+    import numpy as np
+
+    if os.fstat(file).st_size < start + size:
+        raise ValueError("the frame's memory is too short")
+    # Not a bytearray, which would be filled with zeros first.
+    body = np.empty(size, np.uint8).data
+    done = 0
+    while done < size:
+        count = os.preadv(file, [body[done:]], start + done)
+        if count == 0:
+            raise ValueError("the frame's memory is too short")
+        done += count
+    return body

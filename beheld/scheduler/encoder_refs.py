@@ -1,0 +1,107 @@
+"""What sequences need of their media on the device, and for how long they hold it.
+
+Embeddings are merged into the positions of their span: a sequence holds them while it has computed that span in part.
+States are attended to by every position: a sequence holds all of its own from admission until it leaves the device, or
+is not admitted. So no sequence that runs ever waits for states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from beheld.core.media import MediaItem
+from beheld.scheduler.encoder import EncoderBudget
+from beheld.scheduler.sequence import EmbedRange, Sequence
+from beheld.scheduler.step_builder import StepBuilder
+
+
+class EncoderRefs:
+    """Takes and gives back shares of the encoder budget for sequences."""
+
+    def __init__(self, budget: EncoderBudget) -> None:
+        self._budget = budget
+
+    def can_admit(self, sequence: Sequence, step: StepBuilder) -> bool:
+        """True if there is room for all states of a waiting sequence; else nobody behind it may take any."""
+        wanted = [item for item in sequence.state_items if not self._budget.is_held(item.digest)]
+        if not wanted:
+            return True
+        if not step.encoder_closed and self._budget.has_room(sum(item.num_states for item in wanted)):
+            return True
+        step.encoder_closed = True
+        return False
+
+    def admit(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Hold all states of a sequence that has just been admitted; what is not on the device is encoded."""
+        # What is there is held first, so that it is not dropped to make room for what is new.
+        for item in sorted(sequence.state_items, key=lambda item: item.digest not in self._budget):
+            if self._budget.hold(item):
+                step.encode_item(item)
+            sequence.states.append(item)
+
+    def limit(self, sequence: Sequence, start: int, stop: int, step: StepBuilder) -> int:
+        """How far the slice can go, up to `stop`, before it needs embeddings for which there is no room."""
+        planned: set[bytes] = set()
+        num_planned = 0
+        for taken in _touched(sequence, start, stop):
+            digest = taken.item.digest
+            if digest in planned or self._budget.is_held(digest):
+                continue
+            if step.encoder_closed or not self._budget.has_room(num_planned + taken.item.num_embeds):
+                step.encoder_closed = True
+                return taken.next_embed(start)
+            planned.add(digest)
+            num_planned += taken.item.num_embeds
+        return stop
+
+    def hold(self, sequence: Sequence, start: int, stop: int, step: StepBuilder) -> None:
+        """Hold the embeddings of the slice until the end of the step, and what it leaves unfinished beyond it."""
+        touched = list(_touched(sequence, start, stop))
+        items = {taken.item.digest: taken.item for taken in touched}
+        before = sequence.held
+        if before is not None:
+            items.pop(before.digest, None)
+        # What is there is held first, so that it is not dropped to make room for what is new.
+        for item in sorted(items.values(), key=lambda item: item.digest not in self._budget):
+            if self._budget.hold(item):
+                step.encode_item(item)
+        mine = [*items] if before is None else [before.digest, *items]
+        after = sequence.held
+        if touched:
+            after = touched[-1].item if touched[-1].last > stop else None
+        sequence.held = after
+        step.used.extend(digest for digest in mine if after is None or digest != after.digest)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give back all that a sequence holds."""
+        for item in self._held(sequence):
+            self._budget.release(item.digest)
+        sequence.held = None
+        sequence.states.clear()
+
+    def lose(self, digest: bytes, running: Iterable[Sequence]) -> None:
+        """The device does not have it after all."""
+        self._budget.lose(digest)
+        for sequence in running:
+            if sequence.held is not None and sequence.held.digest == digest:
+                sequence.held = None
+            sequence.states = [item for item in sequence.states if item.digest != digest]
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Assert every invariant; no sequence but the running ones holds anything."""
+        self._budget.check(item.digest for sequence in running for item in self._held(sequence))
+
+    def _held(self, sequence: Sequence) -> list[MediaItem]:
+        return sequence.states if sequence.held is None else [*sequence.states, sequence.held]
+
+
+def _touched(sequence: Sequence, start: int, stop: int) -> list[EmbedRange]:
+    """The ranges of which the slice takes embeddings, in order."""
+    found: list[EmbedRange] = []
+    for index in range(sequence.next_range, len(sequence.embed_ranges)):
+        taken = sequence.embed_ranges[index]
+        if taken.first >= stop:
+            break
+        if taken.needed(start, stop):
+            found.append(taken)
+    return found

@@ -1,0 +1,84 @@
+"""A plan in the making, and the record of a plan in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from beheld.core.media import MediaItem
+from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
+from beheld.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class StepBuilder:
+    """What schedule() has decided so far.
+
+    Attributes:
+        budget: positions that may still be computed.
+        slices, sequences, epochs: in parallel: what is computed, whose it is, in which of its lives.
+        admitted, encode: as in StepPlan.
+        used: digests whose holders in this step let go at its end: the device drops embeddings before it computes, so
+            nothing that this step uses may be dropped by it.
+        encoder_closed: a sequence waits for room for embeddings; nobody behind it may take any.
+        num_preempted: sequences that lost their blocks to others.
+    """
+
+    budget: int
+    slices: list[SeqSlice] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    encode: list[EncodeItem] = field(default_factory=list)
+    used: list[bytes] = field(default_factory=list)
+    encoder_closed: bool = False
+    num_preempted: int = 0
+
+    def add(self, sequence: Sequence, piece: SeqSlice) -> None:
+        """Compute `piece`; the sequence knows already that its positions are scheduled."""
+        self.slices.append(piece)
+        self.sequences.append(sequence)
+        self.epochs.append(sequence.epoch)
+        self.budget -= piece.stop - piece.start
+
+    def encode_item(self, item: MediaItem) -> None:
+        """Run the tower for `item`."""
+        self.encode.append(EncodeItem(item.digest, item.modality, item.features, item.num_kept))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A plan whose result is not known yet, with whose its slices are and in which of their lives."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    epochs: list[int]
+
+
+@dataclass(frozen=True)
+class SchedulerStats:
+    """What the scheduler holds now, and counters since it was made.
+
+    Attributes:
+        num_running, num_waiting: sequences.
+        num_free_blocks: for each KV group, blocks that can be handed out (those with a cached prefix included).
+        num_blocks: for each KV group, blocks in all, the null block not counted.
+        num_cached_blocks: for each KV group, blocks whose content can be shared.
+        num_preemptions: times a sequence lost its blocks to others.
+        prefix_queries, prefix_hits: prompt tokens looked up at first admission, and those found.
+        num_embeds: embeddings on the device.
+        max_embeds: most of them.
+        num_encoded, num_reused: items encoded, and uses of an item that was on the device already.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: tuple[int, ...]
+    num_blocks: tuple[int, ...]
+    num_cached_blocks: tuple[int, ...]
+    num_preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    num_embeds: int
+    max_embeds: int
+    num_encoded: int
+    num_reused: int

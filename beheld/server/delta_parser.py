@@ -1,0 +1,105 @@
+"""One answer's text taken apart as it grows: thoughts, words and tool calls."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from beheld.text.reasoning import ReasoningSplit
+from beheld.text.tools import READERS, Piece, Schemas, ToolReader
+
+Delta = dict[str, Any]
+
+
+class DeltaParser:
+    """Turns pieces of text into the deltas of OpenAI's chunks.
+
+    Args:
+        reasoning: the thoughts are told apart; None leaves them in the text.
+        tools: the name of the form in which calls are written; None if none are to be read.
+        named: the whole answer is the arguments of this function.
+        schemas: of the functions' arguments.
+        max_calls: further calls are left out.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningSplit | None,
+        tools: str | None,
+        named: str | None = None,
+        schemas: Schemas | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self._reasoning = reasoning
+        self._reader: ToolReader | None = None if tools is None else READERS[tools](schemas or {})
+        self._named = named
+        self._max_calls = max_calls
+        self._num_calls = 0
+
+    @property
+    def called(self) -> bool:
+        """True once a call was made."""
+        return self._num_calls > 0
+
+    def push(self, text: str) -> Iterator[Delta]:
+        """What has become certain."""
+        if self._reasoning is None:
+            yield from self._words(text)
+            return
+        thoughts, words = self._reasoning.push(text)
+        if thoughts:
+            yield {"reasoning_content": thoughts}
+        yield from self._words(words)
+
+    def finish(self) -> Iterator[Delta]:
+        """The rest."""
+        if self._reasoning is not None:
+            thoughts, words = self._reasoning.finish()
+            if thoughts:
+                yield {"reasoning_content": thoughts}
+            yield from self._words(words)
+        if self._reader is not None:
+            yield from self._said(*self._reader.finish())
+
+    def _words(self, text: str) -> Iterator[Delta]:
+        if not text:
+            return
+        if self._named is not None:
+            yield self._argument(text)
+        elif self._reader is None:
+            yield {"content": text}
+        else:
+            yield from self._said(*self._reader.push(text))
+
+    def _said(self, words: str, pieces: list[Piece]) -> Iterator[Delta]:
+        if words:
+            yield {"content": words}
+        for number, group in itertools.groupby(pieces, self._number):
+            if self._max_calls is not None and number >= self._max_calls:
+                return
+            first, *more = group
+            arguments = "".join([first.arguments, *(piece.arguments for piece in more)])
+            if first.name is not None:
+                yield {"tool_calls": [_call(number, first.name, arguments)]}
+            elif arguments:
+                yield {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]}
+
+    def _number(self, piece: Piece) -> int:
+        """Of the call that a piece belongs to, counted from 0."""
+        self._num_calls += piece.name is not None
+        return self._num_calls - 1
+
+    def _argument(self, text: str) -> Delta:
+        """A piece of the arguments of the one function that must be called."""
+        assert self._named is not None
+        if not self._num_calls:
+            self._num_calls = 1
+            return {"tool_calls": [_call(0, self._named, text)]}
+        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+
+
+def _call(index: int, name: str, arguments: str) -> Delta:
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

@@ -1,0 +1,374 @@
+"""The HTTP protocol with deadlines: slow headers are cut, and so are clients that do not read or are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from beheld.server.access_log import NO_ROUTE, AccessLog, name_of, number
+from beheld.server.errors import HttpError
+from beheld.server.keys import OPEN_PATHS
+from beheld.server.write_coalescing import CoalescingTransport
+from beheld.utils.loop_share import LoopShare
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 << 10
+# Of a body in chunks: so many may be of any size, and each further one needs so many bytes of content. Software sends
+# what it writes piece by piece; only an attack sends megabytes so.
+MAX_TINY_CHUNKS = 4096
+MIN_CHUNK_BYTES = 128
+# Events that one connection parses before others have their turn: about a millisecond.
+_EVENTS = 48
+_CLOSE = {"Connection": "close"}
+# How often a client that has closed its sending side is asked whether it still listens, until its answer begins.
+_PROBE_S = 0.2
+# How long a client may go on sending when its answer was given early, and how long it may be silent meanwhile.
+_FAREWELL_S = 2.0
+_SILENCE_S = 0.25
+
+
+class Farewell:
+    """Lets an answer be given before its request was read whole.
+
+    The answer is sent at once, and from then on nothing that comes is parsed. A connection that is closed while its
+    client still sends is reset, and then the client never reads why; so what comes is thrown away for a moment, and the
+    connection ends after that.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on."""
+        if scope["type"] != "http" or not _has_body(scope):
+            await self._app(scope, receive, send)
+            return
+        comes = True
+        dropped: Awaitable[None] | None = None
+
+        async def took() -> Message:
+            nonlocal comes
+            message = await receive()
+            if message["type"] == "http.disconnect" or not message.get("more_body"):
+                comes = False
+            return message
+
+        async def said(message: Message) -> None:
+            nonlocal dropped
+            if comes and message["type"] == "http.response.start":
+                drop_body = scope["state"].get("drop_body")
+                # None once the client is gone.
+                dropped = None if drop_body is None else drop_body()
+                headers = [(name, value) for name, value in message["headers"] if name != b"connection"]
+                message = {**message, "headers": [*headers, (b"connection", b"close")]}
+            elif dropped is not None and message["type"] == "http.response.body" and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                await dropped
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        await self._app(scope, took, said)
+
+
+def _has_body(scope: Scope) -> bool:
+    said = dict(scope["headers"])
+    return b"transfer-encoding" in said or said.get(b"content-length", b"0") != b"0"
+
+
+class FrameGuard:
+    """Refuses what two servers in a row may read in two ways, and floods of headers and of connections; the connection
+    ends with it.
+
+    Args:
+        app: what stands behind it.
+        crowded: whether there are more connections than the server takes. /health is answered nevertheless.
+    """
+
+    def __init__(self, app: ASGIApp, crowded: Callable[[], bool]) -> None:
+        self._app = app
+        self._crowded = crowded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer 400, 431 or 503."""
+        error = self._error(scope) if scope["type"] == "http" else None
+        if error is not None:
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _error(self, scope: Scope) -> HttpError | None:
+        headers = scope["headers"]
+        names = [name for name, _ in headers]
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in headers)
+        if len(names) > MAX_HEADERS:
+            return HttpError(431, f"There are more than {MAX_HEADERS} headers.", "Send fewer.", headers=_CLOSE)
+        if size > MAX_HEADER_BYTES:
+            return _headers_too_large()
+        if b"transfer-encoding" in names and b"content-length" in names:
+            return HttpError(400, "The length of the body is said in two ways.", "Say it in one.", headers=_CLOSE)
+        if scope["http_version"] not in ("1.0", "1.1"):
+            return HttpError(400, "This version of HTTP is not spoken here.", "Speak HTTP/1.1.", headers=_CLOSE)
+        if self._crowded() and scope["path"] not in OPEN_PATHS:
+            more = {**_CLOSE, "Retry-After": "1"}
+            return HttpError(503, "The server has too many connections.", "Try again.", code="busy", headers=more)
+        return None
+
+
+def _headers_too_large() -> HttpError:
+    return HttpError(
+        431, f"The headers have more than {MAX_HEADER_BYTES} bytes.", "Send what is long in the body.", headers=_CLOSE
+    )
+
+
+class TinyChunksError(h11.RemoteProtocolError):
+    """The chunks of a body cost far more than they hold."""
+
+
+class BoundedConnection(h11.Connection):
+    """h11's connection, which gives so many events in a turn and refuses bodies in tiny chunks.
+
+    Attributes:
+        left: events that this turn still gives.
+        paused: a request came before the one before it was answered.
+        remaining: bytes of content that are still to come of a body whose length is known; else 0.
+    """
+
+    left = 0
+    paused = False
+    remaining = 0
+    _chunks = 0
+    _content = 0
+
+    def next_event(self) -> Any:
+        """As h11's; and h11.NEED_DATA at the end of a turn."""
+        if not self.left:
+            return h11.NEED_DATA
+        event = super().next_event()
+        self.paused = event is h11.PAUSED
+        if event is h11.NEED_DATA or self.paused:
+            return event
+        self.left -= 1
+        if isinstance(event, h11.Request):
+            self._chunks = self._content = 0
+            length = next((value for name, value in event.headers if name == b"content-length"), b"")
+            self.remaining = int(length) if length.isdigit() else 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._content += len(event.data)
+            self.remaining = max(0, self.remaining - len(event.data))
+            if self._chunks > MAX_TINY_CHUNKS + self._content // MIN_CHUNK_BYTES:
+                raise TinyChunksError("The chunks are too small.")
+        return event
+
+
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's protocol over h11, which is strict about framing, two timers, and turns.
+
+    What comes is parsed for about a millisecond. The rest waits for its turn among other connections that have such a
+    rest, and nothing more is read of the connection meanwhile.
+
+    Attributes:
+        turns: of all connections of a server.
+        header_s: from a connection's start, or a request's first byte, to the end of its headers.
+        send_s: for how long the client may leave what was sent unread.
+        request_log: is told of requests that never become one.
+    """
+
+    request_log: AccessLog
+    turns: LoopShare
+    conn: BoundedConnection
+    transport: CoalescingTransport
+
+    header_s = 10.0
+    send_s = 30.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._half_closed = False
+        self.conn = BoundedConnection(h11.SERVER, MAX_HEADER_BYTES)
+        self.app_state = {**self.app_state, "drop_body": self._drop_body}
+        self._unparsed = bytearray()
+        self._waiting = False
+        self._dropping: asyncio.Event | None = None
+        self._came_at = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Headers are awaited from now on."""
+        super().connection_made(CoalescingTransport(transport, self.loop))
+        self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came: the headers are complete, or have begun."""
+        if self._dropping is not None:
+            self._drop(data)
+            return
+        self._unset_keepalive_if_required()
+        self._unparsed += data
+        self._parse()
+        if self.conn.their_state is not h11.IDLE:
+            self._header_timer = _cancelled(self._header_timer)
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
+
+    def _parse(self) -> None:
+        """Parse what came for one turn; what is left gets in line."""
+        self._waiting = False
+        if self._dropping is not None or self.transport.is_closing():
+            return
+        self.conn.left = _EVENTS
+        # What h11 took before and has not given yet.
+        self.handle_events()
+        while self.conn.left and self._unparsed and not self.conn.paused and not self.transport.is_closing():
+            # Headers, trailers and the frames of chunks are shown to it in pieces that it is quick with; a body whose
+            # length is known as it comes.
+            size = max(MAX_HEADER_BYTES, self.conn.remaining)
+            piece = bytes(self._unparsed[:size])
+            del self._unparsed[:size]
+            self.conn.receive_data(piece)
+            self.handle_events()
+        if self.conn.left and not self._unparsed:
+            self.transport.release_reading()
+            return
+        self.transport.hold_reading()
+        # Requests that came too early wait for the answer to the one before, which calls this again.
+        if not self.conn.paused and not self._waiting:
+            self._waiting = True
+            self.turns.do(self._parse)
+
+    def _drop_body(self) -> Awaitable[None]:
+        """Parse nothing more of this connection; what is returned waits until the rest of the body came, but not long.
+
+        It is over at once if all of it has come.
+        """
+        self._dropping = asyncio.Event()
+        self._came_at = self.loop.time()
+        if not self.cycle.more_body:
+            self._dropping.set()
+        else:
+            self._drop(self.conn.trailing_data[0] + bytes(self._unparsed))
+            self._unparsed.clear()
+            self.flow.resume_reading()
+            self.transport.release_reading()
+        return self._dropped(self._dropping)
+
+    def _drop(self, data: bytes) -> None:
+        self._came_at = self.loop.time()
+        whole = self.conn.remaining > 0
+        self.conn.remaining = max(0, self.conn.remaining - len(data))
+        if self._dropping is not None and (not self.conn.remaining if whole else data.endswith(b"0\r\n\r\n")):
+            self._dropping.set()
+
+    async def _dropped(self, ended: asyncio.Event) -> None:
+        until = self.loop.time() + _FAREWELL_S
+        while not ended.is_set() and self.loop.time() < min(until, self._came_at + _SILENCE_S):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _SILENCE_S)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: it may have gone, or it may wait for the answer to its complete request.
+
+        Both look alike until something is sent to it. Tokens of a stream are; before an answer begins, HTTP's interim
+        responses are, which every client must skip. What is sent to one that has gone comes back as a reset, and that
+        ends the request.
+        """
+        waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if not waits or self.scope["http_version"] != "1.1":
+            return False
+        self._half_closed = True
+        self._probe()
+        return True
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's; and the end of a connection on which no request can come any more."""
+        self.conn.left = _EVENTS
+        super().on_response_complete()
+        if self._unparsed or not self.conn.left:
+            self._parse()
+        if self._half_closed and not self.transport.is_closing():
+            if self.cycle.response_complete:
+                self.transport.close()
+            elif self._probe_timer is None:
+                self._probe()
+
+    def _probe(self) -> None:
+        self._probe_timer = None
+        if self.cycle.response_started or self.transport.is_closing():
+            return
+        self.transport.write(self.conn.send(h11.InformationalResponse(status_code=102, headers=[])) or b"")
+        self._probe_timer = self.loop.call_later(_PROBE_S, self._probe)
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        if self._send_timer is None:
+            self._send_timer = self.loop.call_later(self.send_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        self._send_timer = _cancelled(self._send_timer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end of all timers."""
+        super().connection_lost(exc)
+        # They lead back here; what a connection held goes with it, not with the garbage collector's next round.
+        self.app_state.clear()
+        if self.scope is not None:
+            self.scope["state"].pop("drop_body", None)
+        self._unparsed.clear()
+        if self._dropping is not None:
+            self._dropping.set()
+        self._header_timer = _cancelled(self._header_timer)
+        self._send_timer = _cancelled(self._send_timer)
+        self._probe_timer = _cancelled(self._probe_timer)
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP. uvicorn calls this where it handles h11's error, which says more than its text."""
+        error = sys.exc_info()[1]
+        if isinstance(error, TinyChunksError):
+            reason = f"The body comes in more than {MAX_TINY_CHUNKS} chunks of fewer than {MIN_CHUNK_BYTES} bytes."
+            self._refuse(HttpError(400, reason, "Send it with Content-Length, or in larger chunks.", headers=_CLOSE))
+        elif getattr(error, "error_status_hint", 400) == 431:
+            self._refuse(_headers_too_large())
+        else:
+            self._refuse(HttpError(400, "This is not HTTP as it should be.", "Speak HTTP/1.1.", headers=_CLOSE))
+
+    def _cut_headers(self) -> None:
+        self._header_timer = None
+        if not self.transport.is_closing():
+            seconds = f"{self.header_s:g} seconds"
+            self._refuse(HttpError(408, f"The headers did not arrive within {seconds}.", "Send them faster."))
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer what no application ever sees, unless another answer has begun; and end the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            own = number()
+            answer = error.response()
+            answer.headers["connection"] = "close"
+            answer.headers["x-request-id"] = name_of(own)
+            head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n".encode()
+            lines = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+            self.transport.write(head + lines + b"\r\n" + bytes(answer.body))
+            self.request_log.ended(NO_ROUTE, own, error.status, 0.0)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Cancel a timer; None, to put in its place."""
+    if timer is not None:
+        timer.cancel()
+    return None
