@@ -13,6 +13,7 @@ from beheld.families.llama4 import model as llama4
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.experts import Experts, GroupedExperts, experts_of, replace_experts
 from beheld.models.surgery.operation import Changes
+from beheld.platform.cuda import Cuda
 from beheld.platform.registry import PLATFORMS
 from tests import tiny
 
@@ -103,12 +104,15 @@ def test_grouped_experts_give_what_single_ones_give(dtype: torch.dtype) -> None:
 @torch.inference_mode()
 def test_off_a_cpu_llama4_computes_chosen_experts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted where nothing is computed: the chosen expert, the shared one, and the router."""
+
+    class Grouping(Cuda):
+        grouped_products = True
+
+    monkeypatch.setitem(PLATFORMS, "meta", Grouping())
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
-    elsewhere = SimpleNamespace(synchronous=False, grouped_products=True)
-    monkeypatch.setitem(PLATFORMS, "meta", elsewhere)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 16, "num_experts_per_tok": 1}
     for dtype, grouped in ((torch.bfloat16, True), (torch.float32, False)):
         with torch.device("meta"):
