@@ -1,4 +1,4 @@
-"""Attention to what stands beside the text in one Triton kernel, which reads the states where they lie.
+"""Attention to states of media items in one Triton kernel, which reads the states where they lie.
 
 Shapes: T tokens of the step, H query heads, K key-value heads, G = H / K of them in a group, C head size, E states, W
 work items, P pieces, R rows of a tile (queries: tokens times G), N states of a tile.

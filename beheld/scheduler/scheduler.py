@@ -33,7 +33,7 @@ from beheld.scheduler.step_builder import Flight, SchedulerStats, StepBuilder
 
 
 class Scheduler:
-    """Decides what runs next. add, abort, schedule and update may be called in any order, but from one thread at a time."""
+    """Decides what runs next. Its methods may be called in any order, but not from two threads at once."""
 
     def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity) -> None:
         assert config.policy in ("fcfs", "priority"), config.policy
