@@ -290,13 +290,13 @@ class MediaLimits:
     Attributes:
         max_item_bytes: compressed size of one item.
         max_fetched_bytes: of items that were fetched from other machines, of all requests in preparation.
-        max_pixels: of one decoded picture or of one frame.
-        max_pixels_per_byte: of a picture's file, where it has more than 16 million pixels. A photograph has some 10, a
+        max_pixels: of one decoded image or of one frame.
+        max_pixels_per_byte: of an image's file, where it has more than 16 million pixels. A photograph has some 10, a
             drawing some 100; far more of them is emptiness that only costs its reader.
         max_frames: decoded from one video.
         max_decoded_bytes: of one item's pixels or samples, and of those of all requests that are opened at a time.
-        max_audio_s: seconds of sound.
-        max_audio_samples: samples of sound as they are decoded, of all channels.
+        max_audio_s: seconds of audio.
+        max_audio_samples: samples of audio as they are decoded, of all channels.
         work_timeout_s: modality -> seconds for decoding and processing one item in a worker.
         max_work_bytes: memory that a worker may take for one item.
     """
@@ -313,13 +313,13 @@ class MediaLimits:
     max_work_bytes: int = 4 << 30
 
     @classmethod
-    def of(cls, told: Mapping[str, Any] | None) -> MediaLimits:
+    def of(cls, options: Mapping[str, Any] | None) -> MediaLimits:
         """The defaults with what was said of them.
 
         Raises:
             ConfigError: a name is unknown, or a value is not a number above 0.
         """
-        plain, given = cls(), dict(told or {})
+        plain, given = cls(), dict(options or {})
         known_keywords(cls, given, ConfigError, "limit of media_limits")
         timeouts = given.get("work_timeout_s", {})
         if not isinstance(timeouts, Mapping):
