@@ -236,7 +236,7 @@ class AsyncLLM:
         """The ids of a prompt without media, as `generate` would see them; or of a text alone, without what the
         tokenizer puts around a prompt."""
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._in(self._pools.of(prompt, None), self._inputs.text_ids, prompt)
+            return await self._in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
         order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 

@@ -98,21 +98,22 @@ class PromptTokenizer:
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
-        if len(text) < _BRIEF_TEXT and _usual(tokenizer):
+        usual = _usual(tokenizer)
+        if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
         with out_of_turn():
-            return self._encoded(text, add_special_tokens, most)
-
-    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
-        tokenizer = self._require()
-        if not _usual(tokenizer):
+            if usual:
+                return self._encoded(text, add_special_tokens, most)
             with self._lock:
                 ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
             return ids
+
+    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
+        """The same by the tokenizer's backend."""
         if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
             return [*before, *self._long().encode(text, most), *after]
-        backend = tokenizer.backend_tokenizer
+        backend = self.inner.backend_tokenizer
         if not self._shared and _unset(backend):
             found = _encoded(backend, text, add_special_tokens)
             # Else it was given away in between, and its new owner may have called it.
