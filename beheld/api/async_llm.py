@@ -447,7 +447,7 @@ class AsyncLLM:
         """What these were told, or told the engine, is lost."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
-            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         waiting = None if number is None else self._asked.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
@@ -455,7 +455,7 @@ class AsyncLLM:
     def _fail_all(self) -> None:
         error = EngineDeadError(self._reason, "Start it anew.")
         for name in list(self._live):
-            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -176,7 +176,7 @@ class OfflineRun:
             names = list(self._live)
             for name in names:
                 self.core.abort(name)
-            return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
+            return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _fill(
         self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading
