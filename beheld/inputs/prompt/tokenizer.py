@@ -37,7 +37,7 @@ class PromptTokenizer:
     threads; for long texts, and once the user has the tokenizer too, a copy of it.
 
     Args:
-        tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
+        tokenizer: transformers' tokenizer, or None if the engine runs without one.
         placeholder_ids: modality -> the id that marks an embedding's place.
         places: modality -> the token that an item replaces in a prompt, where it is another one.
         pieces: ordinary pieces of the vocabulary that users' text may not become.
@@ -127,7 +127,7 @@ class PromptTokenizer:
         return self.inner
 
     def _own(self, backend: Any) -> Any:
-        """A copy of the backend which nobody's calls cut, pad or split; made anew once tokens were added."""
+        """A copy of the backend that no caller's settings cut, pad or split; made anew once tokens were added."""
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:
