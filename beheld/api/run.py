@@ -167,7 +167,7 @@ class OfflineRun:
                     self._busy = False
 
     def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
-        """The engine's step; if the engine dies and errors are to be returned, everyone is told so."""
+        """The engine's step; if the engine dies and errors are to be returned, every request gets one."""
         try:
             return self.core.step(in_flight)
         except EngineDeadError as error:
@@ -200,7 +200,7 @@ class OfflineRun:
             # A queue's length says nothing of its size: 256 videos may be more than a host has.
             if sum(self._unheard.values()) >= MAX_BYTES:
                 break
-            # Nor is there nothing to do while a failure has not been told.
+            # Nor while a failure is still to be returned.
             fed = feed.take(wait=idle and not self.core.has_work and not failures)
             if fed is None and first and feed.more:
                 until = until or time.monotonic() + _MOST_LULLS_S
@@ -284,7 +284,7 @@ class OfflineRun:
 
 
 def _ours(error: Exception) -> BeheldError:
-    """An error of our own tree: nothing that goes wrong with one request may end a run that was told to go on."""
+    """An error of our own tree: nothing that goes wrong with one request may end a run that returns errors."""
     if isinstance(error, BeheldError):
         return error
     made = EngineError(f"Preparing the request failed: {type(error).__name__}: {error}.", "Please report this.")

@@ -109,7 +109,7 @@ def test_59_caches_that_hold_almost_nothing_never_show() -> None:
             if act < 0.1:
                 llm.reset_prefix_cache()
             elif act < 0.2:
-                llm._inputs.clear_cache()
+                llm._inputs.cache.clear()
             elif act < 0.35:
                 next(llm.generate_iter([prompt(seed) for seed in seeds], params))
                 continue
@@ -120,7 +120,7 @@ def test_59_caches_that_hold_almost_nothing_never_show() -> None:
                 else:
                     assert output.error is None, output.error
                     assert tuple(output.outputs[0].token_ids) == right[seed]
-            stats = llm._inputs.cache_stats()
+            stats = llm._inputs.cache.stats()
             assert stats.num_bytes <= stats.max_bytes <= bound
         assert stats.evictions > 0
         assert llm._run is not None
