@@ -1,4 +1,4 @@
-"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs beside it."""
+"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ class AsyncLLM:
         option_checks.check(args)
         if isinstance(engine, Spawned) or EngineLocation(engine) is EngineLocation.PROCESS:
             processor = option_checks.load_if_told(args)
-            beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
+            remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
-                inputs = InputPipeline(beside.info, beside.config, args, processor=processor)
+                inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
             except BaseException:
-                beside.close()
+                remote.close()
                 raise
             compiler = inputs.compiler
-            beside.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
-            self._open(args, beside.info, beside.config, inputs, beside)
+            remote.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
+            self._open(args, remote.info, remote.config, inputs, remote)
             return
         setup, inputs = start_both(args)
         self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
