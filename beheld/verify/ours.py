@@ -18,7 +18,7 @@ from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
 
 
-class Engine:
+class OwnEngine:
     """An engine of this process that is watched; `close` ends it.
 
     Raises:
