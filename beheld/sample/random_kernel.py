@@ -24,8 +24,8 @@ from beheld.sample.filters import Filters
 _NOTHING = tl.constexpr(104.0)
 _PIVOTS = tl.constexpr(4)
 _ELEMENTS = 2048
-# A row is summed up in slices of so many times _ELEMENTS, whoever reads them, so that its sums do not depend on how
-# many programs it has, and thereby on other rows.
+# A row is summed up in slices of so many times _ELEMENTS, whichever program reads them, so that its sums do not depend
+# on how many programs it has, and thereby on other rows.
 _TURNS = 3
 # Programs of a row, at most.
 _MOST_EACH = tl.constexpr(32)
@@ -92,7 +92,7 @@ def _measured(
     program, index_P = tl.program_id(1), tl.arange(0, _PIVOTS)
     above_PN = tl.full([_PIVOTS, N], float("inf"), tl.float32)
     below_PN = tl.full([_PIVOTS, N], float("-inf"), tl.float32)
-    # Two sets of places by turns: whoever is late still reads what was written the last time.
+    # Two sets of places by turns: a late program still reads what was written the last time.
     sums_ptr += met % 2 * SLICES * _PIVOTS
     ends_ptr += met % 2 * programs * 2 * _PIVOTS
     num_slices = tl.cdiv(vocab_size, TURNS * N)

@@ -59,7 +59,7 @@ class OwnEngine:
                     made.features.setdefault(name, []).append(feature)
         watch = _Watch(made, len(request.token_ids), core.executor)
         core.add(request)
-        while core.has_work:
+        while core.scheduler.has_work:
             _, events = core.step(None)
             for event in events:
                 if event.error is not None:
