@@ -360,7 +360,7 @@ class Scheduler:
         """Announce the tokens that were just appended, and end the sequence at the first that ends it."""
         params = sequence.params
         assert isinstance(params, Sampling)
-        length = len(sequence.token_ids) - len(given)
+        length = before = len(sequence.token_ids) - len(given)
         finish: FinishReason | None = None
         stop_id: int | None = None
         for token in given:
@@ -372,9 +372,8 @@ class Scheduler:
             if length >= sequence.most_tokens:
                 finish = FinishReason.LENGTH
                 break
-        behind = len(sequence.token_ids) - length
-        if behind:
-            given, logprobs = given[:-behind], logprobs[:-behind]
+        if finish is not None:
+            given, logprobs = given[: length - before], logprobs[: length - before]
         events.append(self._event(sequence, given, finish, stop_id, logprobs))
         if finish is not None:
             self._finish(sequence)

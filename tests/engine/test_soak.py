@@ -42,7 +42,7 @@ def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
     told: dict[str, list[int]] = {}
     number, finished = 0, 0
     in_flight: InFlight | None = None
-    while number < many or core.has_work or in_flight is not None:
+    while number < many or core.scheduler.has_work or in_flight is not None:
         while number < many and len(live) < 30:
             parts: list[Any] = [[chance.randrange(3, 80) for _ in range(chance.randrange(1, 30))]]
             parts += [chance.choice(pictures)] if chance.random() < 0.4 else []
@@ -52,9 +52,9 @@ def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
             number += 1
         for name in [n for n in live if chance.random() < 0.02]:
             if chance.random() < 0.5:
-                assert core.abort(name) is not None
+                assert core.scheduler.abort(name) is not None
             else:
-                core.stop(name)
+                core.scheduler.stop(name)
             del live[name]
         in_flight, events = core.step(in_flight)
         for event in events:
