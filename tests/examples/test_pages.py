@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from tests.long import LONG
 
 DOCS = follow.ROOT / "docs"
 README = follow.ROOT / "README.md"
+CONTRIBUTING = follow.ROOT / "CONTRIBUTING.md"
+HOUSE = follow.ROOT / "beheld"
+TOP = ("beheld", "tests", "docs", "benchmarks", "training", "examples", "docker")
 PAGES = [README, DOCS / "index.md", DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
@@ -30,11 +34,24 @@ def test_every_command_is_one(page: Path) -> None:
             continue
         for text in follow.commands(block):
             for line in re.split(r" \| | && ", text.replace("\\\n", " ")):
-                words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=\S*", word)]
+                words = shlex.split(re.sub(r" > \S+$", "", line), comments=True)
+                words = list(dropwhile(lambda word: re.fullmatch(r"\w+=\S*", word), words))
                 if words[:1] == ["beheld"]:
                     build_parser().parse_args(words[1:])
                 elif words[:1] == ["python"] and words[1].endswith(".py"):
                     assert (follow.ROOT / words[1]).is_file(), line
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((DOCS / "explanation").glob("*.md")), CONTRIBUTING], ids=name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """`scheduler/scheduler.py` stands for the file in the package, `tests/tiny.py` for one in the repository."""
+    for span in re.findall(r"`([\w./*<>-]+/[\w./*<>-]*)`", page.read_text(encoding="utf-8")):
+        top = span.split("/")[0]
+        if "<" in span or not top or not (top in TOP or (HOUSE / top).is_dir()):
+            continue
+        pattern = span.rstrip("/")
+        found = [*HOUSE.glob(pattern), *follow.ROOT.glob(pattern)]
+        assert found or (pattern.startswith("build/")), f"{page.name} names {span}, which is not there"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
