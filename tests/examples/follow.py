@@ -106,10 +106,10 @@ def furnish(folder: Path) -> None:
     (folder / "speech.wav").write_bytes(tiny.wav(tiny.sound(1.5)))
     # A checkout's command, whatever is installed.
     (folder / ".bin").mkdir()
-    command = folder / ".bin" / "beheld"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m beheld "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    (folder / ".bin" / "python").symlink_to(sys.executable)
+    for name, words in (("beheld", f'"{sys.executable}" -m beheld'), ("python", f'"{sys.executable}"')):
+        command = folder / ".bin" / name
+        command.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
 
 
 def environment(folder: Path) -> dict[str, str]:

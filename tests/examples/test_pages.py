@@ -61,6 +61,15 @@ def test_python_compiles(page: Path) -> None:
             compile(block.text, f"{page.name}:{block.line}", "exec")
 
 
+def test_parts_of_files_are_shown_as_such() -> None:
+    """A formatter took the marks of included files for code once."""
+    for page in DOCS.rglob("*.md"):
+        for line in page.read_text(encoding="utf-8").splitlines():
+            assert "8 <" not in line or line.startswith("|"), f"{page.name}: {line}"
+            if "8<--" in line:
+                assert re.fullmatch(r'--8<-- "[\w./-]+(:\w+)?"', line), f"{page.name}: {line}"
+
+
 def test_there_are_pages_enough_and_all_are_listed() -> None:
     pages = [page for page in (DOCS / "how-to").glob("*.md") if page.name != "index.md"]
     assert len(pages) >= 20
