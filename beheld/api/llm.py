@@ -96,8 +96,8 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Answer prompts from any iterable, which is read only as fast as they are needed.
 
-        A list or another sequence is read by whoever asks for the next output. Anything else may be slow, so it is
-        read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
+        A list or another sequence is read by the thread that asks for the next output. Anything else may be slow, so it
+        is read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
         are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
         sqlite3, say) has to be made in the generator itself.
 

@@ -1,4 +1,4 @@
-"""One offline run: jobs in, outputs out, with the device never waiting for more pictures than it must."""
+"""One offline run: jobs in, outputs out, with the device never waiting for more images than it must."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 
 # How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
-# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known pictures, 7B: 180
+# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known images, 7B: 180
 # requests/s against 172, and none of six runs at 157.
 _LULL_S = 0.002
-# And from its first such wait on, at most so long in all: 256 known pictures take half of it.
+# And from its first such wait on, at most so long in all: 256 known images take half of it.
 _MOST_LULLS_S = 0.25
 
 
@@ -176,7 +176,7 @@ class OfflineRun:
             names = list(self._live)
             for name in names:
                 self.core.abort(name)
-            return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
+            return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _fill(
         self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading

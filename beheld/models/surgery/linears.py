@@ -1,4 +1,6 @@
-"""Surgery on a loaded model for speed; the results stay those of the model as it came, to rounding.
+"""Linear layers and convolutions in the form that the device computes fastest.
+
+Results stay those of the model as it came, to rounding.
 
 Shapes: M rows of activations, I inputs, O outputs.
 """
@@ -6,22 +8,14 @@ Shapes: M rows of activations, I inputs, O outputs.
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from beheld.core.errors import first_line
-from beheld.models.early import compile_options
 from beheld.models.one_row import OneRowLinear, StandIn
-from beheld.utils.collector import count_as_old
-from beheld.utils.log import get_logger
-
-logger = get_logger(__name__)
+from beheld.models.surgery.operation import Changes
 
 # Up to this many rows a library's matrix product, which tiles over rows, leaves most of the CPU idle.
 _SMALL_ROWS = 64
@@ -68,6 +62,10 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight.data.new_empty(0)
         self.packed_bytes = linear.weight.numel() * linear.weight.element_size()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data.contiguous())
+
+    def restored(self) -> nn.Linear:
+        """A linear layer whose weights lie in their own order again."""
+        return linear_of(self._packed.to_dense(), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., I) -> (..., O)."""
@@ -142,8 +140,24 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+class Replacement(Protocol):
+    """A module that stands in place of another one, and holds its weights in a form of its own."""
+
+    def restored(self) -> nn.Module:
+        """The module in whose place this one stands, made from what this one holds."""
+
+
+def restored(module: Any) -> nn.Module:
+    """What a replacement stands for; see Replacement."""
+    made: nn.Module = module.restored()
+    return made
+
+
 def replace_linears(
-    model: Any, kind: type[PackedLinear | PaddedLinear | SmallBatchLinear | OneRowLinear], dtype: torch.dtype
+    model: Any,
+    kind: type[PackedLinear | PaddedLinear | SmallBatchLinear | OneRowLinear],
+    dtype: torch.dtype,
+    changes: Changes,
 ) -> int:
     """Replace the linear layers of this type; returns how many.
 
@@ -154,11 +168,11 @@ def replace_linears(
         wanted = type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel()
         return kind(child) if wanted else None
 
-    return replace_children(model, made)
+    return replace_children(model, made, changes)
 
 
-def replace_children(model: nn.Module, made: Callable[[nn.Module], nn.Module | None]) -> int:
-    """Put what `made` gives of a module in its place, unless that is None; returns how many were replaced.
+def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes: Changes) -> int:
+    """Put the Replacement that `made` gives of a module in its place, unless that is None; returns how many.
 
     The old module is held by nobody here once the new one stands: a list of all modules would keep every old weight
     until its end. So the walk is as lazy as `modules` is, which looks at children after their parent was yielded, and
@@ -169,7 +183,7 @@ def replace_children(model: nn.Module, made: Callable[[nn.Module], nn.Module | N
         for name in [name for name, _ in module.named_children()]:
             new = made(module.get_submodule(name))
             if new is not None:
-                setattr(module, name, new)
+                changes.replace(module, name, new, restored)
                 replaced += 1
     return replaced
 
@@ -186,6 +200,11 @@ class PatchProduct(nn.Module):
         self.bias = conv.bias
         self.__dict__["_conv"] = conv
 
+    def restored(self) -> nn.Module:
+        """The convolution."""
+        conv: nn.Module = self.__dict__["_conv"]
+        return conv
+
     def forward(self, x: Tensor) -> Tensor:
         """x (P, channels, ...) -> (P, O, 1 ...) where x is one patch wide; else as the convolution."""
         if x.shape[1:] != self.weight.shape[1:]:
@@ -195,14 +214,14 @@ class PatchProduct(nn.Module):
         return y_PO.view(*y_PO.shape, *[1] * (x.dim() - 2))
 
 
-def replace_patch_convolutions(model: nn.Module) -> int:
+def replace_patch_convolutions(model: nn.Module, changes: Changes) -> int:
     """Replace the convolutions over time and space whose steps are as large as what they see; returns how many."""
 
     def made(child: Any) -> nn.Module | None:
         wanted = type(child) is nn.Conv3d and child.kernel_size == child.stride and child.groups == 1
         return PatchProduct(child) if wanted else None
 
-    return replace_children(model, made)
+    return replace_children(model, made, changes)
 
 
 # What 16-bit matrix products want sizes to be a multiple of: otherwise a library takes kernels of an older kind.
@@ -210,7 +229,7 @@ _ALIGNED = 8
 _PADDED = 64
 
 
-def pad_mlps(model: nn.Module, spared: nn.Module | None = None) -> int:
+def pad_mlps(model: nn.Module, changes: Changes, spared: nn.Module | None = None) -> int:
     """Give gated MLPs of an odd inner size some inner units of zero weight, which change nothing; returns how many.
 
     Qwen2.5-VL's tower has 3420 of them. What lies in `spared` keeps its sizes: adapters were made for those.
@@ -230,100 +249,23 @@ def pad_mlps(model: nn.Module, spared: nn.Module | None = None) -> int:
             continue
         extra = -inner % _PADDED
         for wide in (gate, up):
-            wide.weight.data = nn.functional.pad(wide.weight.data, (0, 0, 0, extra))
-            if wide.bias is not None:
-                wide.bias.data = nn.functional.pad(wide.bias.data, (0, extra))
-            wide.out_features += extra
-        down.weight.data = nn.functional.pad(down.weight.data, (0, extra))
-        down.in_features += extra
+            _resize(wide, extra, 0)
+        _resize(down, 0, extra)
+        changes.undo_with(functools.partial(_unpad, module, extra))
         padded += 1
     return padded
 
 
-# The compiler stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or
-# without, sparse or not, writing a shared cache or reading it), each compiled for one token and for more.
-_MAX_KINDS = 64
+def _unpad(mlp: Any, extra: int) -> None:
+    for wide in (mlp.gate_proj, mlp.up_proj):
+        _resize(wide, -extra, 0)
+    _resize(mlp.down_proj, 0, -extra)
 
 
-def compile_layers(layers: Sequence[Any], *, for_many: bool = True, level: int = logging.WARNING) -> None:
-    """Compile one layer of a stack; the others, being of the same shape, reuse it.
-
-    A layer that the compiler cannot take runs as it came, and that is said once.
-
-    Args:
-        for_many: False: only for passes of a single row.
-        level: of the log, where it is said.
-    """
-    import torch._dynamo
-
-    # Products in float32 are exact here on purpose; the compiler advises against it.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-    config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _MAX_KINDS)
-    # Numbers like attention's scale would be traced as inputs first, found to be none, and all be traced anew.
-    config.specialize_float = True
-    # The compiler collects young garbage each time. All that was imported would be young, and take it 0.3 s.
-    count_as_old()
-    refused: list[str] = []
-    options = [_ROUNDED, _ROUNDED | compile_options(layers[0])] if layers else []
-
-    @functools.cache
-    def compiled(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-        # Once for all layers of a class: each call takes 4 ms (under a profiler), whatever it gives.
-        return [torch.compile(function, dynamic=True, fullgraph=True, options=each) for each in options]
-
-    for layer in layers:
-        plain = layer.forward
-        own = inspect.ismethod(plain) and plain.__self__ is layer
-        many, one = [functools.partial(call, layer) for call in compiled(plain.__func__)] if own else compiled(plain)
-        layer.forward = _compiled(layer, many if for_many else plain, one, refused, level)
-
-
-# A compiler that joins operations keeps what is between them in float32. In 16 bits an answer would then leave the
-# model's own sooner than other kernels make it: what each operation gives is rounded as where it runs alone.
-_ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
-
-
-def _compiled(
-    layer: nn.Module, many: Callable[..., Any], one: Callable[..., Any], refused: list[str], level: int
-) -> Callable[..., Any]:
-    """A layer's forward, compiled until the compiler refuses one of the stack, which is then noted in `refused`.
-
-    A single row takes `one`, others `many`. It stays in place when the compiler refuses: by then others may have put
-    theirs around it (models/last_layer.py).
-    """
-    plain = layer.forward
-    hooked = [layer]
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if refused:
-            return plain(*args, **kwargs)
-        if hooked:
-            _forget_recorders(hooked.pop())
-        x = args[0] if args else kwargs.get("hidden_states")
-        call = one if isinstance(x, Tensor) and x.numel() == x.shape[-1] else many
-        try:
-            return call(*args, **kwargs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            refused.append(type(layer).__name__)
-            logger.log(level, "%s could not be compiled and runs as it is: %s", refused[0], first_line(error))
-            return plain(*args, **kwargs)
-
-    forward.plain = plain  # type: ignore[attr-defined]
-    return forward
-
-
-_RECORDERS = "transformers.utils.output_capturing"
-
-
-def _forget_recorders(layer: nn.Module) -> None:
-    """Take off the hooks by which transformers records what parts of a layer give: no compiler looks through them.
-
-    A model that takes hidden states of its tower (LLaVA) hangs them everywhere in its first pass. Those of the layer
-    itself stay, since they are called outside of what is compiled; nobody asks for what its parts give.
-    """
-    for part in layer.modules():
-        hooks = part._forward_hooks
-        for key in [k for k, hook in hooks.items() if getattr(hook, "__module__", "") == _RECORDERS]:
-            if part is not layer:
-                del hooks[key]
+def _resize(linear: nn.Linear, outputs: int, inputs: int) -> None:
+    """Append so many outputs and inputs of zero weight, or drop the last ones if negative."""
+    linear.weight.data = nn.functional.pad(linear.weight.data, (0, inputs, 0, outputs))
+    if linear.bias is not None:
+        linear.bias.data = nn.functional.pad(linear.bias.data, (0, outputs))
+    linear.out_features += outputs
+    linear.in_features += inputs

@@ -5,13 +5,15 @@ Shapes: M rows of activations, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from beheld.models.cross import CrossAttention
-from beheld.quant.float8 import Float8Linear
+from beheld.models.surgery.operation import Changes
+from beheld.quant.linear import StoredLinear, join, part, same_form
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -28,11 +30,11 @@ class FirstOfFused(nn.Module):
         names, sizes: what they are called in their parent, and their outputs.
     """
 
-    def __init__(self, names: tuple[str, ...], linears: list[nn.Linear] | list[Float8Linear]) -> None:
+    def __init__(self, names: tuple[str, ...], linears: Sequence[nn.Linear | StoredLinear]) -> None:
         super().__init__()
         self.names = names
         self.sizes = [linear.out_features for linear in linears]
-        self.product: nn.Module = _joined(linears)
+        self.product: nn.Module = join(linears)
         self.rest: tuple[Tensor, ...] = ()
         self.input: Tensor | None = None
 
@@ -54,34 +56,33 @@ class FirstOfFused(nn.Module):
 
     def alone(self, x: Tensor, index: int) -> Tensor:
         """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
+        # With room for adapters, the product stands inside another layer.
+        product = getattr(self.product, "base", self.product)
+        if isinstance(product, StoredLinear):
+            made: Tensor = product.part(self._outputs(index))(x)
+            return made
         if not self.weight.numel():
             # Packed weights cannot be cut.
             whole: tuple[Tensor, ...] = self.product(x).split(self.sizes, dim=-1)
             return whole[index]
+        outputs = self._outputs(index)
+        return nn.functional.linear(x, self.weight[outputs], None if self.bias is None else self.bias[outputs])
+
+    def _outputs(self, index: int) -> slice:
         start = sum(self.sizes[:index])
-        part = slice(start, start + self.sizes[index])
-        # With room for adapters, the product stands inside another layer.
-        product = getattr(self.product, "base", self.product)
-        if isinstance(product, Float8Linear):
-            return product.part(x, part)
-        return nn.functional.linear(x, self.weight[part], None if self.bias is None else self.bias[part])
+        return slice(start, start + self.sizes[index])
 
+    def apart(self, biased: Sequence[bool]) -> list[nn.Module]:
+        """The layers that were joined, on parts of the same memory.
 
-def _joined(linears: list[nn.Linear] | list[Float8Linear]) -> nn.Module:
-    """Linear layers of one input as one, the outputs one after the other."""
-    if isinstance(linears[0], Float8Linear):
-        return Float8Linear.joined(linears)
-    product = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), False, "meta")
-    weight = torch.cat([linear.weight.data for linear in linears])
-    product.weight = nn.Parameter(weight, requires_grad=False)
-    biases: list[Tensor | None] = [linear.bias for linear in linears]
-    if any(bias is not None for bias in biases):
-        filled: list[Tensor] = [
-            linear.weight.new_zeros(linear.out_features) if bias is None else bias
-            for linear, bias in zip(linears, biases, strict=True)
-        ]
-        product.bias = nn.Parameter(torch.cat(filled), requires_grad=False)
-    return product
+        Args:
+            biased: which of them had a bias.
+        """
+        layers = [part(self.product, self._outputs(index)) for index in range(len(self.sizes))]
+        for layer, had in zip(layers, biased, strict=True):
+            if not had:
+                layer.bias = None
+        return layers
 
 
 class RestOfFused(nn.Module):
@@ -106,7 +107,7 @@ class RestOfFused(nn.Module):
         return out
 
 
-def fuse_linears(model: nn.Module) -> int:
+def fuse_linears(model: nn.Module, changes: Changes) -> int:
     """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many.
 
     Not where keys and values are made of something else than queries, nor where one product gives something else than
@@ -116,25 +117,31 @@ def fuse_linears(model: nn.Module) -> int:
     fused = 0
     for module in model.modules():
         if not isinstance(module, CrossAttention):
-            fused += sum(_fuse_group(module, names) for names in _FUSABLE)
+            fused += sum(_fuse_group(module, names, changes) for names in _FUSABLE)
     return fused
 
 
-def _fuse_group(module: nn.Module, names: tuple[str, ...]) -> bool:
+def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes) -> bool:
     """Join the linear layers of these names, if the module has them all, of one kind and one input."""
     found: list[Any] = [getattr(module, name, None) for name in names]
-    if any(type(linear) not in (nn.Linear, Float8Linear) for linear in found):
-        return False
-    if len({(type(linear), linear.in_features) for linear in found}) != 1:
+    if not same_form(found):
         return False
     first = FirstOfFused(names, found)
     layers = [first, *(RestOfFused(first, index) for index in range(len(names) - 1))]
     if not _alike(found, layers):
         logger.warning("%s of a %s give something else as one product and stay apart.", names, type(module).__name__)
         return False
+    biased = [linear.bias is not None for linear in found]
     for name, layer in zip(names, layers, strict=True):
         setattr(module, name, layer)
+    changes.undo_with(lambda: _part_again(module, names, biased))
     return True
+
+
+def _part_again(module: nn.Module, names: tuple[str, ...], biased: Sequence[bool]) -> None:
+    first: Any = getattr(module, names[0])
+    for name, layer in zip(names, first.apart(biased), strict=True):
+        setattr(module, name, layer)
 
 
 # How many rows the layers are compared with, and by how many roundings of the largest number they may differ: sums are

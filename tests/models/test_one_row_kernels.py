@@ -17,6 +17,7 @@ from triton.compiler import ASTSource, compile
 from beheld.attention import triton_decode
 from beheld.models import one_row_kernel
 
+SINGLE = {"num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None}
 LONG = {"N": 4, "K": 4096, "J": 1024, "STAGES": 4}
 DECODE = {
     "KV_HEADS": 2,
@@ -49,7 +50,11 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
     ("kernel", "fixed", "ahead"),
     [
         (one_row_kernel._short_rows, {"K": 512}, True),
-        (one_row_kernel._short_rows, {"K": 16, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None}, True),
+        (
+            one_row_kernel._short_rows,
+            {"K": 16, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
+            True,
+        ),
         (one_row_kernel._long_rows, LONG, True),
         (triton_decode._decode, {**DECODE, "AHEAD": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": False}, False),

@@ -5,10 +5,13 @@ Shapes: N pictures or clips, C channels, O outputs, I inputs of a patch (C times
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from beheld.models.fuse import PackedLinear, linear_of, replace_children
+from beheld.models.surgery.linears import PackedLinear, linear_of, replace_children
+from beheld.models.surgery.operation import Changes
 
 _KINDS = (nn.Conv2d, nn.Conv3d)
 
@@ -29,6 +32,18 @@ class PackedPatches(nn.Module):
         bias = None if conv.bias is None else conv.bias.data
         self.product = PackedLinear(linear_of(conv.weight.data.flatten(1), bias))
         self.weight = self.product.weight
+        self._kind, self._inputs = type(conv), conv.in_channels
+
+    def restored(self) -> nn.Module:
+        """The convolution, whose weights lie in their own order again."""
+        linear, sizes = self.product.restored(), self._sizes
+        with_bias = linear.bias is not None
+        # Known only as one of two kinds here, whose sizes have two forms.
+        kind: Any = self._kind
+        conv: nn.Module = kind(self._inputs, linear.out_features, sizes, stride=sizes, bias=with_bias, device="meta")
+        weight = linear.weight.data.view(linear.out_features, self._inputs, *sizes)
+        conv.weight, conv.bias = nn.Parameter(weight, requires_grad=False), linear.bias
+        return conv
 
     def forward(self, x: Tensor) -> Tensor:
         """x (N, C, sizes) -> (N, O, sizes in patches); what is left over at the far edges is not looked at."""
@@ -45,13 +60,13 @@ class PackedPatches(nn.Module):
         return out
 
 
-def pack_patch_convolutions(model: nn.Module, dtype: torch.dtype) -> int:
+def pack_patch_convolutions(model: nn.Module, dtype: torch.dtype, changes: Changes) -> int:
     """Replace the convolutions of this type that see each patch once; returns how many."""
 
-    def made(child: nn.Module) -> nn.Module | None:
+    def made(child: nn.Module) -> PackedPatches | None:
         return PackedPatches(child) if isinstance(child, _KINDS) and _sees_once(child, dtype) else None
 
-    return replace_children(model, made)
+    return replace_children(model, made, changes)
 
 
 def _sees_once(conv: nn.Conv2d | nn.Conv3d, dtype: torch.dtype) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.models.fuse import linear_of, replace_children
+from beheld.models.surgery.linears import linear_of, replace_children
+from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 
 # Where the usual gate is defined: the first half through the activation, times the second.
 _USUAL_GATE = "transformers.integrations.moe"
+_WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 class Experts(nn.Module):
@@ -32,6 +34,17 @@ class Experts(nn.Module):
         self.ups = nn.ModuleList(ups)
         self.downs = nn.ModuleList(downs)
         self.act_fn = act
+        self.transposed = False
+
+    def stand_for(self, shell: nn.Module) -> None:
+        """Note transformers' module, in whose place these stand; it loses its weights."""
+        _empty(self, shell)
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with these weights."""
+        both: Any = self.ups, self.downs
+        weights = [torch.stack([layer.weight.data for layer in layers]) for layers in both]
+        return _filled(self, [each.transpose(1, 2) if self.transposed else each for each in weights])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); the expert E stands for none."""
@@ -62,7 +75,22 @@ def experts_of(gate_up: Tensor, down: Tensor, act: Any, *, transposed: bool) -> 
     def layers(weights: Tensor) -> list[nn.Module]:
         return [linear_of(weight.t() if transposed else weight) for weight in weights]
 
-    return Experts(layers(gate_up), layers(down), act)
+    experts = Experts(layers(gate_up), layers(down), act)
+    experts.transposed = transposed
+    return experts
+
+
+def _empty(experts: nn.Module, shell: nn.Module) -> None:
+    for name in _WEIGHTS:
+        setattr(shell, name, None)
+    experts.__dict__["shell"] = shell
+
+
+def _filled(experts: nn.Module, weights: list[Tensor]) -> nn.Module:
+    shell: nn.Module = experts.__dict__["shell"]
+    for name, weight in zip(_WEIGHTS, weights, strict=True):
+        setattr(shell, name, nn.Parameter(weight.contiguous(), requires_grad=False))
+    return shell
 
 
 class GroupedExperts(nn.Module):
@@ -79,6 +107,14 @@ class GroupedExperts(nn.Module):
         self.gate_up = nn.Parameter(gate_up, requires_grad=False)
         self.down = nn.Parameter(down, requires_grad=False)
         self.act_fn = act
+
+    def stand_for(self, shell: nn.Module) -> None:
+        """Note transformers' module, in whose place these stand; it loses its weights."""
+        _empty(self, shell)
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with these weights."""
+        return _filled(self, [self.gate_up.data, self.down.data])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H)."""
@@ -109,18 +145,21 @@ def _grouped(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
     return out
 
 
-def replace_experts(model: nn.Module, dtype: torch.dtype) -> int:
+def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> int:
     """Replace transformers' experts of this type, of the usual form, by ours; returns how many.
 
     No weight is copied: what packs linear layers finds those of the experts among them.
     """
 
-    def made(child: Any) -> nn.Module | None:
+    def made(child: Any) -> Experts | None:
         if not _usual(child, dtype):
             return None
-        return experts_of(child.gate_up_proj.data, child.down_proj.data, child.act_fn, transposed=child.is_transposed)
+        weights = [getattr(child, name).data for name in _WEIGHTS]
+        experts = experts_of(*weights, child.act_fn, transposed=child.is_transposed)
+        experts.stand_for(child)
+        return experts
 
-    return replace_children(model, made)
+    return replace_children(model, made, changes)
 
 
 def _usual(experts: Any, dtype: torch.dtype) -> bool:
@@ -132,5 +171,5 @@ def _usual(experts: Any, dtype: torch.dtype) -> bool:
     gate = getattr(type(experts), "_apply_gate", None)
     if getattr(gate, "__module__", None) != _USUAL_GATE:
         return False
-    weights = [getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")]
+    weights = [getattr(experts, name, None) for name in _WEIGHTS]
     return all(isinstance(w, Tensor) and w.dim() == 3 and w.dtype == dtype and bool(w.numel()) for w in weights)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.models.surgery.operation import Changes
+
 # Further than any position.
 FAR = 1 << 24
 
@@ -27,6 +29,7 @@ class TwoScales(nn.Module):
         short = rotary.original_inv_freq
         long, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, short.device, seq_len=known + 1)
         self.scaling = float(rotary.attention_scaling)
+        self.__dict__["rotary"] = rotary
         self.register_buffer("frequencies_2F", torch.stack([short.float(), long.float()]), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,8 +41,8 @@ class TwoScales(nn.Module):
         return (angles.cos() * self.scaling).to(x.dtype), (angles.sin() * self.scaling).to(x.dtype)
 
 
-def settle(decoder: nn.Module) -> None:
+def replace_two_scales(decoder: nn.Module, changes: Changes) -> None:
     """Replace the decoder's rotary embedding, if it is one with two scales."""
     rotary = getattr(decoder, "rotary_emb", None)
     if getattr(rotary, "rope_type", None) == "longrope":
-        decoder.rotary_emb = TwoScales(rotary)
+        changes.replace(decoder, "rotary_emb", TwoScales(rotary), lambda made: made.__dict__["rotary"])

@@ -13,15 +13,16 @@ from beheld.core.errors import ConfigError
 from beheld.lora.layers import LoRALinear, Switch
 from beheld.lora.load import Form, Site
 from beheld.lora.slots import LoRASlots
-from beheld.models.fuse import PackedLinear, PaddedLinear, SmallBatchLinear
-from beheld.models.joined import FirstOfFused
-from beheld.models.one_row import OneRowLinear
-from beheld.quant.float8 import Float8Linear
+from beheld.models.one_row import StandIn
+from beheld.models.surgery.joined import FirstOfFused
+from beheld.models.surgery.linears import PackedLinear
+from beheld.models.surgery.operation import Changes
+from beheld.quant.linear import StoredLinear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_LINEARS = (nn.Linear, PackedLinear, PaddedLinear, SmallBatchLinear, OneRowLinear, Float8Linear)
+_LINEARS = (PackedLinear, StandIn, StoredLinear)
 _APART = frozenset({"experts", "cross_attn", "crossattention", "encoder_attn"})
 # Where transformers has, and had, the decoder; adapters keep the names of the version that they were trained with.
 _PREFIXES = (
@@ -33,7 +34,7 @@ _PREFIXES = (
 )
 
 
-def attach(model: Any, decoder: nn.Module, config: EngineConfig) -> LoRASlots:
+def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Changes) -> LoRASlots:
     """Put a LoRALinear in place of each linear layer of the decoder's layers; they share the slots returned.
 
     Experts are left out, and attention to what stands beside the text: they see other rows than the step's tokens.
@@ -56,7 +57,7 @@ def attach(model: Any, decoder: nn.Module, config: EngineConfig) -> LoRASlots:
             device=next(model.parameters()).device,
             switch=switch,
         )
-        setattr(parent, attribute, layer)
+        changes.replace(parent, attribute, layer, lambda made: made.base)  # type: ignore[arg-type, return-value]
         layers.append(layer)
         sites |= {name: Site(name, layer.in_features, size) for name, size in zip(names, sizes, strict=True)}
     if not sites:
@@ -83,5 +84,5 @@ def _linears(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, list[str], li
             yield parent, "product", [f"{above}.{name}" for name in parent.names], parent.sizes
             continue
         for attribute, child in parent.named_children():
-            if type(child) in _LINEARS and attribute != "product":
+            if (type(child) is nn.Linear or isinstance(child, _LINEARS)) and attribute != "product":
                 yield parent, attribute, [f"{path}.{attribute}"], [child.out_features]
