@@ -180,8 +180,9 @@ class Walk:
                 time.sleep(0.2)
             yield
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait(timeout=60)
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
+                server.wait(timeout=60)
             log.close()
 
 
