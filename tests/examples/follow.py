@@ -141,7 +141,8 @@ class Walk:
             self._call([sys.executable, "-c", stand_ins(block.text)], block)
             return
         for command in commands(block):
-            text = stand_ins(command)
+            # What runs is this checkout, installed or not.
+            text = re.sub(r"^pip install -e \S+ && ", "", stand_ins(command))
             exported = re.fullmatch(r"export (\w+)=(\S+)", text)
             if exported:
                 self._environment[exported[1]] = exported[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def name(page: Path) -> str:
     return page.stem
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=name)
 def test_every_command_is_one(page: Path) -> None:
     """Those that are shown and not run, too."""
     for block in follow.blocks(page):
@@ -40,6 +41,11 @@ def test_every_command_is_one(page: Path) -> None:
                     build_parser().parse_args(words[1:])
                 elif words[:1] == ["python"] and words[1].endswith(".py"):
                     assert (follow.ROOT / words[1]).is_file(), line
+                elif words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "tests")):
+                    assert find_spec(words[2]) is not None, line
+                elif words[:1] == ["pytest"]:
+                    paths = [word for word in words[1:] if word.startswith("tests")]
+                    assert all((follow.ROOT / path).exists() for path in paths), line
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((DOCS / "explanation").glob("*.md")), CONTRIBUTING], ids=name)
