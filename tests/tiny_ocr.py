@@ -1,4 +1,4 @@
-"""Small random checkpoints of families that read pages: GLM-OCR.
+"""Small random checkpoints of families that read pages: GLM-OCR, LightOnOCR.
 
 Each is laid out as the checkpoint that its function names; see tiny.py for what they have in common.
 """
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import tiny
+from tests import tiny_text as text
 from tests.tiny_grid import GLM_MARKERS, GLM_MARKS, GLM_TURN, grid_pixels
 from tests.tiny_media import FORMS, MARKERS
-from tests.tiny_more import chat, language, qwen_tokens
+from tests.tiny_more import PIXTRAL, chat, language, pixels, qwen_tokens
 
-SEEDS: dict[str, int] = {"glm_ocr": 1}
+SEEDS: dict[str, int] = {"glm_ocr": 1, "lighton_ocr": 3}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 
@@ -62,8 +63,35 @@ def make_glm_ocr(path: Path) -> None:
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["glm_ocr"], keep=("<|im_end|>",))
 
 
-TINY: dict[str, Callable[[Path], None]] = {"glm_ocr": make_glm_ocr}
+def make_lighton_ocr(path: Path) -> None:
+    """As lightonai/LightOnOCR-1B-1025: Pixtral's tower without breaks, four patches to one embedding, Qwen3's text."""
+    marks = ("<|vision_pad|>", "<|vision_end|>", "<|image_pad|>")
+    named = dict(zip(("image_break_token", "image_end_token", "image_token"), marks, strict=True))
+    form = chat("<|im_start|>%role%\\n", "<|im_end|>\\n", "<|image_pad|>")
+    form += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    ids = qwen_tokens(path, "LightOnOcrProcessor", marks, named | {"chat_template": form})
+    config = {
+        "architectures": ["LightOnOcrForConditionalGeneration"],
+        "eos_token_id": ids["<|im_end|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "model_type": "lighton_ocr",
+        "spatial_merge_size": 2,
+        "text_config": language("qwen3", "Qwen3ForCausalLM", head_dim=24, sliding_window=None),
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vision_config": PIXTRAL,
+    }
+    size = {"size": {"longest_edge": 112}, "patch_size": {"height": 28, "width": 28}}
+    text.write_json(path / "preprocessor_config.json", pixels("PixtralImageProcessor", "LightOnOcrProcessor", **size))
+    settings = {"patch_size": 14, "processor_class": "LightOnOcrProcessor", "spatial_merge_size": 2}
+    text.write_json(path / "processor_config.json", settings)
+    tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["lighton_ocr"], keep=("<|im_end|>",))
+
+
+TINY: dict[str, Callable[[Path], None]] = {"glm_ocr": make_glm_ocr, "lighton_ocr": make_lighton_ocr}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES = ("glm_ocr",)
 FORMS["glm_ocr"] = GLM_TURN
 MARKERS["glm_ocr"] = GLM_MARKERS
+FORMS["lighton_ocr"] = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+MARKERS["lighton_ocr"] = ("<|image_pad|>", "")
