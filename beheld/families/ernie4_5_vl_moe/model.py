@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeMoeBlock
 
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 from beheld.platform.registry import platform_of
 
 # What a base class says of its results is not what it returns.
@@ -137,4 +137,4 @@ def adapt(model: Any) -> None:
             layer.mlp = TypedExperts(layer.mlp)
 
 
-MODEL = FamilyModel(adapt=adapt, extra_columns=Kinds, packed=("positions",), packs_attention=True)
+MODEL = FamilyModel(adapt=adapt, extra_columns=Kinds, packed=PackedTower(), packs_attention=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,4 @@ def adapt(model: Any) -> None:
         embeddings.forward = _Sized(embeddings.forward)
 
 
-MODEL = FamilyModel(adapt=adapt, packed=("positions",), packs_attention=True, positions_by_kind=True)
+MODEL = FamilyModel(adapt=adapt, packed=PackedTower(), packs_attention=True, positions_by_kind=True)
