@@ -24,11 +24,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mote": set(),
     "families": {"families/model"},
     # What the third section of a family answers; the types in it are those of the device's half.
-    "families/model": {"attention"},
+    "families/model": {"attention", "models/surgery/operation"},
+    # What an operation on a model is; families bring some, and models/ applies them.
+    "models/surgery/operation": {"lora"},
     "families/*/inputs": {"families", "inputs", "checkpoint"},
-    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
+    "families/*/model": {
+        "families",
+        "families/model",
+        "models",
+        "models/surgery/operation",
+        "attention",
+        "checkpoint",
+        "platform",
+    },
     "checkpoint": {"mote", "families"},
-    "sandbox": {"platform"},
+    "sandbox": set(),
     "inputs": {"families", "checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
@@ -40,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lora": {"layers", "attention"},
     "quant": {"layers", "platform"},
     "models": {
+        "models/surgery/operation",
         "families",
         "families/model",
         "checkpoint",
@@ -76,6 +87,8 @@ def room_of(parts: tuple[str, ...]) -> str:
     The sections of a family are loaded apart, so each is a room; what a folder itself says imports neither torch nor
     another room.
     """
+    if parts == ("models", "surgery", "operation"):
+        return "models/surgery/operation"
     if parts[0] != "families":
         return parts[0]
     if parts[1:] == ("model",):
@@ -136,6 +149,36 @@ def test_import_table_has_no_cycle_and_names_every_package() -> None:
 
     for package in MAY_IMPORT:
         visit(package, ())
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """No cycle between files; imports inside functions and under TYPE_CHECKING count, too."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    imported = {module: files_imported(parse(path), set(files)) - {module} for module, path in files.items()}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"cycle: {' -> '.join((*path[path.index(module) :], module))}"
+        if module not in done:
+            for other in sorted(imported[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in files:
+        visit(module, ())
+
+
+def files_imported(tree: ast.AST, files: set[str]) -> set[str]:
+    """The files among `files` that a file imports; `from package import file` imports the file."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in files else node.module)
+    return found & files
 
 
 @pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
@@ -261,6 +304,24 @@ def test_only_setup_names_an_executor(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "LocalExecutor" not in text
     assert "executor.local" not in text
+
+
+# Who may name a kind of cache group: the two registries, and those that read which kinds a model has.
+NAMES_A_KIND = {"scheduler/cache/registry.py", "runner/cache/registry.py", "checkpoint/info.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nobody_asks_for_a_kind_of_cache_group_by_name(path: Path) -> None:
+    from beheld.scheduler.cache.registry import KINDS
+
+    if str(path.relative_to(HOUSE)) in NAMES_A_KIND or package_of(path) == "families":
+        return
+    asks = package_of(path) in {"scheduler", "runner", "attention", "models", "engine", "core"}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Constant):
+            assert node.value not in KINDS, f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.Attribute) and asks:
+            assert node.attr != "kind", f"line {node.lineno}: a CacheGroup or a DeviceCache knows"
 
 
 def test_no_private_places_in_the_repository() -> None:

@@ -103,7 +103,7 @@ def test_on_a_cpu_large_pictures_do_not_share_a_call(monkeypatch: pytest.MonkeyP
     # 4 bytes each: two of the first fit, the fourth does not fit at all and goes alone.
     assert adapter.calls == [2, 1, 1, 2]
     adapter = FakeAdapter()
-    adapter.device = torch.device("meta")
+    adapter.device = torch.device("cuda")
     store = EncoderStore(adapter)  # type: ignore[arg-type]
     store._mark = lambda: 0.0  # type: ignore[method-assign]
     store.encode(items)
