@@ -1,4 +1,4 @@
-"""Attention to what stands beside the text: states of pictures, or of an encoder.
+"""Attention to what stands beside the text: states of images, or of an encoder.
 
 Tokens that look at the same states form a run, whichever sequences they belong to; within a run every token sees every
 state, so no mask is needed.

@@ -1,6 +1,6 @@
-"""What towers that pack pictures take beside their pixels, made on the host.
+"""What towers that pack images take beside their pixels, made on the host.
 
-Such a tower reads the grids of its pictures back from the device to lay out positions and windows, and each time waits
+Such a tower reads the grids of its images back from the device to lay out positions and windows, and each time waits
 for all that was launched before. transformers takes what it would make of them as keywords (`vision_utils`): so it is
 made here from grids that never leave the host.
 
