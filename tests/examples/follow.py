@@ -2,7 +2,7 @@
 
     python -m tests.examples.follow docs/getting-started.md docs/how-to/*.md
 
-Blocks in other languages (`sh`, `yaml`, ...) are shown and not run: they need a network, Docker or files of the reader's.
+Blocks in other languages (`sh`, `yaml`, ...) are not run: they need a network, Docker or files of the reader's.
 A page is followed in an empty folder that holds the examples and a few files that pages name. Names of hub models
 stand for tiny checkpoints of the tests. A line `beheld serve ...` starts a server that runs until the page ends.
 """
@@ -65,7 +65,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a `bash` block: continued lines are joined, and so are those of a here-document or a quoted text."""
+    """The commands of a `bash` block; continued lines, here-documents and quoted texts are joined."""
     found: list[str] = []
     pending: list[str] = []
     end = ""

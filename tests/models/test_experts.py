@@ -13,6 +13,8 @@ from beheld.families.llama4 import model as llama4
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.experts import Experts, GroupedExperts, experts_of, replace_experts
 from beheld.models.surgery.operation import Changes
+from beheld.platform.cuda import Cuda
+from beheld.platform.registry import PLATFORMS
 from tests import tiny
 
 FAMILIES = ("aria", "ernie4_5_vl_moe", "glm4v_moe", "qwen3_omni_moe", "qwen3_vl_moe")
@@ -100,8 +102,13 @@ def test_grouped_experts_give_what_single_ones_give(dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_off_a_cpu_llama4_computes_chosen_experts_alone() -> None:
+def test_off_a_cpu_llama4_computes_chosen_experts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted where nothing is computed: the chosen expert, the shared one, and the router."""
+
+    class Grouping(Cuda):
+        grouped_products = True
+
+    monkeypatch.setitem(PLATFORMS, "meta", Grouping())
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
