@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from beheld.core.errors import ConfigError
-from beheld.platform.registry import platform_of
+from beheld.platform.registry import in_host_memory
 from beheld.sandbox.codec import count_of
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -24,7 +24,7 @@ def parts(tensor: torch.Tensor) -> tuple[str, list[int], memoryview]:
         ConfigError: it lies elsewhere, or is of a type that has no agreed bytes.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES or not platform_of(tensor.device).shares_host_memory:
+    if dtype not in _DTYPES or not in_host_memory(tensor):
         raise ConfigError(f"A tensor of {dtype} on {tensor.device} cannot be handed to another process.")
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return dtype, list(tensor.shape), memoryview(flat.numpy())  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from beheld.models import fuse
 from beheld.models.experts import Experts, GroupedExperts, experts_of, replace_experts
 from beheld.models.families import llama4
 from tests import tiny
+from tests.platform import stand_in
 
 FAMILIES = ("aria", "ernie4_5_vl_moe", "glm4v_moe", "qwen3_omni_moe", "qwen3_vl_moe")
 
@@ -99,12 +100,13 @@ def test_grouped_experts_give_what_single_ones_give(dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_off_a_cpu_llama4_computes_chosen_experts_alone() -> None:
+def test_off_a_cpu_llama4_computes_chosen_experts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted where nothing is computed: the chosen expert, the shared one, and the router."""
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
+    stand_in.register(monkeypatch)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 16, "num_experts_per_tok": 1}
     for dtype, grouped in ((torch.bfloat16, True), (torch.float32, False)):
         with torch.device("meta"):
