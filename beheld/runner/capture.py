@@ -60,6 +60,8 @@ def capture(
             # captured. Later sizes only load kernels that are compiled for them, which a relaxed capture allows.
             if not made or size in first:
                 step(size)
+            # An error of what was launched before is not the step's.
+            platform.synchronize()
             try:
                 with graphs.recording(pool, relaxed=True) as graph:
                     out = step(size)
