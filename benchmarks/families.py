@@ -55,7 +55,7 @@ class Speed:
     """What one family reached.
 
     Attributes:
-        family: its name in beheld/checkpoint/known.py.
+        family: its name on the page docs/models.md.
         beheld: output tokens per second, median of the rounds.
         transformers: the same.
         parameters: of the model.
@@ -249,9 +249,9 @@ def families(only: str | None) -> list[str]:
     Raises:
         SystemExit: one that is named is not tested.
     """
-    from beheld.checkpoint.known import TESTED
+    from beheld.families import page
 
-    known = [each.name for each in TESTED]
+    known = [each.name for each in page.tested()]
     chosen = only.split(",") if only else known
     if strange := [name for name in chosen if name not in known]:
         sys.exit(f"not a tested family: {', '.join(strange)}; known are {', '.join(known)}")

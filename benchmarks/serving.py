@@ -6,6 +6,7 @@
     python -m benchmarks.serving overload --times 10 --seconds 60          goodput when ten times too much is offered
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
     python -m benchmarks.serving ladder --clients 1,4,16,32                several numbers of clients
+    python -m benchmarks.serving hostile --seconds 8                       one client attacks: how long others wait
 
 Without --model the embedded model is served. `--engine` says where the engine runs, `--url` measures a server that is
 running already (ladder, own, overload). `beheld bench serve` is the ladder for any server.
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from beheld.cli import load
+from benchmarks.serving_hostile import hostile
 
 KEY = "EMPTY"
 
@@ -422,7 +424,7 @@ WAYS = {
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description="Measure the server.")
-    parser.add_argument("way", choices=[*WAYS, "asked"])
+    parser.add_argument("way", choices=[*WAYS, "asked", "hostile"])
     parser.add_argument("--model", help="a folder; without it, the embedded model")
     parser.add_argument("--url", help="measure this server instead of starting one")
     parser.add_argument("--engine", choices=("process", "thread"), default="thread")
@@ -438,6 +440,7 @@ def main() -> None:
     parser.add_argument("--times", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
+    parser.add_argument("--attack", help="of hostile: some of its attacks, with commas between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", default="", help='more flags for the server, as "--load-format dummy"')
     given = parser.parse_args()
@@ -445,6 +448,9 @@ def main() -> None:
     given.clients = int(given.clients.split(",")[-1])
     if given.way == "asked":
         asked(given)
+    elif given.way == "hostile":
+        for line in hostile(given, begun):
+            print(json.dumps(line), flush=True)
     else:
         print(json.dumps(WAYS[given.way](given)))
 

@@ -21,9 +21,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "utils": set(),
     "platform": set(),
     "mote": set(),
-    "checkpoint": {"mote"},
+    "families": {"families/model"},
+    # What the third section of a family answers; the types in it are those of the device's half.
+    "families/model": {"attention"},
+    "families/*/inputs": {"families", "inputs", "checkpoint"},
+    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
+    "checkpoint": {"mote", "families"},
     "sandbox": {"platform"},
-    "inputs": {"checkpoint", "structured", "sandbox"},
+    "inputs": {"families", "checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
     "structured": {"sandbox"},
@@ -33,15 +38,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layers": {"parallel", "attention"},
     "lora": {"layers", "attention"},
     "quant": {"layers", "platform"},
-    "models": {"checkpoint", "lora", "quant", "layers", "attention", "parallel", "platform"},
+    "models": {
+        "families",
+        "families/model",
+        "checkpoint",
+        "lora",
+        "quant",
+        "layers",
+        "attention",
+        "parallel",
+        "platform",
+    },
     "runner": {"models", "sample", "attention", "platform"},
     "executor": {"runner"},
     "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
-    "compat": {"api", "inputs"},
-    "verify": {"checkpoint", "inputs", "engine", "executor", "models"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "platform"},
+    "compat": {"api", "inputs", "families"},
+    "verify": {"families", "checkpoint", "inputs", "engine", "executor", "models"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "platform", "families"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}
@@ -49,9 +64,24 @@ FORBIDDEN_IN_CLASSES = ("Base", "Impl", "Manager", "Mixin")
 
 
 def package_of(path: Path) -> str | None:
-    """The package below beheld/ that a file belongs to; None for beheld/__init__.py."""
-    parts = path.relative_to(HOUSE).parts
-    return parts[0] if len(parts) > 1 else None
+    """The room below beheld/ that a file belongs to; None for beheld/__init__.py."""
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return room_of(parts) if len(parts) > 1 else None
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    """The room of a module, by the parts of its name below beheld/: its package, but families have several.
+
+    The sections of a family are loaded apart, so each is a room; what a folder itself says imports neither torch nor
+    another room.
+    """
+    if parts[0] != "families":
+        return parts[0]
+    if parts[1:] == ("model",):
+        return "families/model"
+    if len(parts) < 3 or parts[-1] in ("__init__", "config"):
+        return "families"
+    return "families/*/inputs" if parts[-1] in ("inputs", "processing") else "families/*/model"
 
 
 def imports_of(tree: ast.AST) -> set[str]:
@@ -82,7 +112,7 @@ def test_import_directions(path: Path) -> None:
             assert package not in NO_TORCH, f"{package} must not import {module}"
         if not module.startswith("beheld."):
             continue
-        other = module.split(".")[1]
+        other = room_of(tuple(module.split(".")[1:]))
         if package is None or other == package or other not in MAY_IMPORT:
             continue
         allowed = set() if package in ("core", "utils") else MAY_IMPORT[package] | {"core", "utils"}

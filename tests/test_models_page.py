@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from beheld.checkpoint import known, missing
 from beheld.checkpoint.info import read_info
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
+from beheld.families import page
+from beheld.families.family import TOLERANCE, KnownCheckpoint
 from tests import tiny, tiny_new
 from tests.oracle.cases import cases
 from tests.oracle.test_oracle import LOGPROB_TOLERANCE
@@ -27,19 +28,20 @@ def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_list_is_that_of_the_tests() -> None:
     variants = {"gemma4_dense"}
-    assert {row.name for row in known.TESTED} == set(tiny.TINY) - variants | set(tiny_new.ABSENT_FAMILIES)
+    assert {row.name for row in page.tested()} == set(tiny.TINY) - variants | set(tiny_new.ABSENT_FAMILIES)
 
 
 def test_what_is_said_to_be_checked_is_what_the_tests_do() -> None:
-    rows = {row.name: row for row in known.TESTED}
-    assert set(tiny.LONE_FAMILIES) == known.ONE_PICTURE
-    assert set(tiny.UNSHARED_FAMILIES) == known.WHOLE_PROMPTS
-    assert {name: value for name, value in LOGPROB_TOLERANCE.items() if name in rows} == known.TOLERANCES
-    assert set(gpu_families()) == known.ON_A_GPU
+    rows = {row.name: row for row in page.tested()}
+    assert set(tiny.LONE_FAMILIES) == {name for name, row in rows.items() if row.one_image}
+    assert set(tiny.UNSHARED_FAMILIES) == {name for name, row in rows.items() if row.whole_prompts}
+    tolerances = {name: row.tolerance for name, row in rows.items() if row.tolerance != TOLERANCE}
+    assert {name: value for name, value in LOGPROB_TOLERANCE.items() if name in rows} == tolerances
+    assert set(gpu_families()) == {name for name, row in rows.items() if row.on_gpu}
     for kind, families in (
         ("image", tiny.IMAGE_FAMILIES), ("video", tiny.VIDEO_FAMILIES), ("audio", tiny.SOUND_FAMILIES)
     ):  # fmt: skip
-        told = {name for name, row in rows.items() if kind in row.takes and name in tiny.TINY}
+        told = {name for name, row in rows.items() if kind in row.modalities and name in tiny.TINY}
         assert told == set(families) & set(rows)
 
 
@@ -55,22 +57,22 @@ def gpu_families() -> tuple[str, ...]:
     return tuple(str(node.value) for node in ast.walk(names) if isinstance(node, ast.Constant))
 
 
-HERE = [row for row in known.TESTED if row.name in tiny.TINY]
+HERE = [row for row in page.tested() if row.name in tiny.TINY]
 
 
 @pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
-def test_a_row_says_what_the_checkpoint_says(row: known.Known) -> None:
+def test_a_row_says_what_the_checkpoint_says(row: KnownCheckpoint) -> None:
     info = read_info(tiny.checkpoint(row.name), EngineArgs())
     assert info.architecture == row.architecture
-    assert info.modalities == row.takes
+    assert info.modalities == row.modalities
 
 
-@pytest.mark.parametrize("model_type", known.REFUSED)
+@pytest.mark.parametrize("model_type", page.refused())
 def test_what_is_refused_says_why(model_type: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
     with pytest.raises(ModelError) as caught:
         read_info(tmp_path, EngineArgs())
-    assert known.REFUSED[model_type] in str(caught.value) or "not one this version" in str(caught.value)
+    assert page.refused()[model_type] in str(caught.value) or "not one this version" in str(caught.value)
 
 
 def test_the_page_names_what_shares_a_class_with_another_use() -> None:
@@ -78,11 +80,11 @@ def test_the_page_names_what_shares_a_class_with_another_use() -> None:
     assert row.startswith("| phi3_v | Phi3VForCausalLM |")
 
 
-@pytest.mark.parametrize("model_type", missing.MISSING)
+@pytest.mark.parametrize("model_type", page.undefined())
 def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
     # Code of a checkpoint's own is not run either: nothing here could drive it.
-    with pytest.raises(ModelError, match=f"no definition of {missing.MISSING[model_type].name} "):
+    with pytest.raises(ModelError, match=f"no definition of {page.undefined()[model_type].name} "):
         read_info(tmp_path, EngineArgs(trust_remote_code=True))
 
 
@@ -93,7 +95,7 @@ def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) 
 def test_a_text_model_is_not_taken_for_what_sees_under_its_type(
     model_type: str, name: str, entry: str, tmp_path: Path
 ) -> None:
-    row = missing.MISSING[model_type]
+    row = page.undefined()[model_type]
     said = {"model_type": model_type, "architectures": [name]}
     for config, named in ((said, name), ({**said, entry: {"hidden_size": 8}}, row.name)):
         (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -106,12 +108,13 @@ def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert "Qwen/Qwen2-VL-7B-Instruct" in out
-    assert all(reason in out for reason in known.REFUSED.values())
+    assert all(reason in out for reason in page.refused().values())
 
 
 def test_families_whose_kinds_are_joined_by_hand_say_so() -> None:
-    assert set(tiny.JOINED_FAMILIES) == known.JOINED
-    told = {row.name: known.checked(row) for row in known.TESTED}
-    assert {name for name, words in told.items() if "pictures beside a video (joined)" in words} == known.JOINED
+    joined = {row.name for row in page.tested() if row.joined}
+    assert set(tiny.JOINED_FAMILIES) == joined
+    told = {row.name: page.checked(row) for row in page.tested()}
+    assert {name for name, words in told.items() if "images with a video (joined)" in words} == joined
     compared = {family for family in tiny.VIDEO_FAMILIES if "video_and_picture" in (c.name for c in cases(family))}
-    assert {name for name in tiny.TINY if "pictures beside a video" in told.get(name, "")} == compared & set(told)
+    assert {name for name in tiny.TINY if "images with a video" in told.get(name, "")} == compared & set(told)

@@ -21,11 +21,6 @@ NAME = "beheld_flash_tower"
 # With more lengths than this, windows are computed one by one.
 _MOST_LENGTHS = 8
 
-# Families whose towers were seen to pack, and to call attention with the running sum and nothing else of their own.
-PACKING = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
-PACKING |= frozenset({"glm46v", "ernie4_5_vl_moe", "hunyuan_vl"})
-PACKING |= frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
-
 
 def register(how: str = "torch") -> str:
     """Register the function (again is harmless) and return its name.

@@ -11,9 +11,7 @@ from beheld.checkpoint.weights import has_weights
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.core.request import LoRARequest
-
-# Model type -> (modality, folder) in the order in which they go first: with pictures and sound, that of pictures.
-_FOLDERS = {"phi4_multimodal": (("image", "vision-lora"), ("audio", "speech-lora"))}
+from beheld.families import registry
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def built_in(info: ModelInfo, modalities: Collection[str]) -> dict[str, BuiltIn]
     # Without weights there is nothing to miss: a model of random ones reads nothing.
     said = read_json(Path(info.path) / CONFIG) if has_weights(Path(info.path)) else {}
     found: dict[str, BuiltIn] = {}
-    for number, (modality, folder) in enumerate(_FOLDERS.get(info.model_type, ()), 1):
+    for number, (modality, folder) in enumerate(registry.facts(info.family).adapters, 1):
         if modality not in modalities:
             continue
         path = Path(info.path) / folder

@@ -7,13 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint import missing, quantized
+from beheld.checkpoint import quantized
 from beheld.checkpoint.code import own_first
-from beheld.checkpoint.convert import converted
+from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
-from beheld.checkpoint.known import NEEDS, REFUSED
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
 from beheld.core.errors import ConfigError, ModelError
+from beheld.families import registry
+from beheld.families.family import Family
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -23,28 +24,8 @@ _TOKEN_FIELDS = {
     "video": ("video_token_id", "video_token_index"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
-# Families whose videos are frames in the places of pictures, without a token of their own.
-_VIDEOS_AS_PICTURES = frozenset(("internvl", "smolvlm"))
-# Models that also speak: the part that reads, and the class that runs it alone.
-_THINKERS = {
-    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
-    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
-}
-_ENCODER_DECODERS = ("florence2",)
-_BOTH_WAYS = {"gemma3": "media", "molmo2": "joint", "paligemma": "prompt"}
-# Families whose media see each other: the tokens that take part.
-_JOINT = {
-    "molmo2": (
-        "<frame_end>",
-        "<frame_start>",
-        "<im_col>",
-        "<im_end>",
-        "<im_low>",
-        "<im_patch>",
-        "<im_start>",
-        "<low_res_im_start>",
-    )
-}
+# Files that name the processor's class.
+_NAMING_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # What a text part's class must not take its defaults for.
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size")
 _LAYER_KINDS = {
@@ -64,29 +45,31 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         ConfigError: the option `quantization` names another method than the checkpoint's.
     """
     raw = read_json(path / CONFIG)
-    _need_package(raw.get("model_type"))
-    missing.refuse(raw)
+    family = registry.facts(family_of_config(raw))
+    _need_package(family, raw)
+    _refuse_undefined(family, raw)
     quantized.check(args.quantization, raw)
     from transformers import AutoConfig
 
-    known = converted(raw)
     try:
-        if known is not None:
-            config = AutoConfig.for_model(known[0], **known[1])
-        else:
+        config = read_here(raw)
+        is_ours = config is not None
+        if config is None:
             config = own_first(
                 lambda trust: AutoConfig.from_pretrained(str(path), trust_remote_code=trust),
                 trusted=args.trust_remote_code,
             )
+    except ModelError:
+        raise
     except Exception as error:
         kind = raw.get("model_type") or "unnamed"
         raise ModelError(
             f"The model type {kind!r} is not one this version of transformers can read: {_first_line(error)}",
             "Update transformers, or use a checkpoint in transformers' own layout.",
         ) from error
-    if known is None:
+    if not is_ours:
         _refuse_unread(raw, config)
-    return _thinker(_override(config, args.hf_overrides))
+    return _part_that_reads(_override(config, args.hf_overrides))
 
 
 def _refuse_unread(raw: Mapping[str, Any], config: Any) -> None:
@@ -106,26 +89,44 @@ def _refuse_unread(raw: Mapping[str, Any], config: Any) -> None:
             )
 
 
-def _thinker(config: Any) -> Any:
+def _part_that_reads(config: Any) -> Any:
     """The configuration of the part that reads, of a model that also speaks; any other as it is."""
-    architecture = _THINKERS.get(config.model_type)
-    if architecture is None:
+    architecture = registry.facts(registry.find(config.model_type)).reads_by
+    thinker = getattr(config, "thinker_config", None)
+    if not architecture or thinker is None:
         return config
     logger.info("Of %s only the part that answers in text is loaded; what speaks is left out.", config.model_type)
-    thinker = config.thinker_config
     thinker.architectures = [architecture]
     thinker.dtype = getattr(thinker, "dtype", None) or getattr(config, "dtype", None)
     return thinker
 
 
-def _need_package(model_type: Any) -> None:
-    """Refuse a family whose package is not there, before transformers stumbles over it."""
-    package = NEEDS.get(model_type)
-    if package is not None and find_spec(package) is None:
+def _need_package(family: Family, raw: Mapping[str, Any]) -> None:
+    """Refuse a family whose package is not installed, before transformers fails on it."""
+    if family.package and find_spec(family.package) is None:
         raise ModelError(
-            f"Models of the type {model_type!r} need the package {package}, which is not installed.",
-            f"Install it: pip install {package}",
+            f"Models of the type {raw.get('model_type')!r} need the package {family.package}, which is not installed.",
+            f"Install it: pip install {family.package}",
         )
+
+
+def _refuse_undefined(family: Family, raw: Mapping[str, Any]) -> None:
+    """Refuse a model that has no definition, neither in transformers nor here."""
+    missing, named = family.undefined, raw.get("architectures") or ()
+    if missing is None:
+        return
+    remedy = "`beheld models` lists the families that run."
+    if missing.entry and missing.entry not in raw and named and missing.name not in named:
+        raise ModelError(
+            f"There is no definition of {named[0]} (model type {raw.get('model_type')!r}), which reads text alone, "
+            "neither in transformers nor in beheld.",
+            remedy,
+        )
+    raise ModelError(
+        f"There is no definition of {missing.name} (model type {raw.get('model_type')!r}) yet, neither in "
+        f"transformers nor in beheld. It needs: {missing.needs}.",
+        remedy,
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -161,20 +162,24 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     config = read_config(path, args) if config is None else config
     text = config.get_text_config(decoder=True)
     generation = read_json(path / "generation_config.json")
-    if config.model_type in REFUSED:
+    package = _family(path, config)
+    family = registry.facts(package)
+    if family.refused:
         raise ModelError(
-            f"{_architecture(config)} cannot be run yet: {REFUSED[config.model_type]}.",
+            f"{_architecture(config)} cannot be run yet: {family.refused}.",
             "`beheld models` lists the families that can.",
         )
     encodes = bool(getattr(config, "is_encoder_decoder", False))
-    if encodes and config.model_type not in _ENCODER_DECODERS:
+    if encodes and not family.is_encoder_decoder:
+        runs = [kind for each in registry.families().values() if each.is_encoder_decoder for kind in each.model_types]
         raise ModelError(
             f"{_architecture(config)} is an encoder-decoder model.",
-            f"Of those only {', '.join(_ENCODER_DECODERS)} can be run so far.",
+            f"Of those only {', '.join(runs)} can be run so far.",
         )
-    groups = _decoder_groups(text) if encodes else (*kv_groups(text), *_cross_group(config, text))
-    placeholders = _placeholders(config)
-    both_ways = _BOTH_WAYS.get(config.model_type, "nowhere")
+    groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text)
+    cross = family.cross_group(config) if family.cross_group is not None else None
+    placeholders = _placeholders(config, family)
+    both_ways = family.both_ways
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
     return ModelInfo(
@@ -182,6 +187,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         name=args.model or "mote",
         architecture=_architecture(config),
         model_type=config.model_type,
+        family=package,
         checkpoint_dtype=_dtype_name(config, text),
         vocab_size=text.vocab_size,
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
@@ -196,14 +202,20 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         | _ids(_own_eos(config)),
         bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
-        kv_groups=groups,
+        kv_groups=(*groups, *(() if cross is None else (cross,))),
         rope_switch=_rope_switch(text),
         atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
-        joint_ids=_added_ids(path, _JOINT.get(config.model_type, ())),
+        joint_ids=_added_ids(path, family.joint_tokens),
         is_encoder_decoder=encodes,
         decoder_start_id=_decoder_start(text, generation) if encodes else None,
     )
+
+
+def _family(path: Path, config: Any) -> str:
+    """The family of the checkpoint in `path`, as the registry names it."""
+    processors = [read_json(path / file).get("processor_class") for file in _NAMING_PROCESSORS]
+    return registry.find(config.model_type, (_architecture(config),), [name for name in processors if name])
 
 
 def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
@@ -279,27 +291,6 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     )
 
 
-def _decoder_groups(text: Any) -> tuple[KVGroup, ...]:
-    """The groups of a decoder whose every layer attends to its own text, and beside it to the encoder's."""
-    layers = tuple(range(text.decoder_layers))
-    heads, head_dim = text.decoder_attention_heads, text.d_model // text.decoder_attention_heads
-    own = KVGroup("full", layers, heads, head_dim, head_dim)
-    beside = KVGroup("cross", layers, heads, head_dim, head_dim, num_states=text.max_position_embeddings)
-    return own, beside
-
-
-def _cross_group(config: Any, text: Any) -> tuple[KVGroup, ...]:
-    """The layers that attend to pictures beside the text, if there are any: every tile of a picture has a state for
-    each patch, and one more."""
-    layers = getattr(text, "cross_attention_layers", None)
-    if not layers:
-        return ()
-    vision = config.vision_config
-    states = vision.max_num_tiles * ((vision.image_size // vision.patch_size) ** 2 + 1)
-    heads, head_dim = _form(text, layers[0])
-    return (KVGroup("cross", tuple(layers), heads, head_dim, head_dim, num_states=states),)
-
-
 def _form(text: Any, layer: int) -> tuple[int, int]:
     """Key-value heads and head size of one layer; in some models layers differ."""
     if getattr(text, "is_heterogeneous", False):
@@ -347,10 +338,10 @@ def _rope_switch(text: Any) -> int | None:
     return int(known) if known else None
 
 
-def _placeholders(config: Any) -> dict[str, int]:
-    if config.model_type == "phi4_multimodal":
-        # The markers' ids stand in the towers' configurations.
-        return {"image": config.vision_config.image_token_id, "audio": config.audio_config.audio_token_id}
+def _placeholders(config: Any, family: Family) -> dict[str, int]:
+    """Modality -> the id that marks one embedding's place."""
+    if family.placeholders is not None:
+        return family.placeholders(config)
     found: dict[str, int] = {}
     for modality, names in _TOKEN_FIELDS.items():
         for name in names:
@@ -361,7 +352,7 @@ def _placeholders(config: Any) -> dict[str, int]:
     if getattr(config, "audio_config", "there") is None:
         # Larger models of a family name the token, but have no tower for it.
         found.pop("audio", None)
-    if config.model_type in _VIDEOS_AS_PICTURES and "image" in found:
+    if family.videos_as_images and "image" in found:
         found["video"] = found["image"]
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from beheld.checkpoint import known, missing
+from beheld.families import page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,15 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables."""
     if arguments.markdown:
-        print(known.markdown(), end="")
+        print(page.markdown(), end="")
         return 0
     print("runs, and answers as transformers does: alone, in batches, after preemption, and with")
-    for row in sorted(known.TESTED, key=lambda row: row.name):
-        print(f"  {row.name:18} {', '.join(('text', *row.takes)):26} {row.example:50} {known.checked(row)}")
+    for row in page.tested():
+        print(f"  {row.name:18} {', '.join(('text', *row.modalities)):26} {row.example:50} {page.checked(row)}")
     print("refused")
-    for name, reason in sorted(known.REFUSED.items()):
+    for name, reason in page.refused().items():
         print(f"  {name:18} {reason}")
     print("not defined yet")
-    for name, definition in sorted(missing.MISSING.items()):
+    for name, definition in page.undefined().items():
         print(f"  {name:18} {definition.name}, for example {definition.example}")
     return 0

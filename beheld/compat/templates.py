@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from beheld.inputs.families import family_of_type
+from beheld.families import registry
 
 
 def get_chat_template_fallback_path(model_type: str, tokenizer_name_or_path: str = "") -> Path | None:
@@ -17,4 +17,4 @@ def get_chat_template_fallback_path(model_type: str, tokenizer_name_or_path: str
     Returns:
         The file, or None for a family without an agreed format.
     """
-    return family_of_type(model_type).template_path
+    return registry.inputs(registry.find(model_type)).template_path

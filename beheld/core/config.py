@@ -142,6 +142,7 @@ class ModelInfo:
         name: what the user called it.
         architecture: the class name in config.json.
         model_type: transformers' model_type.
+        family: the package of its family, see families/registry.py; empty if it has none of its own.
         checkpoint_dtype: the type its weights are stored in, as "bfloat16".
         vocab_size: width of the logits.
         num_ids: ids below this may stand in a prompt; in some families that are more than the head knows.
@@ -190,6 +191,7 @@ class ModelInfo:
     is_encoder_decoder: bool = False
     decoder_start_id: int | None = None
     rope_switch: int | None = None
+    family: str = ""
 
     @property
     def cross(self) -> KVGroup | None:

@@ -15,8 +15,8 @@ from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Sampling, SamplingParams, Thoughts
 from beheld.core.request import Request
+from beheld.families import registry
 from beheld.inputs.draft import Draft, ItemsByModality, Made, Order
-from beheld.inputs.families import family_of
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
 from beheld.inputs.media.cache import CacheStats, MediaCache
@@ -68,7 +68,7 @@ class InputPipeline:
         self._info = info
         self._config = config
         self._args = args
-        self._family = family_of(info)
+        self._family = registry.inputs(info.family)
         self._tokenizer = PromptTokenizer(
             None if args.skip_tokenizer_init else load_tokenizer(info, args),
             info.placeholder_ids,
@@ -368,7 +368,7 @@ class InputPipeline:
 
     def _example(self, modality: str) -> str:
         """How an item is written in a prompt of this family."""
-        return self._family.markers.get(modality) or self._tokenizer.marker(modality)
+        return self._family.placeholders.get(modality) or self._tokenizer.marker(modality)
 
     # ------------------------------------------------------------------ checks
 

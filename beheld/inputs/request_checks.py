@@ -10,7 +10,7 @@ from beheld.core.errors import LimitError, LoRAError, MediaError, ParamsError, P
 from beheld.core.media import MediaRef, MediaSpan, item_name
 from beheld.core.params import whole
 from beheld.core.request import LoRARequest
-from beheld.inputs.families import Family
+from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import embeds
 
 
@@ -21,7 +21,7 @@ class Checks:
     info: ModelInfo
     config: EngineConfig
     args: EngineArgs
-    family: Family
+    family: FamilyInputs
 
     def modalities(self, media: Sequence[MediaRef]) -> None:
         """Refuse media that the model does not take, or that are too many.

@@ -18,22 +18,11 @@ from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.families import registry
 from beheld.lora.slots import LoRASlots
-from beheld.models import last_layer, packed
+from beheld.models import last_layer, packed, tower_calls
 from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
-from beheld.models.families import (
-    PLAIN_HEADS,
-    anyres,
-    beside_of,
-    combine_rule,
-    ears_of,
-    embeds_of,
-    eyes_of,
-    keywords_of,
-    tail_from,
-    wide_of,
-)
 from beheld.models.layers_once import layers_once
 from beheld.models.longrope import FAR
 from beheld.models.prepare import text_model
@@ -41,22 +30,7 @@ from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
 _MOST_PATCHES = 1 << 14
-# Families whose positions follow from the kinds of tokens and the sizes of items, whatever the ids.
-_PLACED_BY_KIND = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"})
 _PLACES_KEPT = 128
-# Families that reckon with fractions of a position, in float32: of a video's frames, and of all behind them. In these
-# parts, which only a number below one half may be too fine for, they are whole numbers.
-_FRACTIONAL = frozenset({"qwen3_omni_moe_thinker"})
-_PARTS = 1 << 24
-# What a family's tower reads as numbers, and nothing else: on the device, each would be waited for. Elsewhere such
-# tensors meet others on the device.
-_READ_BY_HOST = {
-    "lfm2_vl": {"spatial_shapes"},
-    "llava_next": {"image_sizes"},
-    "llava_next_video": {"image_sizes"},
-    "llava_onevision": {"image_sizes", "batch_num_images"},
-    "mistral3": {"image_sizes"},
-}
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
 
@@ -80,26 +54,25 @@ class HFAdapter:
         self.dtype = model.get_input_embeddings().weight.dtype
         self._embedding = model.get_input_embeddings()
         self._core = getattr(model, "model", model)
+        self._family = family = registry.model(info.family)
         self._rope_index = self._positions_of(model)
-        self.position_unit = _PARTS if info.model_type in _FRACTIONAL else 1
-        self._plain_head = info.model_type in PLAIN_HEADS
-        self._speaker = model if self._plain_head else _speaker(model, info)
-        self._wide = wide_of(info.model_type, model)
-        self._own_features = {"audio": ears_of(info.model_type), "image": eyes_of(info.model_type)}
-        self._beside = beside_of(info.model_type, model)
-        self.tail_from = tail_from(info.model_type, model)
-        self.tail_stores = self.tail_from is None and self._wide is None and self._beside is None
+        self.position_unit = family.position_unit
+        self._speaker = model if family.plain_head else _speaker(model, info)
+        self._columns = family.extra_columns(model) if family.extra_columns is not None else None
+        self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
+        self._own_features = {"audio": family.audio_features, "image": family.image_features}
+        self._platform = platform_of(self.device)
+        # On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
+        has_tail = family.tail_from is not None and self._platform.synchronous
+        self.tail_from = family.tail_from(model) if has_tail and family.tail_from is not None else None
+        self.tail_stores = self.tail_from is None and self._columns is None and self._cross is None
         if self.tail_stores:
             layers = text_model(model).layers
             last_layer.shorten(layers[-1])
             self.tail_from = len(layers) - 1
-        self._platform = platform_of(self.device)
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None
-        self._embeds = embeds_of(info.model_type)
-        self._keywords = keywords_of(info.model_type)
-        self._read_by_host = _READ_BY_HOST.get(info.model_type, set())
         self._route_attention(windows)
 
     def _positions_of(self, model: Any) -> Callable[..., Any] | None:
@@ -138,7 +111,7 @@ class HFAdapter:
             if not keys:
                 raise ModelError(f"{self.info.architecture} does not name its text configuration among its parts.")
             routes = {keys[0]: name}
-            if self.info.model_type in tower.PACKING:
+            if self._family.packs_attention:
                 towers = {"vision_config", "audio_config"} & set(config.sub_configs)
                 routes |= dict.fromkeys(towers, tower.register(windows))
             self.model.set_attn_implementation(routes)
@@ -153,25 +126,25 @@ class HFAdapter:
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings (T, H), followed in some families by what later layers take."""
         embeds_TH: Tensor = self._embedding(ids_T)
-        if self._wide is None:
+        if self._columns is None:
             return embeds_TH
-        extra_TW = self._wide.of_tokens(ids_T, embeds_TH)
+        extra_TW = self._columns.of_tokens(ids_T, embeds_TH)
         if extra_TW is None:
-            extra_TW = embeds_TH.new_zeros((embeds_TH.shape[0], self._wide.width))
+            extra_TW = embeds_TH.new_zeros((embeds_TH.shape[0], self._columns.width))
         return torch.cat([embeds_TH, extra_TW], dim=-1)
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; items that can share a call do."""
-        if self._beside is not None:
-            return self._beside.encode(items)
+        if self._cross is not None:
+            return self._cross.encode(items)
         out: list[Tensor | None] = [None] * len(items)
         # Content goes to the device item by item: joined on the host, it would be copied once more.
         items = [replace(item, features={k: self._content(v) for k, v in item.features.items()}) for item in items]
-        for modality, indices, options in combine_rule(self.info.model_type)(items):
+        for modality, indices, options in (self._family.combine or tower_calls.combine)(items):
             if modality == "embeds":
                 for i in indices:
                     embeds_EH = items[i].features["embeds"].to(self.device, self.dtype)
-                    out[i] = self._widened(embeds_EH, self._wide.of_given(embeds_EH) if self._wide else None)
+                    out[i] = self._widened(embeds_EH, self._columns.of_given(embeds_EH) if self._columns else None)
                 continue
             parts = self._tower(modality, options).split([items[i].num_embeds for i in indices])
             for i, part in zip(indices, parts, strict=True):
@@ -191,8 +164,8 @@ class HFAdapter:
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         visual = getattr(self._core, "visual", getattr(self._core, "vision_tower", None))
-        made = packed.keywords(self.info.model_type, visual, options, self._upload) or {}
-        stays = self._read_by_host | made.keys()
+        made = packed.keywords(self._family.packed, visual, options, self._upload) or {}
+        stays = self._family.host_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
             # Older versions of some families name the frames as they name pictures.
@@ -214,13 +187,11 @@ class HFAdapter:
     def _pooled(self, modality: str, method: Callable[..., Any], keywords: dict[str, Any]) -> Tensor:
         """Embeddings (sum of E, H) of one call of the model's own method."""
         result = method(**keywords, return_dict=True)
-        pooled = self._embeds(self.model, result)
-        if modality == "video" and "pixel_values_videos" not in keywords and self.info.model_type == "llava_onevision":
-            pooled = anyres.with_newlines(pooled, self._core.image_newline)
+        pooled = self._family.embeds(self.model, modality, result)
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
         flat = [part.reshape(-1, part.shape[-1]) for part in parts]
         embeds_EH = (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
-        return self._widened(embeds_EH, self._wide.of_media(result) if self._wide is not None else None)
+        return self._widened(embeds_EH, self._columns.of_media(result) if self._columns is not None else None)
 
     def _widened(self, embeds_EH: Tensor, extra_EW: Tensor | None) -> Tensor:
         return embeds_EH if extra_EW is None else torch.cat([embeds_EH, extra_EW.to(self.dtype)], dim=-1)
@@ -248,7 +219,7 @@ class HFAdapter:
             types[0, place if span.embed_mask is None else place[np.array(span.embed_mask)]] = _TYPE_IDS[span.modality]
             for name, value in span.layout.items():
                 layout.setdefault(name, []).append(value)
-        if self.info.model_type not in _PLACED_BY_KIND:
+        if not self._family.positions_by_kind:
             return self._placed(token_ids, types, layout)
         key = (types.tobytes(), repr(layout))
         if key not in self._places:
@@ -290,7 +261,7 @@ class HFAdapter:
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """Which positions look at which item beside the text."""
-        return () if self._beside is None else self._beside.cross_views(spans, num_prompt)
+        return () if self._cross is None else self._cross.cross_views(spans, num_prompt)
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""
@@ -298,17 +269,17 @@ class HFAdapter:
             self.lora.switch.on = current().lora is not None
         positions_XT = in_positions(positions_XT, self.position_unit)
         positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
-        if self._beside is not None:
-            return self._beside.forward(embeds_TH, positions, wanted_S)
-        if self._wide is not None:
+        if self._cross is not None:
+            return self._cross.forward(embeds_TH, positions, wanted_S)
+        if self._columns is not None:
             hidden = self.info.hidden_size
-            return self._wide.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
-        if self._plain_head:
+            return self._columns.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
+        if self._family.plain_head:
             last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
             hidden_TH = last.last_hidden_state[0]
             found: Tensor = self.model.get_output_embeddings()(hidden_TH[wanted_S] if tail() is None else hidden_TH)
             return found[: len(wanted_S)]
-        more = self._keywords(self.model, positions) if self._keywords is not None else {}
+        more = self._family.keywords(self.model, positions) if self._family.keywords is not None else {}
         output = self._speaker(
             inputs_embeds=embeds_TH.unsqueeze(0),
             position_ids=positions,

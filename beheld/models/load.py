@@ -16,8 +16,8 @@ from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError
+from beheld.families import registry
 from beheld.models import out_of_memory, towers
-from beheld.models.families import renamed_weights
 from beheld.models.shards import shard_bar
 from beheld.platform.registry import platform_of
 from beheld.quant import compressed_tensors, keep
@@ -25,9 +25,6 @@ from beheld.quant.choose import FLOAT8, choose, objection
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
-
-# Parts of models that also speak; that they are left out is said where the configuration is read.
-_SPEECH = ("talker.", "token2wav.", "code2wav.")
 
 
 def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
@@ -39,7 +36,7 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
     known_class = model_class_of(info, hf_config)
-    model_class = towers.without(known_class, info.model_type, config.limit_per_prompt)
+    model_class = towers.without(known_class, registry.model(info.family).towers, config.limit_per_prompt)
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
@@ -57,13 +54,16 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
 
 
 def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
-    """The transformers class that generates text with this configuration.
+    """The class that generates text with this configuration: the family's own, or transformers'.
 
     Raises:
         ModelError: there is none.
     """
     import transformers
 
+    own = registry.own_class(info.family, "model")
+    if own is not None:
+        return own
     named = getattr(transformers, info.architecture, None)
     if named is not None and hasattr(named, "generate"):
         return named
@@ -108,8 +108,9 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
         ModelError: there is no such class.
     """
     dtype: torch.dtype = getattr(torch, config.dtype)
+    own = registry.model(info.family).towers
+    model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
     with torch.device("meta"):
-        model_class = towers.without(model_class_of(info, hf_config), info.model_type, config.limit_per_prompt)
         model = model_class._from_config(hf_config, dtype=dtype)
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -149,7 +150,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
         quantization = quantization_of(hf_config, path)
         with shard_bar(path, shown=config.show_progress):
             if quantization is None:
-                weights = renamed_weights(info.model_type, path)
+                weights = _renamed_weights(info, path)
                 source = info.path if weights is None else None
                 model, report = model_class.from_pretrained(source, state_dict=weights, config=hf_config, **options)
             else:
@@ -168,7 +169,8 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             f"The checkpoint {info.name!r} lacks {len(missing)} weights, for example {missing[0]!r}.",
             "Fetch it again, or check that config.json belongs to these weights.",
         )
-    unexpected = [key for key in report.get("unexpected_keys") or () if not key.startswith(_SPEECH)]
+    left_out = registry.model(info.family).unused_weights
+    unexpected = [key for key in report.get("unexpected_keys") or () if not key.startswith(left_out)]
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
     if unused:
         logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
@@ -188,7 +190,7 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
         compressed_tensors.check(quantization)
         dequantized = compressed_tensors.open_weights(path, "cpu")
         return compressed_tensors.without_quantization(hf_config), dequantized, "its FP8 weights dequantized"
-    weights = renamed_weights(info.model_type, path)
+    weights = _renamed_weights(info, path)
     if weights is not None:
         return hf_config, weights, f"configuration and weights of the layout {raw.get('model_type')!r} converted"
     words = "" if converted(raw) is None else f"the configuration of the layout {raw['model_type']!r} converted"
@@ -215,3 +217,18 @@ def _quantized(
             "%d FP8 weights are dequantized for their form or size, for example %r.", len(kept.left), kept.left[0]
         )
     return model, report
+
+
+def _renamed_weights(info: ModelInfo, path: Path) -> dict[str, torch.Tensor] | None:
+    """Weights under transformers' names, of a family whose older layout transformers does not know; None for others.
+
+    All of them are read at once.
+    """
+    renamed = registry.model(info.family).renamed
+    files = sorted(path.glob("*.safetensors"))
+    # The names are as old as the configuration; weights of the newer layout are not read here at all.
+    if renamed is None or not files or converted(read_json(path / CONFIG)) is None:
+        return None
+    from safetensors.torch import load_file
+
+    return renamed({key: tensor for file in files for key, tensor in load_file(file).items()})

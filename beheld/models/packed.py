@@ -18,30 +18,19 @@ from torch import Tensor
 
 Upload = Callable[[Tensor], Tensor]
 
-# Model type -> whether its tower takes positions of patches, attends within windows too, and is told where to look up
-# learned positions.
-_KINDS: dict[str, tuple[str, ...]] = {
-    "ernie4_5_vl_moe": ("positions",),
-    "glm46v": ("positions",),
-    "glm4v": ("positions",),
-    "glm4v_moe": ("positions",),
-    "hunyuan_vl": (),
-    "qwen2_vl": ("positions",),
-    "qwen2_5_vl": ("positions", "windows"),
-    "qwen3_vl": ("positions", "learned"),
-    "qwen3_vl_moe": ("positions", "learned"),
-}
 _GRIDS = ("image_grid_thw", "video_grid_thw")
 
 
-def keywords(model_type: str, visual: Any, options: dict[str, Any], upload: Upload) -> dict[str, Any] | None:
+def keywords(
+    kinds: tuple[str, ...] | None, visual: Any, options: dict[str, Any], upload: Upload
+) -> dict[str, Any] | None:
     """The keywords of a tower call beside its pixels, tensors on the device but for the grid; None if not known.
 
     Args:
+        kinds: what it takes, see FamilyModel.packed.
         visual: the tower.
         options: a call's pixels and grid (I, 3), on the host.
     """
-    kinds = _KINDS.get(model_type)
     grids = [name for name in _GRIDS if name in options]
     if kinds is None or visual is None or len(grids) != 1:
         return None

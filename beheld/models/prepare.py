@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from beheld.attention.op import number_layers
-from beheld.core.config import EngineConfig
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.families import registry
 from beheld.lora.slots import LoRASlots
 from beheld.models.carry import attach
 from beheld.models.cross import crosses
 from beheld.models.experts import replace_experts
-from beheld.models.families import adapt
 from beheld.models.fuse import (
     PackedLinear,
     PaddedLinear,
@@ -41,7 +41,7 @@ _STACK = 4
 _AROUND = ("rotary_emb", "norm")
 
 
-def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
+def prepare(model: Any, info: ModelInfo, config: EngineConfig) -> LoRASlots | None:
     """Make a loaded transformers model fast on its device, and able to carry adapters if it is to; returns their slots.
 
     Raises:
@@ -50,7 +50,9 @@ def prepare(model: Any, config: EngineConfig) -> LoRASlots | None:
     platform = platform_of(config.device)
     if config.dtype == "float32":
         platform.exact_float32()
-    adapt(model.config.model_type, model)
+    adapt = registry.model(info.family).adapt
+    if adapt is not None:
+        adapt(model)
     settle(model.get_decoder() if hasattr(model, "get_decoder") else model)
     if not config.enforce_eager:
         _fuse(model, config)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from beheld.attention.select import select_tower
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
 from beheld.platform.registry import platform_of
-
-# Architectures with a definition of our own; every other one goes through transformers.
-OWN: dict[str, str] = {}
 
 _SMALLER = "Take a quantized or a smaller checkpoint, or a device with more memory."
 
@@ -23,11 +19,6 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
         ModelError: it cannot be run; the message says why.
         CapacityError: the memory does not suffice for its weights.
     """
-    own = OWN.get(info.architecture)
-    if own is not None:
-        module, name = own.split(":")
-        adapter: ModelAdapter = getattr(importlib.import_module(module), name)(hf_config, info, config)
-        return adapter
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model
     from beheld.models.out_of_memory import explained
@@ -38,4 +29,4 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
         model = load_model(hf_config, info, config)
     with explained("join and arrange the weights", platform, _SMALLER):
         windows = select_tower(platform, config.attention_backend)
-        return HFAdapter(model, info, prepare(model, config), windows)
+        return HFAdapter(model, info, prepare(model, info, config), windows)

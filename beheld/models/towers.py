@@ -8,15 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-# Families whose towers transformers does not name (`get_encoder`): model type -> kind -> parts.
-_ELSEWHERE = {
-    "chameleon": {"image": ("model.vqmodel",)},
-    "fuyu": {"image": ("model.vision_embed_tokens",)},
-    "phi4_multimodal": {
-        "image": ("model.embed_tokens_extend.image_embed",),
-        "audio": ("model.embed_tokens_extend.audio_embed",),
-    },
-}
 # What stands between towers and text, wherever a model has it; every kind of media that the family takes passes it.
 _BRIDGES = ("multi_modal_projector", "qformer", "language_projection", "resampler_model", "connector")
 
@@ -35,10 +26,13 @@ class LeftOut(nn.Module):
         raise AssertionError("a tower that was left out was called")
 
 
-def parts_of(model: Any, model_type: str, kind: str) -> set[str]:
-    """Names of the modules of `model` that media of this kind pass before the text model."""
-    own = _ELSEWHERE.get(model_type)
-    if own is not None:
+def parts_of(model: Any, own: Mapping[str, tuple[str, ...]], kind: str) -> set[str]:
+    """Names of the modules of `model` that media of this kind pass before the text model.
+
+    Args:
+        own: those of each kind, as FamilyModel.towers has them.
+    """
+    if own:
         return set(own.get(kind, ()))
     encoder = model.get_encoder(kind)
     core = getattr(model, "model", model)
@@ -48,20 +42,21 @@ def parts_of(model: Any, model_type: str, kind: str) -> set[str]:
     return {name for name, module in model.named_modules() if any(module is each for each in wanted)}
 
 
-def switched_off(model: Any, model_type: str, limits: Mapping[str, int]) -> tuple[str, ...]:
+def switched_off(model: Any, own: Mapping[str, tuple[str, ...]], limits: Mapping[str, int]) -> tuple[str, ...]:
     """Names of the modules that serve only kinds of media of which a request may hold none.
 
     Args:
+        own: as FamilyModel.towers.
         limits: of each kind that the family takes, how many a request may hold.
     """
     idle: set[str] = set()
     used: set[str] = set()
     for kind, limit in limits.items():
-        (used if limit else idle).update(parts_of(model, model_type, kind))
+        (used if limit else idle).update(parts_of(model, own, kind))
     return tuple(sorted(idle - used))
 
 
-def without(model_class: Any, model_type: str, limits: Mapping[str, int]) -> Any:
+def without(model_class: Any, own: Mapping[str, tuple[str, ...]], limits: Mapping[str, int]) -> Any:
     """A class like `model_class` whose models are made without the towers that are switched off.
 
     They say which in `left_out`: names of modules. The same class if no kind is switched off.
@@ -72,7 +67,7 @@ def without(model_class: Any, model_type: str, limits: Mapping[str, int]) -> Any
     class Without(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
-            self.left_out = switched_off(self, model_type, limits)
+            self.left_out = switched_off(self, own, limits)
             for name in self.left_out:
                 self.set_submodule(name, LeftOut())
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import http
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import h11
@@ -17,9 +17,16 @@ from beheld.server.access_log import NO_ROUTE, AccessLog, name_of, number
 from beheld.server.errors import HttpError
 from beheld.server.keys import OPEN_PATHS
 from beheld.server.write_coalescing import CoalescingTransport
+from beheld.utils.loop_share import LoopShare
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
+# Of a body in chunks: so many may be of any size, and each further one needs so many bytes of content. Software sends
+# what it writes piece by piece; only an attack sends megabytes so.
+MAX_TINY_CHUNKS = 4096
+MIN_CHUNK_BYTES = 128
+# Events that one connection parses before others have their turn: about a millisecond.
+_EVENTS = 48
 _CLOSE = {"Connection": "close"}
 # How often a client that has closed its sending side is asked whether it still listens, until its answer begins.
 _PROBE_S = 0.2
@@ -31,8 +38,9 @@ _SILENCE_S = 0.25
 class Farewell:
     """Lets an answer be given before its request was read whole.
 
-    The answer is sent at once. A connection that is closed while its client still sends is reset, and then the client
-    never reads why; so what comes is thrown away for a moment, and the connection ends after that.
+    The answer is sent at once, and from then on nothing that comes is parsed. A connection that is closed while its
+    client still sends is reset, and then the client never reads why; so what comes is thrown away for a moment, and the
+    connection ends after that.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -44,6 +52,7 @@ class Farewell:
             await self._app(scope, receive, send)
             return
         comes = True
+        dropped: Awaitable[None] | None = None
 
         async def took() -> Message:
             nonlocal comes
@@ -53,12 +62,16 @@ class Farewell:
             return message
 
         async def said(message: Message) -> None:
+            nonlocal dropped
             if comes and message["type"] == "http.response.start":
+                drop_body = scope["state"].get("drop_body")
+                # None once the client is gone.
+                dropped = None if drop_body is None else drop_body()
                 headers = [(name, value) for name, value in message["headers"] if name != b"connection"]
                 message = {**message, "headers": [*headers, (b"connection", b"close")]}
-            elif comes and message["type"] == "http.response.body" and not message.get("more_body"):
+            elif dropped is not None and message["type"] == "http.response.body" and not message.get("more_body"):
                 await send({**message, "more_body": True})
-                await _drain(took, lambda: comes)
+                await dropped
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
 
@@ -68,13 +81,6 @@ class Farewell:
 def _has_body(scope: Scope) -> bool:
     said = dict(scope["headers"])
     return b"transfer-encoding" in said or said.get(b"content-length", b"0") != b"0"
-
-
-async def _drain(receive: Receive, comes: Callable[[], bool]) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FAREWELL_S):
-            while comes():
-                await asyncio.wait_for(receive(), _SILENCE_S)
 
 
 class FrameGuard:
@@ -122,16 +128,64 @@ def _headers_too_large() -> HttpError:
     )
 
 
-class DeadlineProtocol(H11Protocol):
-    """uvicorn's protocol over h11, which is strict about framing, and two timers.
+class TinyChunksError(h11.RemoteProtocolError):
+    """The chunks of a body cost far more than they hold."""
+
+
+class BoundedConnection(h11.Connection):
+    """h11's connection, which gives so many events in a turn and refuses bodies in tiny chunks.
 
     Attributes:
+        left: events that this turn still gives.
+        paused: a request came before the one before it was answered.
+        remaining: bytes of content that are still to come of a body whose length is known; else 0.
+    """
+
+    left = 0
+    paused = False
+    remaining = 0
+    _chunks = 0
+    _content = 0
+
+    def next_event(self) -> Any:
+        """As h11's; and h11.NEED_DATA at the end of a turn."""
+        if not self.left:
+            return h11.NEED_DATA
+        event = super().next_event()
+        self.paused = event is h11.PAUSED
+        if event is h11.NEED_DATA or self.paused:
+            return event
+        self.left -= 1
+        if isinstance(event, h11.Request):
+            self._chunks = self._content = 0
+            length = next((value for name, value in event.headers if name == b"content-length"), b"")
+            self.remaining = int(length) if length.isdigit() else 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._content += len(event.data)
+            self.remaining = max(0, self.remaining - len(event.data))
+            if self._chunks > MAX_TINY_CHUNKS + self._content // MIN_CHUNK_BYTES:
+                raise TinyChunksError("The chunks are too small.")
+        return event
+
+
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's protocol over h11, which is strict about framing, two timers, and turns.
+
+    What comes is parsed for about a millisecond. The rest waits for its turn among other connections that have such a
+    rest, and nothing more is read of the connection meanwhile.
+
+    Attributes:
+        turns: of all connections of a server.
         header_s: from a connection's start, or a request's first byte, to the end of its headers.
         send_s: for how long the client may leave what was sent unread.
         request_log: is told of requests that never become one.
     """
 
     request_log: AccessLog
+    turns: LoopShare
+    conn: BoundedConnection
+    transport: CoalescingTransport
 
     header_s = 10.0
     send_s = 30.0
@@ -142,6 +196,12 @@ class DeadlineProtocol(H11Protocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._half_closed = False
+        self.conn = BoundedConnection(h11.SERVER, MAX_HEADER_BYTES)
+        self.app_state = {**self.app_state, "drop_body": self._drop_body}
+        self._unparsed = bytearray()
+        self._waiting = False
+        self._dropping: asyncio.Event | None = None
+        self._came_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Headers are awaited from now on."""
@@ -150,11 +210,70 @@ class DeadlineProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came: the headers are complete, or have begun."""
-        super().data_received(data)
+        if self._dropping is not None:
+            self._drop(data)
+            return
+        self._unset_keepalive_if_required()
+        self._unparsed += data
+        self._parse()
         if self.conn.their_state is not h11.IDLE:
             self._header_timer = _cancelled(self._header_timer)
         elif self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
+
+    def _parse(self) -> None:
+        """Parse what came for one turn; what is left gets in line."""
+        self._waiting = False
+        if self._dropping is not None or self.transport.is_closing():
+            return
+        self.conn.left = _EVENTS
+        # What h11 took before and has not given yet.
+        self.handle_events()
+        while self.conn.left and self._unparsed and not self.conn.paused and not self.transport.is_closing():
+            # Headers, trailers and the frames of chunks are shown to it in pieces that it is quick with; a body whose
+            # length is known as it comes.
+            size = max(MAX_HEADER_BYTES, self.conn.remaining)
+            piece = bytes(self._unparsed[:size])
+            del self._unparsed[:size]
+            self.conn.receive_data(piece)
+            self.handle_events()
+        if self.conn.left and not self._unparsed:
+            self.transport.release_reading()
+            return
+        self.transport.hold_reading()
+        # Requests that came too early wait for the answer to the one before, which calls this again.
+        if not self.conn.paused and not self._waiting:
+            self._waiting = True
+            self.turns.do(self._parse)
+
+    def _drop_body(self) -> Awaitable[None]:
+        """Parse nothing more of this connection; what is returned waits until the rest of the body came, but not long.
+
+        It is over at once if all of it has come.
+        """
+        self._dropping = asyncio.Event()
+        self._came_at = self.loop.time()
+        if not self.cycle.more_body:
+            self._dropping.set()
+        else:
+            self._drop(self.conn.trailing_data[0] + bytes(self._unparsed))
+            self._unparsed.clear()
+            self.flow.resume_reading()
+            self.transport.release_reading()
+        return self._dropped(self._dropping)
+
+    def _drop(self, data: bytes) -> None:
+        self._came_at = self.loop.time()
+        whole = self.conn.remaining > 0
+        self.conn.remaining = max(0, self.conn.remaining - len(data))
+        if self._dropping is not None and (not self.conn.remaining if whole else data.endswith(b"0\r\n\r\n")):
+            self._dropping.set()
+
+    async def _dropped(self, ended: asyncio.Event) -> None:
+        until = self.loop.time() + _FAREWELL_S
+        while not ended.is_set() and self.loop.time() < min(until, self._came_at + _SILENCE_S):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _SILENCE_S)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more: it may have gone, or it may wait for the answer to its complete request.
@@ -172,7 +291,10 @@ class DeadlineProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn's; and the end of a connection on which no request can come any more."""
+        self.conn.left = _EVENTS
         super().on_response_complete()
+        if self._unparsed or not self.conn.left:
+            self._parse()
         if self._half_closed and not self.transport.is_closing():
             if self.cycle.response_complete:
                 self.transport.close()
@@ -200,6 +322,13 @@ class DeadlineProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The end of all timers."""
         super().connection_lost(exc)
+        # They lead back here; what a connection held goes with it, not with the garbage collector's next round.
+        self.app_state.clear()
+        if self.scope is not None:
+            self.scope["state"].pop("drop_body", None)
+        self._unparsed.clear()
+        if self._dropping is not None:
+            self._dropping.set()
         self._header_timer = _cancelled(self._header_timer)
         self._send_timer = _cancelled(self._send_timer)
         self._probe_timer = _cancelled(self._probe_timer)
@@ -207,7 +336,10 @@ class DeadlineProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP. uvicorn calls this where it handles h11's error, which says more than its text."""
         error = sys.exc_info()[1]
-        if getattr(error, "error_status_hint", 400) == 431:
+        if isinstance(error, TinyChunksError):
+            reason = f"The body comes in more than {MAX_TINY_CHUNKS} chunks of fewer than {MIN_CHUNK_BYTES} bytes."
+            self._refuse(HttpError(400, reason, "Send it with Content-Length, or in larger chunks.", headers=_CLOSE))
+        elif getattr(error, "error_status_hint", 400) == 431:
             self._refuse(_headers_too_large())
         else:
             self._refuse(HttpError(400, "This is not HTTP as it should be.", "Speak HTTP/1.1.", headers=_CLOSE))

@@ -14,9 +14,10 @@ from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.server.app import Service
-from beheld.server.http_protocol import MAX_HEADER_BYTES, DeadlineProtocol
+from beheld.server.http_protocol import DeadlineProtocol
 from beheld.server.options import ServerOptions
 from beheld.utils.log import get_logger
+from beheld.utils.loop_share import LoopShare
 
 logger = get_logger(__name__)
 
@@ -101,7 +102,12 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
     """The server and its application, not yet running."""
     service = Service(llm, options)
     app = service.app()
-    told = {"header_s": options.header_s, "send_s": options.send_s, "request_log": service.access_log}
+    told = {
+        "header_s": options.header_s,
+        "send_s": options.send_s,
+        "request_log": service.access_log,
+        "turns": LoopShare(),
+    }
     protocol = type("Protocol", (DeadlineProtocol,), told)
     config = uvicorn.Config(
         app,
@@ -115,7 +121,6 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
     server = Server(config, service, options.drain_s)
     service.admission.num_connections = lambda: len(server.server_state.connections)

@@ -23,6 +23,8 @@ class CoalescingTransport(asyncio.Transport):
         self._loop = loop
         self._pieces: list[bytes] = []
         self._size = 0
+        self._paused = False
+        self._held = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send soon."""
@@ -57,11 +59,25 @@ class CoalescingTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """As the other's."""
+        self._paused = True
         self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        """As the other's."""
-        self._inner.resume_reading()
+        """As the other's, but not while reading is held."""
+        self._paused = False
+        if not self._held:
+            self._inner.resume_reading()
+
+    def hold_reading(self) -> None:
+        """Read nothing until `release_reading`, whatever `resume_reading` says: what came is still being parsed."""
+        self._held = True
+        self._inner.pause_reading()
+
+    def release_reading(self) -> None:
+        """Read again, unless reading is paused."""
+        self._held = False
+        if not self._paused:
+            self._inner.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """As the other's."""

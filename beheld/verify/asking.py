@@ -11,7 +11,7 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
 from beheld.core.errors import PromptError, TemplateError
 from beheld.core.media import MODALITIES, MediaRef
-from beheld.inputs.families import family_of
+from beheld.families import registry
 from beheld.inputs.media import audio, video
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import load_tokenizer
@@ -64,7 +64,7 @@ def question_of(
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
     """True if there is a template, and one that places media; where to write them in a text nobody agreed upon."""
-    templates = ChatTemplates(tokenizer, Path(info.path), family_of(info).template_text)
+    templates = ChatTemplates(tokenizer, Path(info.path), registry.inputs(info.family).template_text)
     try:
         template = templates.resolve(None, None)
     except TemplateError:
@@ -130,10 +130,10 @@ def _metadata(total: int, fps: float, indices: Sequence[int]) -> dict[str, Any]:
 
 def _marker(kind: str, info: ModelInfo, tokenizer: Any) -> str:
     """How an item is written in a prompt of this family; not at all where the family puts it before every prompt."""
-    family = family_of(info)
+    family = registry.inputs(info.family)
     if kind in family.most and family.rewrite is not None:
         return ""
-    found: str = family.markers.get(kind) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
+    found: str = family.placeholders.get(kind) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
     return found
 
 

@@ -14,7 +14,8 @@ import torch
 
 from beheld.checkpoint.code import own_first
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
-from beheld.inputs.families import Family, family_of
+from beheld.families import registry
+from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import audio, processor_options
 from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question, Trace
@@ -34,7 +35,7 @@ class Processor:
 
     def __init__(self, info: ModelInfo, args: EngineArgs) -> None:
         self._info = info
-        self._family: Family = family_of(info)
+        self._family: FamilyInputs = registry.inputs(info.family)
         self._options = dict(args.mm_processor_kwargs or {})
         self._parts = _load(info, args, self._family)
         self._tokenizer = getattr(self._parts, "tokenizer", self._parts)
@@ -181,7 +182,7 @@ def pictures(question: Question) -> list[Any]:
     return [ImageOps.exif_transpose(image).convert("RGB") for image in opened]
 
 
-def _load(info: ModelInfo, args: EngineArgs, family: Family) -> Any:
+def _load(info: ModelInfo, args: EngineArgs, family: FamilyInputs) -> Any:
     from transformers import AutoProcessor
 
     if not info.modalities:

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from beheld.checkpoint.known import REFUSED, TESTED
-from beheld.checkpoint.missing import MISSING
+from beheld.families import page
 from beheld.inputs.fetch.pinned_http import parse
 from beheld.inputs.fetch.url_mirror import places
 from tests import tiny, tiny_adapted, tiny_layouts
@@ -110,15 +109,15 @@ def repository(hub: Path, name: str) -> Path:
 def lay_or_skip(hub: Path, name: str) -> None:
     """Lay a repository; the test is skipped, with what the list says of it, if its family is not one that runs."""
     family = REPOSITORIES[name].family
-    if family not in {row.name for row in TESTED}:
-        pytest.skip(f"{family}: {REFUSED.get(family, 'it is not among the families yet')}")
+    if family not in {row.name for row in page.tested()}:
+        pytest.skip(f"{family}: {page.refused().get(family, 'it is not among the families yet')}")
     for further in (name, *BESIDE.get(name, ())):
         repository(hub, further)
 
 
 def without_definition(hub: Path, name: str) -> str:
     """Lay a repository of a model that has no definition yet: a tokenizer and config.json; returns the model type."""
-    kind = next(kind for kind, row in MISSING.items() if row.example == name or kind == _ALSO.get(name))
+    kind = next(kind for kind, row in page.undefined().items() if row.example == name or kind == _ALSO.get(name))
     root = hub / f"models--{name.replace('/', '--')}"
     folder = root / "snapshots" / REVISION
     if not folder.is_dir():
@@ -128,7 +127,7 @@ def without_definition(hub: Path, name: str) -> str:
         for file in tiny.checkpoint("qwen2").iterdir():
             if file.name != "config.json" and file.suffix != ".safetensors":
                 shutil.copy(file, folder)
-        text.write_json(folder / "config.json", {"architectures": [MISSING[kind].name], "model_type": kind})
+        text.write_json(folder / "config.json", {"architectures": [page.undefined()[kind].name], "model_type": kind})
     return kind
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from beheld.checkpoint.missing import MISSING
 from beheld.compat.assets import ImageAsset
 from beheld.compat.media import fetch_image
+from beheld.families import page
 from tests.compat import documents, laid
 from tests.compat.stage import Stage, check
 
@@ -55,7 +55,7 @@ def set_up(stage: Stage, number: str, key: str) -> str | None:
 
 def refused(status: int, complaint: str, missing: str) -> None:
     assert status == 1
-    assert f"There is no definition of {MISSING[missing].name} " in complaint
+    assert f"There is no definition of {page.undefined()[missing].name} " in complaint
 
 
 @pytest.mark.parametrize("method", ["generate", "chat"])

@@ -14,8 +14,8 @@ from PIL import Image
 from beheld.core.errors import MediaLossError
 from beheld.core.media import MediaItem, MediaReceipt
 from beheld.core.request import Request
-from beheld.inputs.families.mllama import FAMILY as MLLAMA
-from beheld.inputs.media.effective_size import Seen, Sight
+from beheld.families.inputs import EffectiveSize, ProcessedItem
+from beheld.families.mllama.inputs import INPUTS as MLLAMA
 from beheld.inputs.media.receipt import used_image
 from beheld.inputs.pipeline import InputPipeline
 from tests import tiny
@@ -236,7 +236,7 @@ def test_pictures_of_cameras_are_refused_only_where_their_shape_is_not_kept(fami
 def test_rounding_to_tiles_and_patches_is_told_and_not_lost(
     given: tuple[int, int], seen: tuple[int, int], step: int, is_lost: bool
 ) -> None:
-    used, lost = used_image(Sight(given, {}, {}, object()), Seen(*seen, step=step))
+    used, lost = used_image(ProcessedItem(given, {}, {}, object()), EffectiveSize(*seen, step=step))
     assert (used["width"], used["height"]) == seen
     assert any("aspect ratio" in loss for loss in lost) == is_lost
 
@@ -287,8 +287,8 @@ def test_frames_that_the_processor_leaves_out_are_lost(family: str) -> None:
 # ---------------------------------------------------------------------- where nothing is known
 
 
-def sight(outputs: dict[str, Any], **arguments: Any) -> Sight:
-    return Sight(WIDE, outputs, arguments, object())
+def sight(outputs: dict[str, Any], **arguments: Any) -> ProcessedItem:
+    return ProcessedItem(WIDE, outputs, arguments, object())
 
 
 def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
@@ -320,7 +320,7 @@ def test_the_number_of_a_grid_is_read_as_its_processor_writes_it() -> None:
         for columns in range(1, 1 + 4 // rows):
             number = convert_aspect_ratios_to_ids([[(rows, columns)]], 4)
             outputs = {"aspect_ratio_ids": number, "pixel_values": torch.zeros(1, 1, 4, 3, 56, 56)}
-            given = Sight((56 * columns, 56 * rows), outputs, {"max_image_tiles": 4}, object())
+            given = ProcessedItem((56 * columns, 56 * rows), outputs, {"max_image_tiles": 4}, object())
             seen = look(given)
             assert seen is not None
             assert (seen.width, seen.height, seen.tiles) == (56 * columns, 56 * rows, rows * columns)

@@ -16,7 +16,7 @@ from beheld.checkpoint.convert import converted
 from beheld.checkpoint.info import read_info
 from beheld.core.errors import ModelError
 from beheld.engine.setup import decide
-from beheld.models.families.phi4_multimodal import renamed
+from beheld.families.phi4_multimodal.model import renamed
 from tests import tiny, tiny_adapted
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from beheld.core.plan import EncodeItem
-from beheld.models import families
+from beheld.families import registry
+from beheld.families.phi4_multimodal.model import adapt as adapt_phi4
 from beheld.models.hf import HFAdapter
 from tests import tiny
 from tests.inputs import pipes
@@ -24,6 +25,13 @@ def items_of(family: str, ask: Ask) -> list[EncodeItem]:
     """What a request gives the towers."""
     spans = pipes.shared(family).prepare(request(family, ask), pipes.ONE_TOKEN, request_id="0").spans
     return [EncodeItem(s.item.digest, s.item.modality, s.item.features, s.item.num_embeds) for s in spans]
+
+
+def adapt(family: str, model: Any) -> None:
+    """What the engine does to the family's model once it is loaded."""
+    own = registry.model(family).adapt
+    if own is not None:
+        own(model)
 
 
 def merged(family: str, ask: Ask) -> torch.Tensor:
@@ -51,7 +59,7 @@ def test_each_sound_is_heard_as_if_it_were_alone(family: str) -> None:
     assert (merged(family, together) - torch.cat(theirs)).abs().max() > 1e-3
     model = type(reference.model(family)).from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
     info = pipes.info(family)
-    families.adapt(info.model_type, model)
+    adapt(info.family, model)
     with torch.inference_mode():
         ours = HFAdapter(model, info).encode(items_of(family, together))
     for made, expected in zip(ours, theirs, strict=True):
@@ -66,7 +74,7 @@ def test_phi4_projects_sounds_otherwise_beside_pictures() -> None:
     assert (theirs[0] - theirs[1]).abs().max() > 1e-2
     model = type(reference.model(family)).from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
     info = pipes.info(family)
-    families.adapt(info.model_type, model)
+    adapt(info.family, model)
     items = [items_of(family, ask)[-1] for ask in (alone, beside, alone)]
     assert items[0].digest == items[2].digest != items[1].digest
     with torch.inference_mode():
@@ -81,7 +89,7 @@ def test_phi4_hears_several_sounds_that_are_longer_than_its_window() -> None:
     alone = [Ask("{a}", sounds=((40.5, seed),)) for seed in (92, 93)]
     model = type(reference.model(family)).from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
     info = pipes.info(family)
-    families.adapt(info.model_type, model)
+    adapt(info.family, model)
     items = [items_of(family, ask)[0] for ask in alone]
     with torch.inference_mode():
         ours = HFAdapter(model, info).encode(items)
@@ -97,7 +105,7 @@ def test_phi4_does_not_write_down_all_pairs_of_a_long_sound() -> None:
     frames = torch.randn(1, 4100, 80, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         heard = tower(frames, None)
-        families.adapt("phi4_multimodal", model)
+        adapt_phi4(model)
         assert torch.equal(tower(frames, None), heard)
     assert torch.equal(tower._streaming_mask(*sizes), theirs)
     assert tower._streaming_mask(45000, 1, *sizes[2:]).untyped_storage().nbytes() == 1
@@ -105,5 +113,5 @@ def test_phi4_does_not_write_down_all_pairs_of_a_long_sound() -> None:
     chunked = type(reference.model("phi4_mm")).from_pretrained(tiny.checkpoint("phi4_mm"), dtype=torch.float32)
     tower = chunked.model.embed_tokens_extend.audio_embed.encoder
     tower.config.chunk_size = 3
-    families.adapt("phi4_multimodal", chunked)
+    adapt_phi4(chunked)
     assert not tower._streaming_mask(20, 1, 3, 1).all()

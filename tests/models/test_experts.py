@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from beheld.families.llama4 import model as llama4
 from beheld.models import fuse
 from beheld.models.experts import Experts, GroupedExperts, experts_of, replace_experts
-from beheld.models.families import llama4
 from tests import tiny
 from tests.platform import stand_in
 

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from beheld import LLM, SamplingParams
-from beheld.models.families import ernie4_5_vl_moe, glm4v
+from beheld.families.ernie4_5_vl_moe import model as ernie4_5_vl_moe
+from beheld.families.glm4v import model as glm4v
 from tests import tiny
 from tests.oracle.cases import Clip
 from tests.platform import stand_in

@@ -12,7 +12,9 @@ import torch
 from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
-from beheld.models import families, fuse, joined
+from beheld.families.chameleon.model import adapt as adapt_chameleon
+from beheld.families.gemma3n.model import adapt as adapt_gemma3n
+from beheld.models import fuse, joined
 from beheld.models.load import model_class_of
 from beheld.models.prepare import text_model
 from tests import tiny
@@ -30,7 +32,7 @@ def load(family: str) -> Any:
 def test_chameleons_codes_are_barred_by_a_tensor() -> None:
     model, inputs = load("chameleon"), reference.inputs("chameleon", cases.FOUR)
     before = model(**inputs).logits
-    families.adapt("chameleon", model)
+    adapt_chameleon(model)
     codes = model.model.vocabulary_mapping.image_tokens
     assert isinstance(codes, torch.Tensor)
     assert codes.device == model.device
@@ -131,7 +133,7 @@ def test_gemma3ns_last_ids_have_the_towers_embeddings() -> None:
     )
     ids = torch.arange(model.config.text_config.vocab_size).unsqueeze(0)
     model(input_ids=ids)
-    families.adapt("gemma3n", model)
+    adapt_gemma3n(model)
     ours = model.get_input_embeddings()(ids)
     torch.testing.assert_close(ours, seen[0], atol=1e-6, rtol=1e-5)
     text = model.get_input_embeddings().text(ids)

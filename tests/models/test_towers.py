@@ -11,16 +11,17 @@ import transformers
 from torch import nn
 
 from beheld import LLM, EngineArgs
-from beheld.checkpoint.known import TESTED
 from beheld.core.errors import LimitError
 from beheld.engine.setup import describe
+from beheld.families import page, registry
 from beheld.models import towers
 from beheld.models.prepare import text_model
 from tests import tiny
+from tests.inputs import pipes
 from tests.oracle import cases
 from tests.oracle.test_oracle import check, make, request
 
-TAKES = {known.name: known.takes for known in TESTED if known.takes and known.name in tiny.TINY}
+TAKES = {row.name: row.modalities for row in page.tested() if row.modalities and row.name in tiny.TINY}
 # What goes is at least this much of what is not the text model; less where text needs some of that too.
 LEAST = {"gemma3n": 0.5}
 # Their text models hold the towers, or are half of what reads text: at least this much of the whole goes.
@@ -39,8 +40,9 @@ def made(family: str, limits: dict[str, int]) -> Any:
     """The family's model without memory."""
     config = transformers.AutoConfig.from_pretrained(tiny.checkpoint(family))
     config = getattr(config, "thinker_config", config)
-    known = next(each for each in TESTED if each.name == family)
-    model_class = towers.without(getattr(transformers, known.architecture), config.model_type, limits)
+    known = next(row for row in page.tested() if row.name == family)
+    own = registry.model(pipes.info(family).family).towers
+    model_class = towers.without(getattr(transformers, known.architecture), own, limits)
     with torch.device("meta"):
         return model_class._from_config(config)
 

@@ -24,7 +24,7 @@ from tests.oracle.cases import Ask
 
 SOFTCAPPED = ("gemma2", "paligemma2")
 """Families whose attention scores are capped: transformers does that in its eager attention alone. Phi-4's tower looks
-both ways there alone, too: see models/families/phi4_multimodal.py."""
+both ways there alone, too: see families/phi4_multimodal/model.py."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, MediaError
+from beheld.families import registry
 from beheld.models.cross import CrossAttention, crosses
-from beheld.models.families import adapt
 from beheld.models.joined import FirstOfFused, fuse_linears
 from beheld.models.prepare import text_model
 from tests import tiny
@@ -108,7 +108,9 @@ def test_adapters_are_refused_with_the_reason(family: str) -> None:
 def test_layers_that_attend_to_text_alone_can_be_compiled_and_no_others(family: str, compiled: int) -> None:
     kind = type(reference.model(family))
     model = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32)
-    adapt(model.config.model_type, model)
+    adapt = registry.model(f"beheld.families.{family}").adapt
+    assert adapt is not None
+    adapt(model)
     text = text_model(model)
     assert len([layer for layer in text.layers if not crosses(layer)]) == compiled
     assert crosses(text)

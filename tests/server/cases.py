@@ -100,6 +100,8 @@ CASES: dict[int, str] = {
     84: "fuzz on the wire",
     85: "any order",
     86: "every route has every guard",
+    87: "bodies of requests in tiny chunks, long trailers",
+    88: "bodies without the key",
 }
 
 

@@ -8,6 +8,8 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,24 @@ class Running:
             assert time.monotonic() < deadline, f"not idle: {free} of {total} blocks free, {busy}"
             time.sleep(0.02)
         assert self.get("/health").json() == {"status": "ok"}
+
+
+@contextmanager
+def watched(running: Running) -> Iterator[list[float]]:
+    """How late the event loop was, in seconds, while something went on."""
+    loop = running.server._loop
+    assert loop is not None
+    late: list[float] = []
+    stop = threading.Event()
+
+    def tick(due: float) -> None:
+        late.append(time.monotonic() - due)
+        if not stop.is_set():
+            loop.call_later(0.005, tick, time.monotonic() + 0.005)
+
+    loop.call_soon_threadsafe(tick, time.monotonic())
+    yield late
+    stop.set()
 
 
 def received(link: socket.socket) -> bytes:

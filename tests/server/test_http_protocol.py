@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -12,15 +13,17 @@ import statistics
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from beheld.server.http_protocol import MAX_TINY_CHUNKS, MIN_CHUNK_BYTES
 from beheld.utils.pace import MIN_RATE
 from tests import long
-from tests.server.running import Running, data_url, received, request_bytes, talk
-from tests.server.slowness import best, p99
+from tests.server.running import Running, data_url, received, request_bytes, talk, watched
+from tests.server.slowness import best, p99, slowness
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": talk("Go on."), "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
@@ -95,6 +98,105 @@ def test_38_forms_that_others_read_otherwise_mean_one_thing(running: Running) ->
     for target in (b"http://other.test/version", b"http://x/version", b"//x/version", b"*", b"x:443"):
         answer = running.raw(GET.replace(b"/version", target) + b"Connection: close\r\n\r\n" + GET + b"\r\n")
         assert re.findall(rb"HTTP/1.1 (\d+) ", answer) in ([b"404"], [b"400"]), (target, answer)
+
+
+def chunked(path: str, body: bytes, size: int, *headers: str) -> bytes:
+    """A POST whose body comes in chunks of so many bytes."""
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in _pieces(body, size))
+    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Transfer-Encoding: chunked"]
+    return "\r\n".join([*head, *headers, "", ""]).encode() + chunks + b"0\r\n\r\n"
+
+
+def _pieces(body: bytes, size: int) -> list[bytes]:
+    return [body[start : start + size] for start in range(0, len(body), size)]
+
+
+def late_s(running: Running, payload: bytes, status: bytes) -> float:
+    """How late the event loop is at most while four clients send this, and get that status."""
+    answers: list[bytes] = []
+
+    def send() -> None:
+        with running.connect(20.0) as link:
+            # The server may have hung up before all is sent, in which case the answer may be lost with it.
+            with contextlib.suppress(ConnectionError):
+                link.sendall(payload)
+            answers.append(received(link))
+
+    clients = [threading.Thread(target=send) for _ in range(4)]
+    with watched(running) as late:
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    assert all(answer[9:12] in (status, b"") for answer in answers), answers
+    return max(late)
+
+
+TINY = chunked("/tokenize", b" " * 300_000, 1)
+
+
+def test_87_bodies_in_tiny_chunks_keep_nobody_waiting(running: Running) -> None:
+    """Before there were turns the loop was held for 4 s by these, and as long as its clients liked by more."""
+    assert running.raw(chunked("/tokenize", b" " * (MAX_TINY_CHUNKS + 64), 1)).startswith(b"HTTP/1.1 400")
+    bound = 0.1 * slowness()
+    assert best(lambda: late_s(running, TINY, b"400"), bound) < bound
+
+
+def test_87_bodies_in_ordinary_chunks_are_read(running: Running) -> None:
+    """A few tiny ones, as of software that sends what it writes piece by piece, and any number of larger ones. What
+    follows in the same connection is answered too."""
+    body = json.dumps({"prompt": "a", "model": None}).encode()
+    for size, padded in (
+        (1, body + b" " * 3_000),
+        (MIN_CHUNK_BYTES, body + b" " * (2 << 20)),
+        (70_000, body + b" " * (4 << 20)),
+    ):
+        answer = running.raw(chunked("/tokenize", padded, size) + GET + b"Connection: close\r\n\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+) ", answer) == [b"200", b"200"], (size, answer)
+        assert answer.index(b'"tokens"') < answer.index(b'"version"')
+
+
+def test_87_long_trailers_are_refused(running: Running) -> None:
+    sent = TINY[: TINY.index(b"\r\n\r\n") + 4] + b"0\r\n" + b"a: b\r\n" * 40_000 + b"\r\n"
+    bound = 0.1 * slowness()
+    assert best(lambda: late_s(running, sent, b"431"), bound) < bound
+
+
+def test_88_without_the_key_nothing_of_a_body_is_parsed(locked: Running) -> None:
+    """Its client is told at the headers. Before, every chunk was parsed, for two seconds of each connection."""
+    bound = 0.1 * slowness()
+    assert best(lambda: late_s(locked, TINY, b"401"), bound) < bound
+    # One that waits for its answer has it, and one that sends on until its body ends has it too.
+    for sent in (TINY[:1000], TINY, chunked("/tokenize", b" " * 5_000_000, 50_000)):
+        begin = time.monotonic()
+        assert locked.raw(sent).startswith(b"HTTP/1.1 401")
+        assert time.monotonic() - begin < 2.5
+
+
+def test_what_a_connection_held_goes_with_it(locked: Running) -> None:
+    """Not with the garbage collector's next round, before which an attack may hold a lot."""
+    gc.collect()
+    gc.disable()
+    try:
+        seen = []
+        for sent in (GET + b"\r\n", TINY, b"GARBAGE\r\n\r\n", TINY[:1000]):
+            with locked.connect() as link:
+                with contextlib.suppress(ConnectionError):
+                    link.sendall(sent[:50])
+                    until = time.monotonic() + 5
+                    while not (open_ := list(locked.server.server_state.connections)) and time.monotonic() < until:
+                        time.sleep(0.001)
+                    seen += [weakref.ref(one) for one in open_]
+                    del open_
+                    link.sendall(sent[50:])
+                received(link)
+        deadline = time.monotonic() + 2
+        while any(one() is not None for one in seen) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert seen
+        assert [one() for one in seen if one() is not None] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GE", GET, GET + b"A: b\r\n"])

@@ -21,7 +21,7 @@ from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked, parse
 from beheld.server.schema import ChatRequest, CompletionRequest, Message
-from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.running import Running, data_url, received, request_bytes, talk, watched
 from tests.server.slowness import best, slowness
 
 CHAT = "/v1/chat/completions"
@@ -99,24 +99,6 @@ def test_many_ids_are_checked_fast() -> None:
     body = checked({"prompt": [151_643] * 500_000, "allowed_token_ids": [5] * 500_000}, CompletionRequest)
     assert time.perf_counter() - begin < 1.0
     assert len(body.prompt) == 500_000
-
-
-@contextmanager
-def watched(running: Running) -> Iterator[list[float]]:
-    """How late the event loop was, in seconds, while something went on."""
-    loop = running.server._loop
-    assert loop is not None
-    late: list[float] = []
-    stop = threading.Event()
-
-    def tick(due: float) -> None:
-        late.append(time.monotonic() - due)
-        if not stop.is_set():
-            loop.call_later(0.005, tick, time.monotonic() + 0.005)
-
-    loop.call_soon_threadsafe(tick, time.monotonic())
-    yield late
-    stop.set()
 
 
 @pytest.mark.case(36)

@@ -27,6 +27,12 @@ class Recorder(asyncio.Transport):
     def abort(self) -> None:
         self.told.append("abort")
 
+    def pause_reading(self) -> None:
+        self.told.append("pause")
+
+    def resume_reading(self) -> None:
+        self.told.append("resume")
+
 
 @pytest.mark.parametrize(
     ("end", "last"), [("close", [b"late", "close"]), ("abort", ["abort"]), (None, [b"late"])], ids=str
@@ -57,6 +63,23 @@ def test_turns_are_pieces(end: str | None, last: list[Any]) -> None:
 
     told = asyncio.run(turns())
     assert told == [b"head and body", b"next", b"x" + b"y" * (64 << 10), b"z", *last]
+
+
+def test_reading_that_is_held_is_resumed_when_both_let_it() -> None:
+    async def turns() -> list[Any]:
+        inner = Recorder()
+        transport = CoalescingTransport(inner, asyncio.get_running_loop())
+        transport.hold_reading()
+        transport.pause_reading()
+        transport.release_reading()
+        assert "resume" not in inner.told
+        transport.hold_reading()
+        transport.resume_reading()
+        assert "resume" not in inner.told
+        transport.release_reading()
+        return inner.told[-1:]
+
+    assert asyncio.run(turns()) == ["resume"]
 
 
 def test_the_first_packet_of_a_stream_holds_its_first_words(running: Running) -> None:

@@ -21,7 +21,7 @@ from beheld.core.errors import (
     first_line,
 )
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, item_name
-from beheld.inputs.families import Family
+from beheld.families.inputs import FamilyInputs
 from beheld.inputs.fetch.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.media import audio, decode, digest, embeds, header, video
 from beheld.inputs.media.cache import Content, MediaCache, Processed
@@ -115,7 +115,7 @@ class ItemMaker:
         self,
         info: ModelInfo,
         processor: ItemProcessor,
-        family: Family,
+        family: FamilyInputs,
         cache: MediaCache,
         rules: FetchRules,
         workers: Workers,

@@ -15,7 +15,7 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
-from beheld.inputs.families import Family
+from beheld.families.inputs import FamilyInputs, ProcessedItem
 from beheld.inputs.media import effective_size, frames
 from beheld.inputs.media import processor_options as options_of
 from beheld.inputs.media.cache import Processed
@@ -58,7 +58,7 @@ class ItemProcessor:
         self,
         info: ModelInfo,
         args: EngineArgs,
-        family: Family,
+        family: FamilyInputs,
         tokenizer: PromptTokenizer,
         feature_dtype: str,
         loaded: Any = None,
@@ -211,10 +211,10 @@ class ItemProcessor:
         look = self._family.looks.get(job.modality)
         if shown is None:
             arguments = self._arguments(processor, job.modality, job.options)
-            given = effective_size.Sight(job.content.size, outputs, arguments, part, processor)
+            given = ProcessedItem(job.content.size, outputs, arguments, part, processor)
             return used_image(given, (look or effective_size.picture)(given))
         count, height, width, _ = job.content.frames.shape
-        given = effective_size.Sight((width, height), outputs, shown.arguments, part, processor)
+        given = ProcessedItem((width, height), outputs, shown.arguments, part, processor)
         used, lost = used_video(count, shown, given, (look or effective_size.video)(given))
         _check_frames(job, shown, used)
         return used, lost

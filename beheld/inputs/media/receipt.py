@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.media import MediaItem
-from beheld.inputs.media.effective_size import Seen, Sight, Size
+from beheld.families.inputs import EffectiveSize, ProcessedItem, Size
 from beheld.inputs.media.frames import Shown
 
 _MAX_SHRINK = 4.0
@@ -22,23 +22,23 @@ _MAX_UNHEARD_S = 0.1
 _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
 
-def used_image(sight: Sight, seen: Seen | None) -> _Described:
+def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
     """What is seen of a picture; nothing is said of one of which nothing is known."""
     if seen is None:
         return {}, ()
     used: dict[str, Any] = {"width": seen.width, "height": seen.height}
     if seen.tiles > 1:
         used["tiles"] = seen.tiles
-    return used, _lost(sight, seen)
+    return used, _lost(item, seen)
 
 
-def used_video(given: int, shown: Shown, sight: Sight, seen: Seen | None) -> _Described:
+def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
     """What is seen of a clip of `given` frames, and what the model was told of it beside that.
 
     Of what is seen nothing is said where nothing is known.
     """
     told: dict[str, Any] = {}
-    clip = shown.timed(sight.outputs, sight.part)
+    clip = shown.timed(item.outputs, item.part)
     if shown.assumed and clip.fps is not None:
         told["assumed_fps"] = clip.fps
     if shown.idle:
@@ -47,7 +47,7 @@ def used_video(given: int, shown: Shown, sight: Sight, seen: Seen | None) -> _De
         return told, ()
     # The last frame may stand twice, where they are joined in pairs.
     used: dict[str, Any] = {"frames": min(given, seen.frames), "width": seen.width, "height": seen.height}
-    lost = _lost(sight, seen)
+    lost = _lost(item, seen)
     if used["frames"] < given:
         lost += (f"the processor left out {given - used['frames']} of {given} frames",)
     times = clip.timestamps_s() or ()
@@ -58,11 +58,11 @@ def used_video(given: int, shown: Shown, sight: Sight, seen: Seen | None) -> _De
     return used | told, lost
 
 
-def _lost(sight: Sight, seen: Seen) -> tuple[str, ...]:
+def _lost(item: ProcessedItem, seen: EffectiveSize) -> tuple[str, ...]:
     whole = (seen.width, seen.height)
-    if seen.tiles == 1 and sight.setting("do_center_crop"):
-        return _cropped(sight.size, whole)
-    return _shrunk(sight.size, whole) + _stretched(sight.size, whole, seen.step)
+    if seen.tiles == 1 and item.setting("do_center_crop"):
+        return _cropped(item.size, whole)
+    return _shrunk(item.size, whole) + _stretched(item.size, whole, seen.step)
 
 
 def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:

@@ -109,14 +109,14 @@ def load(settings: Settings) -> Callable[[Any], Any]:
 
 
 def _processor(settings: Settings) -> Any:
-    from beheld.inputs.families import family_of
+    from beheld.families import registry
     from beheld.inputs.media.processor import ItemProcessor
     from beheld.inputs.prompt.tokenizer import PromptTokenizer, load_tokenizer
 
     info, args = settings.info, settings.args
     assert info is not None
     assert args is not None
-    family = family_of(info)
+    family = registry.inputs(info.family)
     inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
     tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
     processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)

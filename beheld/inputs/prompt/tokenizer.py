@@ -14,7 +14,8 @@ from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
-from beheld.inputs.families import Place, family_of
+from beheld.families import registry
+from beheld.families.inputs import ItemPlace
 from beheld.inputs.prompt.chunked_tokenize import Stretches
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
 from beheld.utils.gil import out_of_turn
@@ -154,7 +155,7 @@ class PromptTokenizer:
             )
 
     def encode_pieces(
-        self, pieces: Sequence[str | Place], encode: Callable[[str], list[int]] | None = None
+        self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
     ) -> list[int]:
         """Token ids of a text in pieces, each of them encoded as if it stood alone, and of markers.
 
@@ -301,7 +302,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
         # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
         options["mistral_format"] = False
-    family = family_of(info)
+    family = registry.inputs(info.family)
     try:
         found = family.read_tokenizer(folder) if family.read_tokenizer is not None else None
         if found is None:

@@ -11,7 +11,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.media import MODALITIES
 from beheld.core.params import nearest, whole
-from beheld.inputs.families import family_of
+from beheld.families import registry
 from beheld.inputs.media import video
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.prompt import template
@@ -60,7 +60,7 @@ def load_if_told(args: EngineArgs, info: ModelInfo | None = None) -> Any:
     if not args.mm_processor_kwargs:
         return None
     info = info or read_info(resolve(args), args)
-    family = family_of(info)
+    family = registry.inputs(info.family)
     words = PromptTokenizer(None, info.placeholder_ids, family.places, family.pieces)
     processor = ItemProcessor(info, args, family, words, info.checkpoint_dtype)
     check_processor(args.mm_processor_kwargs, info, processor)

@@ -1,0 +1,1 @@
+"""Model families: one folder each, which holds all that is known of it."""

@@ -1,0 +1,119 @@
+"""LLaVA-NeXT and LLaVA-OneVision: pictures cut into tiles, as many as their shape asks for.
+
+Their towers put a picture's tiles together again, which takes its size; so sizes stay on the host, and what puts the
+tiles together is replaced by the same without a count of tokens that is sent to the device, and that nobody reads.
+Then a call neither waits for the device nor keeps a graph from being captured.
+
+A picture's `pixel_values` are (1, tiles, channels, height, width); the towers also take the tiles of all pictures in
+one row (tiles, ...), which needs no padding. OneVision cuts a picture only if it is the only one of its prompt, and
+learns that from `batch_num_images`; so lone pictures and others do not share a call.
+
+Shapes: N tiles of a picture (a small copy of the whole first), P patches of a tile, H width, I pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.core.plan import EncodeItem
+from beheld.families.model import TowerCall
+from beheld.models import tower_calls
+
+
+def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
+    """Group pictures by whether they were cut; everything else goes by the plain rule."""
+    tiled: dict[bool, list[int]] = {}
+    others: list[int] = []
+    for index, item in enumerate(items):
+        if item.modality == "image" and "pixel_values" in item.features:
+            tiled.setdefault(_alone(item), []).append(index)
+        else:
+            others.append(index)
+    calls = [
+        ("image", indices, _tiles([items[i].features for i in indices], alone)) for alone, indices in tiled.items()
+    ]
+    for modality, indices, options in tower_calls.combine([items[i] for i in others]):
+        calls.append((modality, [others[i] for i in indices], options))
+    return calls
+
+
+def _alone(item: EncodeItem) -> bool:
+    count = item.features.get("batch_num_images")
+    return count is None or int(torch.as_tensor(count).reshape(-1)[0]) == 1
+
+
+def _tiles(features: Sequence[Any], alone: bool) -> dict[str, Any]:
+    tiles = [f["pixel_values"].flatten(0, 1) if f["pixel_values"].dim() == 5 else f["pixel_values"] for f in features]
+    options = {"pixel_values": torch.cat(tiles), "image_sizes": torch.cat([f["image_sizes"] for f in features])}
+    if not alone:
+        # Any count above one tells the model that these pictures were not cut.
+        options["batch_num_images"] = torch.tensor([max(2, len(features))])
+    return options
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """Puts the tiles of pictures together; called as the model's own method is.
+
+    Attributes:
+        tile: a tile's edge in pixels.
+        side: the same in patches.
+        grids: the sizes in pixels (height, width) to which pictures may be brought before they are cut.
+    """
+
+    tile: int
+    side: int
+    grids: list[Any]
+
+    def __call__(
+        self,
+        image_features: Sequence[Tensor],
+        image_sizes: Tensor,
+        vision_feature_select_strategy: str | None = None,
+        image_newline: Tensor | None = None,
+        vision_aspect_ratio: str | None = None,
+    ) -> tuple[list[Tensor], None]:
+        """Rows of H for each picture of (N, P, H); `image_sizes` (I, 2) on the host."""
+        most = None if vision_aspect_ratio is None else int(vision_aspect_ratio.removeprefix("anyres_max_"))
+        packed = []
+        for tiles_NPH, size in zip(image_features, image_sizes.tolist(), strict=True):
+            rest = () if len(tiles_NPH) == 1 else (self._rows(tiles_NPH[1:], size, image_newline, most),)
+            if not rest and image_newline is not None:
+                rest = (image_newline[None].to(tiles_NPH),)
+            packed.append(torch.cat((tiles_NPH[0], *rest)))
+        return packed, None
+
+    def _rows(self, tiles_NPH: Tensor, size: list[int], newline_H: Tensor | None, most: int | None) -> Tensor:
+        """The tiles as one picture without its margins, row by row, each row ended by a newline."""
+        from transformers.image_processing_utils import select_best_resolution
+        from transformers.models.llava_next.modeling_llava_next import unpad_image
+
+        height, width = (edge // self.tile for edge in select_best_resolution(tuple(size), self.grids))
+        grid = tiles_NPH.view(height, width, self.side, self.side, -1)
+        whole = grid.permute(4, 0, 2, 1, 3).contiguous().flatten(1, 2).flatten(2, 3)
+        whole = unpad_image(whole, size)
+        if most is not None:
+            rows, columns = whole.shape[1:]
+            ratio = math.sqrt(rows * columns / (most * self.side**2))
+            # As the model does it: a little too large is left as it is.
+            if ratio > 1.1:
+                fitting = [int(rows // ratio), int(columns // ratio)]
+                whole = torch.nn.functional.interpolate(whole[None], fitting, mode="bilinear")[0]
+        if newline_H is not None:
+            column = newline_H[:, None, None].expand(*whole.shape[:-1], 1).to(whole)
+            whole = torch.cat((whole, column), dim=-1)
+        rows_EH: Tensor = whole.flatten(1, 2).transpose(0, 1)
+        return rows_EH
+
+
+def adapt(model: Any) -> None:
+    """Replace what puts tiles together; see FamilyModel.adapt."""
+    core, config = model.model, model.config
+    tile = config.vision_config.image_size
+    core.pack_image_features = _Packing(tile, tile // config.vision_config.patch_size, config.image_grid_pinpoints)

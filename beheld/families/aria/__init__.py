@@ -1,0 +1,18 @@
+"""Aria: experts; images are read by learned queries."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
+
+FAMILY = Family(
+    model_types=("aria",),
+    tested=(
+        KnownCheckpoint(
+            "aria",
+            "AriaForConditionalGeneration",
+            "rhymes-ai/Aria",
+            IMAGE,
+            "experts; images are read by learned queries",
+        ),
+    ),
+)

@@ -1,0 +1,84 @@
+"""Florence-2: an encoder reads the prompt; microsoft's layout is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.core.config import KVGroup
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
+
+# Entry of ours -> entry there, for names of DaViT's that are not the class's own.
+_DAVIT = {"embed_dim": "dim_embed"} | {
+    name: name
+    for name in (
+        *("depths", "drop_path_rate", "num_groups", "num_heads", "projection_dim", "window_size"),
+        *("patch_padding", "patch_prenorm", "patch_size", "patch_stride"),
+    )
+}
+_FLORENCE_SOURCES = ["spatial_avg_pool", "temporal_avg_pool"]
+
+
+def _florence2(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """microsoft/Florence-2-large: a tower named davit, and a placeholder whose id lies behind the table of embeddings.
+
+    Its processor adds that token; there is no row for it, since it only marks places.
+    """
+    vision, text = raw["vision_config"], raw["text_config"]
+    if "dim_embed" not in vision:
+        return None
+    if list(vision["image_feature_source"]) != _FLORENCE_SOURCES:
+        raise ValueError(f"image_feature_source {vision['image_feature_source']} is not {_FLORENCE_SOURCES}")
+    tower = {ours: vision[theirs] for ours, theirs in _DAVIT.items() if theirs in vision} | {
+        "max_position_embeddings": vision["image_pos_embed"]["max_pos_embeddings"],
+        "max_temporal_embeddings": vision["visual_temporal_embedding"]["max_temporal_embeddings"],
+    }
+    made: dict[str, Any] = {
+        "architectures": ["Florence2ForConditionalGeneration"],
+        "image_token_id": text["vocab_size"],
+        "text_config": {**text, "model_type": "bart"},
+        "tie_word_embeddings": True,
+        "vision_config": tower,
+    }
+    made |= {name: raw[name] for name in ("torch_dtype", "dtype") if name in raw}
+    return "florence2", made
+
+
+def _decoder_group(text: Any, kind: str, num_states: int = 0) -> KVGroup:
+    """All decoder layers as one group of this kind."""
+    heads, head_dim = text.decoder_attention_heads, text.d_model // text.decoder_attention_heads
+    layers = tuple(range(text.decoder_layers))
+    return KVGroup(kind, layers, heads, head_dim, head_dim, num_states=num_states)
+
+
+def _kv_groups(config: Any) -> tuple[KVGroup, ...]:
+    """Every decoder layer attends to its own text."""
+    return (_decoder_group(config.get_text_config(decoder=True), "full"),)
+
+
+def _cross_group(config: Any) -> KVGroup:
+    """Every decoder layer attends to what the encoder made of the prompt."""
+    text = config.get_text_config(decoder=True)
+    return _decoder_group(text, "cross", text.max_position_embeddings)
+
+
+FAMILY = Family(
+    model_types=("florence2",),
+    tested=(
+        KnownCheckpoint(
+            "florence2",
+            "Florence2ForConditionalGeneration",
+            "florence-community/Florence-2-large",
+            IMAGE,
+            "an encoder reads the prompt; one image per prompt; forced tokens and bans on repetition; no beams; "
+            "messages cannot be continued; microsoft/Florence-2-large too, without its code",
+            one_image=True,
+            whole_prompts=True,
+            on_gpu=True,
+        ),
+    ),
+    convert={"florence2": _florence2},
+    is_encoder_decoder=True,
+    kv_groups=_kv_groups,
+    cross_group=_cross_group,
+)

@@ -1,0 +1,161 @@
+"""Florence-2: BART's encoder reads picture and prompt, and every layer of its decoder attends to what it made of them.
+
+Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.attention import hook
+from beheld.attention.cross import CrossView
+from beheld.core.errors import ModelError, StepError
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.families.model import FamilyModel
+from beheld.models.cross import CrossAttention, keys_and_values
+
+# BART's layers ask whether there are states; what they are, ours know.
+_SOME = True
+
+
+def adapt(model: Any) -> None:
+    """Send the decoder's own attention to our hook, and put ours beside it; the encoder has the same configuration."""
+    decoder = model.model.language_model.decoder
+    config = copy.deepcopy(decoder.config)
+    config._attn_implementation = hook.register()
+    for index, layer in enumerate(decoder.layers):
+        layer.self_attn.config = config
+        old = layer.encoder_attn
+        projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
+        projections["o"] = ("out_proj", old.out_proj)
+        layer.encoder_attn = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
+
+
+# Names in microsoft/Florence-2-large, and those of transformers' class.
+_RENAMED = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^language_model\.lm_head\.", "lm_head."),
+        (r"^language_model\.model\.", "model.language_model."),
+        (r"^image_pos_embed\.", "model.multi_modal_projector.image_position_embed."),
+        (r"^image_projection$", "model.multi_modal_projector.image_projection.weight"),
+        (r"^(image_proj_norm|visual_temporal_embed)\.", r"model.multi_modal_projector.\1."),
+        (r"^vision_tower\.convs\.(\d+)\.proj\.", r"model.vision_tower.convs.\1.conv."),
+        (r"^vision_tower\.", "model.vision_tower."),
+        (r"\.(conv[12])\.fn\.dw\.", r".\1."),
+        (r"\.(window_attn|channel_attn)\.norm\.", ".norm1."),
+        (r"\.(window_attn|channel_attn)\.fn\.", r".\1."),
+        (r"\.ffn\.norm\.", ".norm2."),
+        (r"\.ffn\.fn\.net\.", ".ffn."),
+    )
+)
+_UNUSED = "language_model.final_logits_bias"
+
+
+def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The weights of microsoft's layout under transformers' names; None if they have those.
+
+    Raises:
+        ModelError: they bring a bias that transformers' class does not add.
+    """
+    if "image_projection" not in weights:
+        return None
+    made: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if name == _UNUSED:
+            if weight.any():
+                raise ModelError(f"The checkpoint's {name} is not zero, which nothing adds.", "Use another checkpoint.")
+            continue
+        new = name
+        for pattern, replacement in _RENAMED:
+            new = pattern.sub(replacement, new)
+        # The only one that is multiplied from the other side.
+        made[new] = weight.t().contiguous() if name == "image_projection" else weight
+    return made
+
+
+class Florence2:
+    """See CrossInputs."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._encoder = model.model.language_model.encoder
+        self._decoder = model.model.language_model.decoder
+        self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
+        self._image_id: int = model.config.image_token_id
+        self._vision: Any = model.config.vision_config
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """Keys and values of whole prompts; pictures share a call, and so do prompts of one length.
+
+        Raises:
+            StepError: a picture is larger than the tower has places for.
+        """
+        for item in items:
+            self._check(item)
+        weight = self._model.get_input_embeddings().weight
+        pictures = [item.features["pixel_values"] for item in items if "pixel_values" in item.features]
+        seen: Tensor | None = None
+        if pictures:
+            pixels = torch.cat(pictures).to(weight.device, weight.dtype)
+            seen = self._model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+        embeds, first = [], 0
+        for item in items:
+            count = len(item.features["pixel_values"]) if "pixel_values" in item.features else 0
+            own = None if seen is None or not count else seen[first : first + count]
+            embeds.append(self._embedded(item.features["input_ids"].to(weight.device), own))
+            first += count
+        out: list[Tensor | None] = [None] * len(items)
+        for length in {row.shape[1] for row in embeds}:
+            indices = [index for index, row in enumerate(embeds) if row.shape[1] == length]
+            states = self._encoder(inputs_embeds=torch.cat([embeds[i] for i in indices])).last_hidden_state
+            for index, states_ES in zip(indices, states, strict=True):
+                out[index] = keys_and_values(self._layers, states_ES)
+        return [tensor for tensor in out if tensor is not None]
+
+    def _check(self, item: EncodeItem) -> None:
+        """What the host can tell beforehand; on a GPU it would end the work of all."""
+        if "pixel_values" not in item.features:
+            return
+        vision = self._vision
+        height, width = item.features["pixel_values"].shape[-2:]
+        sides = [height, width]
+        for size, stride, padding in zip(vision.patch_size, vision.patch_stride, vision.patch_padding, strict=True):
+            sides = [(side + 2 * padding - size) // stride + 1 for side in sides]
+        if max(sides) > vision.max_position_embeddings:
+            raise StepError(
+                f"of {width} x {height} pixels it has {sides[1]} x {sides[0]} patches, and the tower places at most "
+                f"{vision.max_position_embeddings} in a row."
+            )
+
+    def _embedded(self, ids_1E: Tensor, pictures: Tensor | None) -> Tensor:
+        """Embeddings (1, E, S) of a prompt, its placeholders taken by what the tower saw."""
+        places_1E = ids_1E == self._image_id
+        # In the layout of the first checkpoints the placeholder's id lies behind the table.
+        embeds: Tensor = self._model.get_input_embeddings()(ids_1E.masked_fill(places_1E, 0))
+        if pictures is not None:
+            embeds = embeds.masked_scatter(places_1E[..., None], pictures.to(embeds.dtype))
+        return embeds
+
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
+        """Every position sees the whole prompt."""
+        return tuple(CrossView(0, None, span.num_states) for span in spans)
+
+    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
+        """Logits (S, V): BART's decoder with learned positions that are not those of one text after the other."""
+        decoder = self._decoder
+        learned = decoder.embed_positions(None, position_ids=positions[0])
+        hidden = decoder.layernorm_embedding(embeds_TH.unsqueeze(0) + learned)
+        for layer in decoder.layers:
+            hidden = layer(hidden, encoder_hidden_states=_SOME, use_cache=False)
+        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
+        return logits
+
+
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, renamed=renamed)

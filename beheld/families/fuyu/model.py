@@ -1,0 +1,7 @@
+"""Fuyu: patches become embeddings by one matrix."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(towers={"image": ("model.vision_embed_tokens",)})

@@ -1,0 +1,20 @@
+"""Gemma 4: per-layer embeddings; layers that read the cache of others."""
+
+from __future__ import annotations
+
+from beheld.families.family import ALL, Family, KnownCheckpoint, ReferenceOptions
+
+FAMILY = Family(
+    model_types=("gemma4",),
+    tested=(
+        KnownCheckpoint(
+            "gemma4",
+            "Gemma4ForConditionalGeneration",
+            "google/gemma-4-E2B-it",
+            ALL,
+            "per-layer embeddings; layers that read another's cache; reads the first 30 s of an audio",
+            tolerance=0.0002,
+        ),
+    ),
+    reference=ReferenceOptions(attention=None),
+)

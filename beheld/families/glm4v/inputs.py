@@ -1,0 +1,15 @@
+"""GLM-4.1V to GLM-4.6V: a video is its frames as pictures, each with its time behind it."""
+
+from __future__ import annotations
+
+from beheld.families.inputs import LAID_OUT, FamilyInputs
+
+INPUTS = FamilyInputs(
+    placeholders={
+        "image": "<|begin_of_image|><|image|><|end_of_image|>",
+        "video": "<|begin_of_video|><|video|><|end_of_video|>",
+    },
+    embedded_as={"video": "image"},
+    embedded={"video": LAID_OUT},
+    frame_rate="the prompt says when each frame was",
+)

@@ -1,0 +1,40 @@
+"""LFM2 and LFM2-VL: most layers are short convolutions, whose inputs are kept in the paged cache.
+
+Shapes: T tokens of a step, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from beheld.attention.conv import convolve
+from beheld.families.model import FamilyModel
+
+
+class PagedShortConv(nn.Module):
+    """The model's gated convolution, for tokens of several sequences one after the other."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.layer_idx = conv.layer_idx
+        self.in_proj, self.out_proj, self.conv = conv.in_proj, conv.out_proj, conv.conv
+
+    def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """(1, T, H) -> (1, T, H); the options concern padding and caches, of which there are none here."""
+        before, after, x = self.in_proj(hidden_states).chunk(3, dim=-1)
+        mixed_TH = convolve(self, (before * x)[0], self.conv.weight.squeeze(1), self.conv.bias)
+        out: Tensor = self.out_proj(after * mixed_TH)
+        return out
+
+
+def adapt(model: Any) -> None:
+    """Replace the convolutions; see FamilyModel.adapt."""
+    decoder = model.get_decoder()
+    for layer in getattr(decoder, "model", decoder).layers:
+        if not layer.is_attention_layer:
+            layer.conv = PagedShortConv(layer.conv)
+
+
+MODEL = FamilyModel(adapt=adapt)

@@ -1,0 +1,19 @@
+"""LFM2-VL: LFM2 with a tower for images."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
+
+FAMILY = Family(
+    model_types=("lfm2_vl",),
+    tested=(
+        KnownCheckpoint(
+            "lfm2_vl",
+            "Lfm2VlForConditionalGeneration",
+            "LiquidAI/LFM2-VL-450M",
+            IMAGE,
+            "most layers are short convolutions; images of their own size, large ones in tiles",
+            on_gpu=True,
+        ),
+    ),
+)

@@ -1,0 +1,8 @@
+"""LFM2-VL: LFM2's convolutions; its tower reads the shapes of images as numbers."""
+
+from __future__ import annotations
+
+from beheld.families.lfm2.model import adapt
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(adapt=adapt, host_features=frozenset(("spatial_shapes",)))

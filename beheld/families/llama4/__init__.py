@@ -1,0 +1,20 @@
+"""Llama 4: images in tiles; attention in chunks; experts."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE, Family, KnownCheckpoint, ReferenceOptions
+
+FAMILY = Family(
+    model_types=("llama4",),
+    tested=(
+        KnownCheckpoint(
+            "llama4",
+            "Llama4ForConditionalGeneration",
+            "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+            IMAGE,
+            "tiles; attention in chunks; experts; layers without positions, whose queries grow",
+            on_gpu=True,
+        ),
+    ),
+    reference=ReferenceOptions(completed_later=frozenset(("image",))),
+)

@@ -1,0 +1,18 @@
+"""Llama 4: `<|image|>` in a prompt becomes tiles with separators, whose embeddings take another token's places."""
+
+from __future__ import annotations
+
+from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ProcessedItem
+from beheld.inputs.media.effective_size import numbers, padded_over_tiles, unenlarged_over_tiles
+
+
+def look(item: ProcessedItem) -> EffectiveSize | None:
+    """How large the picture stands before the tower; see FamilyInputs.looks."""
+    rows, columns = numbers(item.outputs["aspect_ratios"])
+    tiles, _, height, width = item.outputs["pixel_values"].shape
+    if item.setting("resize_to_max_canvas"):
+        return padded_over_tiles(item, (columns * width, rows * height), tiles)
+    return unenlarged_over_tiles(item, (columns, rows), tiles)
+
+
+INPUTS = FamilyInputs(places={"image": "<|image|>"}, embedded={"image": LAID_OUT}, looks={"image": look})

@@ -1,0 +1,88 @@
+"""Llama 4: pictures pass a projector behind the tower, and layers without positions scale their queries by position.
+
+Only the experts that a token chose are computed for it, on a GPU in bfloat16; transformers computes all of them.
+
+Shapes: T tokens of a step, V picture tiles, P embeddings of a tile, H hidden size, K experts that a token takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+from beheld.families.model import FamilyModel
+from beheld.models.experts import GroupedExperts, can_group, experts_of
+from beheld.platform.registry import platform_of
+
+
+class ChosenExperts(nn.Module):
+    """The model's block of experts, without those that no token chose.
+
+    An expert's input is the token times a score, which is zero for those not chosen, and without biases an expert makes
+    zero of zero: so leaving it out changes nothing.
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.top_k: int = block.top_k
+        self.router = block.router
+        self.shared_expert = block.shared_expert
+        old = block.experts
+        weights = old.gate_up_proj.data, old.down_proj.data
+        if platform_of(weights[0].device).synchronous:
+            self.experts: nn.Module = experts_of(*weights, old.act_fn, transposed=True)
+        else:
+            self.experts = GroupedExperts(*weights, old.act_fn)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
+        """hidden_states (1, T, H) -> (T, H), as the block gives it, and no router logits."""
+        x_TH = hidden_states.flatten(0, 1)
+        logits_TE = nn.functional.linear(x_TH, self.router.weight)
+        best_TK, experts_TK = logits_TE.topk(self.top_k, dim=1)
+        scores_TK = torch.sigmoid(best_TK.float()).to(x_TH.dtype)
+        # The score belongs before the expert: every choice of a token is a row of its own.
+        rows_NH = (x_TH.unsqueeze(1) * scores_TK.unsqueeze(2)).flatten(0, 1)
+        made_NH = self.experts(rows_NH, experts_TK.reshape(-1, 1), torch.ones_like(scores_TK).reshape(-1, 1))
+        return self.shared_expert(x_TH) + made_NH.unflatten(0, (-1, self.top_k)).sum(1), None
+
+
+def adapt(model: Any) -> None:
+    """Let attention scale the queries, see `keywords`: a layer counts from zero, whoever's tokens it is given.
+
+    Off a CPU, experts that cannot be grouped stay as they are: how many rows each has would have to be waited for.
+    """
+    for layer in model.get_decoder().model.layers:
+        block = layer.feed_forward
+        if isinstance(block, Llama4TextMoe):
+            weights = block.experts.gate_up_proj.data, block.experts.down_proj.data
+            if platform_of(weights[0].device).synchronous or can_group(*weights):
+                layer.feed_forward = ChosenExperts(block)
+        attention = layer.self_attn
+        if attention.attn_temperature_tuning and not attention.use_rope:
+            attention.attn_temperature_tuning = False
+            attention.scales_queries = True
+
+
+def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
+    """`query_scale` (1, 1, T, 1): queries grow with the logarithm of the stretches of `floor_scale` behind them.
+
+    As transformers computes it, in float32, from https://arxiv.org/abs/2501.19399.
+    """
+    text = model.config.get_text_config()
+    if not text.attn_temperature_tuning:
+        return {}
+    stretches_1T = torch.floor((positions_1T.float() + 1.0) / text.floor_scale)
+    scale_1T = torch.log1p(stretches_1T) * text.attn_scale + 1.0
+    return {"query_scale": scale_1T.view(1, 1, -1, 1)}
+
+
+def embeds(model: Any, modality: str, result: Any) -> Tensor:
+    """What the projector makes of a tower's result (V, P, *): (V, P, H)."""
+    projected: Tensor = model.multi_modal_projector(result.last_hidden_state)
+    return projected
+
+
+MODEL = FamilyModel(adapt=adapt, keywords=keywords, embeds=embeds)

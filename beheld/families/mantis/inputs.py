@@ -1,0 +1,40 @@
+"""Mantis: LLaVA's model, whose pictures are numbered in words: `(image 1: <Image>` before each, `</Image>)` behind it.
+
+Its own processor comes in a package of its own. What it does beyond LLaVA's is that text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from beheld.families.inputs import FamilyInputs
+
+
+def load(path: Path) -> Any:
+    """LLaVA's processor, told what the checkpoint's configuration says of its tower."""
+    from transformers import AutoConfig, LlavaProcessor
+
+    config = AutoConfig.from_pretrained(str(path))
+    return LlavaProcessor.from_pretrained(
+        str(path),
+        patch_size=config.vision_config.patch_size,
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
+    )
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one picture, whose number is its setting; see families.inputs.Call."""
+    outputs, texts = processor._process_images([item], **options)
+    return outputs, f"(image {setting}: <Image>{texts[0]}</Image>)"
+
+
+INPUTS = FamilyInputs(
+    call=call,
+    numbered=frozenset(("image",)),
+    load=load,
+    embedded={"image": ("(image {setting}: <Image>", "</Image>)")},
+)

@@ -1,0 +1,18 @@
+"""Mistral 3: images of their own size."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
+
+FAMILY = Family(
+    model_types=("mistral3",),
+    tested=(
+        KnownCheckpoint(
+            "mistral3",
+            "Mistral3ForConditionalGeneration",
+            "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+            IMAGE,
+            "images of their own size",
+        ),
+    ),
+)

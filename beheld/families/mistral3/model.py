@@ -1,0 +1,7 @@
+"""Mistral 3: its tower reads the sizes of images as numbers."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(host_features=frozenset(("image_sizes",)))

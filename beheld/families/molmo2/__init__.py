@@ -1,0 +1,34 @@
+"""Molmo 2: all images of a prompt see each other."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
+
+FAMILY = Family(
+    model_types=("molmo2",),
+    tested=(
+        KnownCheckpoint(
+            "molmo2",
+            "Molmo2ForConditionalGeneration",
+            "allenai/Molmo2-8B",
+            IMAGE_AND_VIDEO,
+            "all images of a prompt see each other, in one step; vocabulary in two parts; one video",
+            joined=True,
+            on_gpu=True,
+        ),
+    ),
+    both_ways="joint",
+    joint_tokens=(
+        "<frame_end>",
+        "<frame_start>",
+        "<im_col>",
+        "<im_end>",
+        "<im_low>",
+        "<im_patch>",
+        "<im_start>",
+        "<low_res_im_start>",
+    ),
+    reference=ReferenceOptions(
+        joins_media=True, adds_to_placeholder=True, completed_later=frozenset(("image", "video"))
+    ),
+)

@@ -1,0 +1,96 @@
+"""The page docs/models.md, written from the families' facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from beheld.families.family import TOLERANCE, Family, KnownCheckpoint, Undefined
+from beheld.families.registry import families
+
+T = TypeVar("T")
+
+
+def tested() -> list[KnownCheckpoint]:
+    """All checkpoint layouts that are compared with transformers, by name."""
+    return sorted((row for family in families().values() for row in family.tested), key=lambda row: row.name)
+
+
+def refused() -> dict[str, str]:
+    """Model type -> why it is refused: no answer is better than a wrong one."""
+    return _by_model_type(lambda family: family.refused or None)
+
+
+def undefined() -> dict[str, Undefined]:
+    """Model type -> what its definition would need."""
+    return _by_model_type(lambda family: family.undefined)
+
+
+def _by_model_type(read: Callable[[Family], T | None]) -> dict[str, T]:
+    found = ((kind, read(family)) for family in families().values() for kind in family.model_types)
+    return {kind: value for kind, value in sorted(found, key=lambda each: each[0]) if value is not None}
+
+
+def checked(row: KnownCheckpoint) -> str:
+    """In words, what the comparisons of this layout cover besides those of all."""
+    words = [] if row.whole_prompts else ["cut prompts", "shared prefixes"]
+    if "image" in row.modalities:
+        words.append("one image" if row.one_image else "several images")
+    words += ["videos"] * ("video" in row.modalities)
+    words += ["audio"] * ("audio" in row.modalities)
+    if {"image", "video"} <= set(row.modalities):
+        words.append("images with a video" + " (joined)" * row.joined)
+    words += ["a GPU"] * row.on_gpu
+    if row.tolerance != TOLERANCE:
+        words.append(f"within {row.tolerance:g}")
+    return ", ".join(words)
+
+
+def markdown() -> str:
+    """docs/models.md."""
+    lines = [
+        "# Models",
+        "",
+        "Written by `beheld models --markdown > docs/models.md`; a test checks that it is current.",
+        "",
+        "## What runs",
+        "",
+        "For each of these, a small random checkpoint in the layout of the real one is part of the tests. Its greedy",
+        "answers equal those of transformers' `generate` in float32 on a CPU, token by token, and their",
+        f"log-probabilities within {TOLERANCE:g}: alone, in a batch of sixteen, with steps that overlap, and after",
+        "preemption. The column *also checked* says what else is compared in the same way: prompts cut into steps,",
+        "prefixes shared with another prompt, the media, and the tokens that a GPU gives with graphs and compiled",
+        "layers. Where images with a video are *joined*, transformers' `generate` refuses both in one prompt:",
+        "there it is given the embeddings that its own towers make of each, in their places. `beheld verify MODEL`",
+        "compares a checkpoint of yours stage by stage, of all these families, such prompts too.",
+        "",
+        "| family | architecture | for example | takes | also checked | remarks |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in tested():
+        takes = ", ".join(("text", *row.modalities))
+        lines.append(f"| {row.name} | {row.architecture} | {row.example} | {takes} | {checked(row)} | {row.note} |")
+    lines += [
+        "",
+        "Other architectures of transformers with full and sliding attention are run by the same means. At load, a",
+        "dry pass checks that every layer calls the paged attention once; their answers have not been compared.",
+        "",
+        "## What is refused",
+        "",
+        "| model type | what is missing |",
+        "|---|---|",
+        *(f"| {name} | {reason} |" for name, reason in refused().items()),
+        "",
+        "## What has no definition yet",
+        "",
+        "transformers has no class for these, and neither has beheld.",
+        "",
+        "| model type | vLLM's class | for example | needs |",
+        "|---|---|---|---|",
+        *(f"| {kind} | {row.name} | {_examples(row)} | {row.needs} |" for kind, row in undefined().items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _examples(row: Undefined) -> str:
+    return f"{row.example}, {row.also}" if row.also else row.example

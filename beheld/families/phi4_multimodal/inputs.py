@@ -1,0 +1,118 @@
+"""Phi-4-multimodal: pictures and sounds are numbered in a prompt, `<|image_1|>`, by who knows the published code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.convert import own_config
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.core.errors import ProcessError, PromptError
+from beheld.families.inputs import WITH_OTHER_KIND, EffectiveSize, FamilyInputs, ItemPlace, ProcessedItem
+from beheld.inputs.media.effective_size import numbers, padded_over_tiles
+
+_NUMBERED = re.compile(r"<\|(image|audio)_(\d+)\|>")
+_NOUNS = {"image": "pictures", "audio": "sounds"}
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one picture or sound; older versions do not say how its marker is replaced.
+
+    See families.Call. Sounds have another projection beside pictures, which their features say.
+
+    Raises:
+        ProcessError: the sound is shorter than a frame of features.
+    """
+    if modality == "audio":
+        return _heard(processor, item, options, setting)
+    outputs = processor.image_processor([item], **options)
+    return outputs, processor.image_token * int(outputs["num_img_tokens"][0])
+
+
+def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) -> tuple[Mapping[str, Any], str]:
+    import torch
+
+    extractor = processor.audio_processor
+    if len(item) < extractor.win_length:
+        raise ProcessError("The sound does not fill a frame of features.", "It is too short to be heard.")
+    outputs = extractor([item], **{"sampling_rate": extractor.sampling_rate, **options})
+    features = {
+        "audio_input_features": outputs["audio_input_features"],
+        "beside_pictures": torch.tensor([setting == WITH_OTHER_KIND]),
+    }
+    return features, processor.audio_token * int(outputs["audio_embed_sizes"][0])
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
+    """The pieces of a text with numbered pictures or sounds; any other text as it is.
+
+    Raises:
+        PromptError: the numbers are not 1, 2, ... in this order.
+    """
+    found = list(_NUMBERED.finditer(text))
+    if not found:
+        return text
+    for modality, noun in _NOUNS.items():
+        numbers = [match[2] for match in found if match[1] == modality]
+        if numbers != [str(number) for number in range(1, 1 + len(numbers))]:
+            raise PromptError(
+                f"The {noun}' numbers are not 1, 2, ... in order.",
+                f"Write <|{modality}_1|>, then <|{modality}_2|>.",
+            )
+    pieces: list[str | ItemPlace] = []
+    stop = 0
+    for match in found:
+        pieces += [text[stop : match.start()], ItemPlace(match[1])]
+        stop = match.end()
+    return tuple(piece for piece in (*pieces, text[stop:]) if piece)
+
+
+def load(path: Path) -> Any:
+    """The processor of a checkpoint; that of the main revision has code of its own for what transformers has too.
+
+    Its tokenizer does not say which of its tokens are the markers; the configuration does.
+    """
+    from transformers import (
+        AutoProcessor,
+        AutoTokenizer,
+        Phi4MultimodalFeatureExtractor,
+        Phi4MultimodalImageProcessor,
+        Phi4MultimodalProcessor,
+    )
+
+    ours = own_config(read_json(path / CONFIG))
+    if not ours:
+        return AutoProcessor.from_pretrained(str(path))
+    tokenizer = AutoTokenizer.from_pretrained(str(path), **ours)
+    config = ours["config"]
+    for name, index in (
+        ("image_token", config.vision_config.image_token_id),
+        ("audio_token", config.audio_config.audio_token_id),
+    ):
+        setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
+        setattr(tokenizer, f"{name}_id", index)
+    return Phi4MultimodalProcessor(
+        Phi4MultimodalImageProcessor.from_pretrained(str(path)),
+        Phi4MultimodalFeatureExtractor.from_pretrained(str(path)),
+        tokenizer,
+    )
+
+
+def look(item: ProcessedItem) -> EffectiveSize | None:
+    """How large the picture stands before the tower, on the canvas that the outputs tell; see FamilyInputs.looks."""
+    height, width = numbers(item.outputs["image_sizes"])
+    return padded_over_tiles(item, (width, height), item.outputs["image_pixel_values"].shape[1])
+
+
+INPUTS = FamilyInputs(
+    call=call,
+    load=load,
+    rewrite=rewrite,
+    host_only=frozenset(("num_img_tokens",)),
+    depends_on={"audio": "image"},
+    looks={"image": look},
+)

@@ -1,0 +1,19 @@
+"""Pixtral: LLaVA's model; images of their own size, in rows."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
+
+FAMILY = Family(
+    model_types=("llava",),
+    tested=(
+        KnownCheckpoint(
+            "pixtral_hf",
+            "LlavaForConditionalGeneration",
+            "mistral-community/pixtral-12b",
+            IMAGE,
+            "images of their own size",
+        ),
+    ),
+    processors=("PixtralProcessor",),
+)

@@ -1,0 +1,7 @@
+"""Pixtral: prompts say how an image's rows lie; its processor's own interface gives the rest."""
+
+from __future__ import annotations
+
+from beheld.families.inputs import LAID_OUT, FamilyInputs
+
+INPUTS = FamilyInputs(embedded={"image": LAID_OUT})

@@ -1,0 +1,16 @@
+"""Qwen2: text alone."""
+
+from __future__ import annotations
+
+from beheld.families.family import Family, KnownCheckpoint
+
+FAMILY = Family(
+    model_types=("qwen2",),
+    tested=(
+        KnownCheckpoint(
+            "qwen2",
+            "Qwen2ForCausalLM",
+            "Qwen/Qwen2-0.5B-Instruct",
+        ),
+    ),
+)

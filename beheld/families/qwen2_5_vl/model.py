@@ -1,0 +1,7 @@
+"""Qwen2.5-VL: its tower packs images, and attends within windows too."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(packed=("positions", "windows"), packs_attention=True, positions_by_kind=True)

@@ -1,0 +1,7 @@
+"""Qwen2-VL: its tower packs images."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(packed=("positions",), packs_attention=True, positions_by_kind=True)

@@ -1,0 +1,18 @@
+"""Qwen3-Omni: as Qwen2.5-Omni with other markers; its sounds are not padded at all, hence each has its own features."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from beheld.families.qwen2_5_omni import inputs as qwen2_5_omni
+from beheld.families.qwen3_vl import inputs as qwen3_vl
+
+INPUTS = replace(
+    qwen2_5_omni.INPUTS,
+    placeholders={
+        "image": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": "<|vision_start|><|video_pad|><|vision_end|>",
+        "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
+    },
+    embedded=qwen3_vl.INPUTS.embedded,
+)

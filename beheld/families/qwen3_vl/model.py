@@ -1,0 +1,10 @@
+"""Qwen3-VL: its tower also enters the first layers of the text model."""
+
+from __future__ import annotations
+
+from beheld.families._shared import deepstack
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(
+    extra_columns=deepstack.Deepstack, packed=("positions", "learned"), packs_attention=True, positions_by_kind=True
+)

@@ -1,7 +1,0 @@
-"""LLaVA-1.5: one `<image>` per picture, and the plain USER/ASSISTANT dialogue of its language model."""
-
-from __future__ import annotations
-
-from beheld.inputs.families import Family
-
-FAMILY = Family(template="llava")

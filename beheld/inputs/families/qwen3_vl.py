@@ -1,9 +1,0 @@
-"""Qwen3-VL: the first layers of its language model take what several of its tower's layers make of a picture."""
-
-from __future__ import annotations
-
-from beheld.inputs.families import Family
-
-DEEPER = "layers beyond the first take more of {modality} than its embeddings"
-
-FAMILY = Family(embedded={"image": DEEPER, "video": DEEPER})

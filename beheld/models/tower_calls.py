@@ -1,0 +1,48 @@
+"""How items share tower calls: for most families, those whose tensors differ in the first dimension alone do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.core.plan import EncodeItem
+from beheld.families.model import TowerCall
+
+
+def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
+    """Group items by modality and by the shapes of their tensors beyond the first dimension."""
+    groups: dict[Any, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(signature(item), []).append(index)
+    calls: list[TowerCall] = []
+    for (modality, _), indices in groups.items():
+        if modality == "embeds":
+            calls.append((modality, indices, {}))
+        else:
+            calls.append((modality, indices, concatenate([items[i].features for i in indices])))
+    return calls
+
+
+def signature(item: EncodeItem) -> tuple[str, Any]:
+    """What must be equal for two items to share a call."""
+    if "embeds" in item.features:
+        return "embeds", ()
+    shapes = tuple(
+        (name, tuple(value.shape[1:]) if isinstance(value, Tensor) else repr(value))
+        for name, value in sorted(item.features.items())
+    )
+    return item.modality, shapes
+
+
+def concatenate(features: Sequence[Any]) -> dict[str, Any]:
+    """Tensors one after the other along the first dimension; anything else is equal in all items and passed on."""
+    first = features[0]
+    if len(features) == 1:
+        return dict(first)
+    return {
+        name: torch.cat([f[name] for f in features]) if isinstance(value, Tensor) else value
+        for name, value in first.items()
+    }

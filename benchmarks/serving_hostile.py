@@ -1,0 +1,313 @@
+"""Attacks on a server by one client, and how long others wait meanwhile; one JSON line for each attack.
+
+    python -m benchmarks.serving hostile                          all attacks, with the engine in a thread
+    python -m benchmarks.serving hostile --engine process --attack long_url,many_ids
+
+Each attack has a server of its own. While it goes on, a process of its own asks `/health` and for an ordinary chat,
+again and again, and tells the longest waits. Bounds: `/health` 100 ms, a chat 2 s and never refused, memory four times
+the bodies in work and 256 MiB more than before. Everything stays on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "EMPTY"
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+MAX_HEALTH_MS = 100.0
+MAX_CHAT_MS = 2000.0
+_MIB = 1 << 20
+# Just below --max-body-mib.
+_LARGE = 60 * _MIB
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One client's attack.
+
+    Attributes:
+        payloads: makes what each of its connections sends, again and again; it is given the port of a hostile origin.
+        origin: what that origin answers to every request, as often as its client reads.
+        body_mib: what the bodies in work have at most.
+    """
+
+    payloads: Callable[[int], list[bytes]]
+    origin: tuple[bytes, bytes] = (b"", b"")
+    body_mib: int = 0
+
+
+def post(path: str, body: Any, *, key: bool = True) -> bytes:
+    """A POST as it stands on the wire."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return _head(path, f"Content-Length: {len(data)}", key=key) + data
+
+
+def _head(path: str, *lines: str, key: bool = True) -> bytes:
+    shown = [f"Authorization: Bearer {KEY}"] if key else []
+    given = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *shown, *lines, "", ""]
+    return "\r\n".join(given).encode()
+
+
+def _chunked(*, key: bool) -> bytes:
+    return _head(CHAT, "Transfer-Encoding: chunked", key=key) + b"1\r\n \r\n" * (12 * _MIB // 6)
+
+
+def _pictures(port: int) -> bytes:
+    parts = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/{n}.png"}} for n in range(32)]
+    return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
+
+
+def _said(text: str, **more: Any) -> bytes:
+    return post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1, **more})
+
+
+def _called(arguments: str) -> bytes:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "a"},
+    ]
+    return post(CHAT, {"messages": messages, "max_tokens": 1})
+
+
+def _long_url() -> bytes:
+    url = "http://127.0.0.1/" + "a" * _LARGE
+    return _said_parts([{"type": "image_url", "image_url": {"url": url}}])
+
+
+def _said_parts(parts: list[dict[str, Any]]) -> bytes:
+    return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
+
+
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
+ATTACKS: dict[str, Attack] = {
+    "request_in_chunks": Attack(lambda port: [_chunked(key=True)] * 8),
+    "request_in_chunks_without_key": Attack(lambda port: [_chunked(key=False)] * 8),
+    "header_lines": Attack(lambda port: [_head(CHAT, *["a: b"] * 40_000)] * 8),
+    "trailer_lines": Attack(
+        lambda port: [_head(CHAT, "Transfer-Encoding: chunked") + b"0\r\n" + b"a: b\r\n" * 40_000 + b"\r\n"] * 8
+    ),
+    "fetched_in_chunks": Attack(
+        lambda port: [_pictures(port)] * 2,
+        (_ANSWER + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
+    ),
+    "fetched_interim_answers": Attack(lambda port: [_pictures(port)] * 2, (b"", b"HTTP/1.1 102 a\r\n\r\n" * 4_000)),
+    "fetched_header_lines": Attack(lambda port: [_pictures(port)] * 2, (_ANSWER + b"a: b\r\n" * 15_000 + b"\r\n", b"")),
+    "truncated_text": Attack(
+        lambda port: [post(COMPLETE, {"prompt": "x y" * (_LARGE // 3), "max_tokens": 1, "truncate_prompt_tokens": 4})],
+        body_mib=64,
+    ),
+    "truncated_chat": Attack(lambda port: [_said("x y" * (_LARGE // 3), truncate_prompt_tokens=4)], body_mib=64),
+    "arguments_of_many_values": Attack(lambda port: [_called("[" + "0," * (_LARGE // 2) + "0]")], body_mib=64),
+    "arguments_nested_deep": Attack(
+        lambda port: [_called("[" * 900 + "]" * 900), _called("[" * 60_000 + "]" * 60_000)]
+    ),
+    "unknown_key": Attack(lambda port: [post(CHAT, {"messages": [], "m" * _LARGE: 1})] * 2, body_mib=128),
+    "control_token_in_long_text": Attack(lambda port: [_said("<|im_end|>" + "x y" * (_LARGE // 3))], body_mib=64),
+    "control_token_across_parts": Attack(
+        lambda port: [
+            _said_parts([{"type": "text", "text": "x y" * (_LARGE // 3) + "<|im_"}, {"type": "text", "text": "end|>"}])
+        ],
+        body_mib=64,
+    ),
+    "many_ids": Attack(
+        lambda port: (
+            [post(COMPLETE, {"prompt": [5] * 524_000, "max_tokens": 1})] * 4
+            + [post("/detokenize", {"tokens": [5] * 524_000})]
+        ),
+        body_mib=8,
+    ),
+    "long_url": Attack(lambda port: [_long_url()] * 8, body_mib=8 * 64),
+}
+
+
+# ---------------------------------------------------------------------- attackers
+
+
+@contextlib.contextmanager
+def origin(first: bytes, again: bytes) -> Iterator[int]:
+    """A hostile origin, at a port of its own: to every request `first`, then `again` until its client hangs up."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+
+        def answer(link: socket.socket) -> None:
+            with contextlib.suppress(OSError), link:
+                link.settimeout(20)
+                link.recv(1 << 16)
+                link.sendall(first)
+                while again and not stop.is_set():
+                    link.sendall(again)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    link, _ = listener.accept()
+                    threading.Thread(target=answer, args=(link,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            stop.set()
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def attacking(port: int, payload: bytes, stop: threading.Event, statuses: dict[str, int]) -> None:
+    """Send it, read the answer, and again."""
+    while not stop.is_set():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as link:
+            with contextlib.suppress(OSError):
+                link.sendall(payload)
+            answer = link.recv(1 << 16)
+            status = answer[9:12].decode("latin-1") or "closed"
+            statuses[status] = statuses.get(status, 0) + 1
+        stop.wait(0.01)
+
+
+# ---------------------------------------------------------------------- canaries
+
+
+def watch(port: int) -> None:
+    """Ask for `/health` and for a chat until standard input ends; print the waits."""
+    stop = threading.Event()
+    talk = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8, "temperature": 0}
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    waits: dict[str, list[float]] = {"health": [], "chat": []}
+    refused: dict[str, int] = {}
+
+    def ask(name: str, method: str, path: str, body: str | None, pause_s: float) -> None:
+        while not stop.wait(pause_s):
+            begin = time.perf_counter()
+            status = "lost"
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                link = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+                link.request(method, path, body, headers)
+                status = str(_status(link))
+                link.close()
+            waits[name].append(1e3 * (time.perf_counter() - begin))
+            if status != "200":
+                refused[f"{name} {status}"] = refused.get(f"{name} {status}", 0) + 1
+
+    asks = (("health", "GET", "/health", None, 0.02), ("chat", "POST", CHAT, json.dumps(talk), 0.05))
+    threads = [threading.Thread(target=ask, args=one) for one in asks]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    told: dict[str, Any] = {"refused": refused}
+    for name, found in waits.items():
+        ranked = sorted(found) or [0.0]
+        told[name] = {
+            "asked": len(found),
+            "median_ms": round(ranked[len(ranked) // 2], 1),
+            "worst_ms": round(ranked[-1], 1),
+        }
+    print(json.dumps(told))
+
+
+def _status(link: http.client.HTTPConnection) -> int:
+    answer = link.getresponse()
+    answer.read()
+    return answer.status
+
+
+# ---------------------------------------------------------------------- the whole
+
+
+def hostile(
+    given: argparse.Namespace, begun: Callable[..., tuple[subprocess.Popen[bytes], int]]
+) -> Iterator[dict[str, Any]]:
+    """Each attack, `--seconds` long; `begun` starts a server."""
+    chosen = given.attack.split(",") if given.attack else list(ATTACKS)
+    for name in chosen:
+        yield {"attack": name, "engine": given.engine, **_one(ATTACKS[name], given, begun)}
+
+
+def _one(
+    attack: Attack, given: argparse.Namespace, begun: Callable[..., tuple[subprocess.Popen[bytes], int]]
+) -> dict[str, Any]:
+    os.environ["BEHELD_ALLOW_PRIVATE_FETCH"] = "1"
+    process, port = begun(given, "--api-key", KEY, "--limit-mm-per-prompt", '{"image": 32}')
+    stop, statuses = threading.Event(), dict[str, int]()
+    try:
+        with origin(*attack.origin) as origin_port:
+            payloads = attack.payloads(origin_port)
+            _ready(port)
+            calm = peak_mib(process.pid)
+            watcher = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.serving_hostile", str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            time.sleep(1.0)
+            threads = [threading.Thread(target=attacking, args=(port, one, stop, statuses)) for one in payloads]
+            for thread in threads:
+                thread.start()
+            time.sleep(given.seconds)
+            stop.set()
+            for thread in threads:
+                thread.join()
+            told = json.loads(watcher.communicate(b"")[0])
+            grown = peak_mib(process.pid) - calm
+        alive = process.poll() is None
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    most = 4 * attack.body_mib + 256
+    held = (
+        alive
+        and told["health"]["worst_ms"] <= MAX_HEALTH_MS
+        and told["chat"]["worst_ms"] <= MAX_CHAT_MS
+        and not told["refused"]
+        and grown <= most
+    )
+    return {
+        **told,
+        "answers": statuses,
+        "memory_mib": round(grown),
+        "memory_most_mib": most,
+        "alive": alive,
+        "held": held,
+    }
+
+
+def _ready(port: int) -> None:
+    """Wait until a chat is answered, and a few more, which warm what is made once."""
+    talk = post(CHAT, {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8})
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port), 120) as link:
+            link.sendall(talk)
+            assert link.recv(12) == b"HTTP/1.1 200"
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process and its children had."""
+    pids, total = [pid], 0.0
+    for one in pids:
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{one}/status") as file:
+                total += sum(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+            with open(f"/proc/{one}/task/{one}/children") as file:
+                pids += [int(word) for word in file.read().split()]
+    return total
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]))
