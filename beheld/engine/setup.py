@@ -20,7 +20,7 @@ from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import check_ranks
 from beheld.executor.executor import Executor
-from beheld.utils.collector import paused_collector
+from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from beheld.core.errors import first_line
 from beheld.models.early import compile_options
 from beheld.models.one_row import OneRowLinear, StandIn
-from beheld.utils.collector import count_as_old
+from beheld.utils.gc_tuning import count_as_old
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from beheld.models.fuse import compile_layers
-from beheld.utils.collector import paused_collector, set_aside
+from beheld.utils.gc_tuning import paused_collector, set_aside
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_set_aside_until_the_process_ends() -> None:
     """Objects in cycles are then collected as ever, or modules would complain of them."""
     program = """
         import gc
-        from beheld.utils.collector import set_aside
+        from beheld.utils.gc_tuning import set_aside
 
         class Made:
             def __del__(self):
