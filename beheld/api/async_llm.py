@@ -1,4 +1,4 @@
-"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs beside it."""
+"""AsyncLLM: one asynchronous generator per request, over an engine in a thread or a process of its own."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ class AsyncLLM:
         option_checks.check(args)
         if isinstance(engine, Spawned) or Place(engine) is Place.PROCESS:
             processor = option_checks.load_if_told(args)
-            beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
+            apart = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
-                inputs = InputPipeline(beside.info, beside.config, args, processor=processor)
+                inputs = InputPipeline(apart.info, apart.config, args, processor=processor)
             except BaseException:
-                beside.close()
+                apart.close()
                 raise
             compiler = inputs.compiler
-            beside.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
-            self._open(args, beside.info, beside.config, inputs, beside)
+            apart.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
+            self._open(args, apart.info, apart.config, inputs, apart)
             return
         setup, inputs = start_both(args)
         self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
@@ -455,7 +455,7 @@ class AsyncLLM:
             live.changed.set()
 
     def _fail(self, request_ids: Sequence[str], number: int | None) -> None:
-        """What these were told, or told the engine, is lost."""
+        """Messages to or from these requests are lost: they fail."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
             self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))

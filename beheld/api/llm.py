@@ -96,13 +96,13 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Answer prompts from any iterable, which is read only as fast as they are needed.
 
-        A list or another sequence is read by whoever asks for the next output. Anything else may be slow, so it is
-        read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
-        are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
-        sqlite3, say) has to be made in the generator itself.
+        A list or another sequence is read by the caller as outputs are asked for. Any other iterable may be slow, so a
+        thread of its own reads it, in the caller's context (contextvars): prompts that are there are answered while it
+        works on the next. An object that only the thread which made it may use (a cursor of sqlite3, say) has to be
+        made within the generator.
 
-        Closing what this returns ends the reading; a generator is closed, by the thread that read it. If it is just at
-        work on a prompt and takes longer than a second, that happens when it has given it.
+        Closing the returned iterator ends the reading; the thread that reads a generator closes it. If the generator
+        takes longer than a second for the prompt that it works on, it is closed after that prompt.
 
         Args:
             prompts: as those of a list for `generate`. An error it raises is raised here, with a note that says so,
@@ -294,7 +294,7 @@ class LLM:
                 seed=base,
             )
             if first.lora is not None:
-                # Here, beside the engine's steps: its own reading would hold them up.
+                # In this thread, while steps run: the engine's own reading would hold them up.
                 executor.read_lora(first.lora)
             return answers(first, params.n, base)
 

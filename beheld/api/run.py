@@ -1,4 +1,4 @@
-"""One offline run: jobs in, outputs out, with the device never waiting for more pictures than it must."""
+"""One offline run: jobs in, outputs out, while the device waits for as little media as possible."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
 from beheld.utils.gil import quick_turns, uninterrupted
 
-# How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
-# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known pictures, 7B: 180
-# requests/s against 172, and none of six runs at 157.
+# How long the first step waits for one more job: several steps of few rows take longer than one of many, and launching
+# them takes the interpreter from the threads that prepare other jobs. On an H200, 256 known images, 7B: 180 requests/s
+# against 172, and none of six runs at 157.
 _LULL_S = 0.002
-# And from its first such wait on, at most so long in all: 256 known pictures take half of it.
+# The most that these waits take in all, from the first one on: 256 known images take half of it.
 _MOST_LULLS_S = 0.25
 
 
@@ -166,7 +166,7 @@ class OfflineRun:
                     self._busy = False
 
     def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
-        """The engine's step; if the engine dies and errors are to be returned, everyone is told so."""
+        """The engine's step; if the engine dies and errors are to be returned, every request fails with the reason."""
         try:
             return self.core.step(in_flight)
         except EngineDeadError as error:
@@ -184,10 +184,10 @@ class OfflineRun:
 
         Args:
             idle: the device has nothing to do. It then gets its first step as soon as there is enough for one, or
-                nothing more comes soon. Else only jobs that are prepared here, which holds up the next step, are so
-                bounded.
-            reading: who reads the jobs. Of a list, more come for certain; of anything else nobody knows when, and its
-                first is not kept waiting.
+                nothing more comes soon. Otherwise only jobs that are prepared in this thread are bounded so, since
+                they hold up the next step.
+            reading: who reads the jobs. A list surely has more; for any other iterable the first job is not kept
+                waiting.
         """
         failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0
@@ -199,7 +199,7 @@ class OfflineRun:
             # A queue's length says nothing of its size: 256 videos may be more than a host has.
             if sum(self._unheard.values()) >= MAX_BYTES:
                 break
-            # Nor is there nothing to do while a failure has not been told.
+            # While a failure has not been yielded, there is something to do.
             fed = feed.take(wait=idle and not self.core.has_work and not failures)
             if fed is None and first and feed.more:
                 until = until or time.monotonic() + _MOST_LULLS_S
@@ -281,7 +281,7 @@ class OfflineRun:
 
 
 def _ours(error: Exception) -> BeheldError:
-    """An error of our own tree: nothing that goes wrong with one request may end a run that was told to go on."""
+    """An error of our own tree, so that what goes wrong with one request never ends a run that returns errors."""
     if isinstance(error, BeheldError):
         return error
     made = EngineError(f"Preparing the request failed: {type(error).__name__}: {error}.", "Please report this.")

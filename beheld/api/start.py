@@ -1,4 +1,4 @@
-"""Starts an engine and its input pipeline, whose processes load what they need beside it."""
+"""Starts an engine and its input pipeline, whose processes load what they need meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from beheld.structured.rows import GrammarRows
 
 
 def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
-    """The engine, and the pipeline before it.
+    """The engine, and the pipeline that prepares its requests.
 
     Raises:
-        ConfigError, ModelError, CapacityError: with what to do; no process is left behind.
+        ConfigError, ModelError, CapacityError: with what to do; no process goes on running.
     """
     decided = resolve_and_decide(args)
     # Before the weights are loaded: a wrong word should not cost minutes.

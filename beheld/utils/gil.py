@@ -1,4 +1,4 @@
-"""How quickly Python's threads take turns, and when Ctrl-C may come."""
+"""Shares the interpreter lock between the thread that drives the device and those that prepare media."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from queue import SimpleQueue
 from types import FrameType
 
 # Launching a step on a device makes hundreds of calls, each of which gives the interpreter away and wants it back; by
-# default a thread that computes keeps it for 5 ms. On an H200, 256 new pictures: 105 requests/s against 100.
+# default a thread that computes keeps it for 5 ms. On an H200, 256 new images: 105 requests/s against 100.
 _SECONDS = 0.0002
 
-
-# Threads that prepare and are at work in the interpreter at a time. On an H200 with six such threads, known pictures,
+# Threads that prepare media and may run Python at a time. On an H200 with six such threads, known images,
 # 7B: 181 requests/s with two, 169 with all, 174 with one.
 _MOST_AT_WORK = 2
 
@@ -41,23 +40,23 @@ def _begin() -> None:
 
 
 _begin()
-# Whoever had a turn is not there in a process that was forked.
+# Threads that had a turn do not exist in a forked process.
 os.register_at_fork(after_in_child=_begin)
 
 
 def take_turns() -> None:
-    """The calling thread takes turns from now on: to be called by those of a pool as they start.
+    """The calling thread takes turns from now on; threads of a pool call it as they start.
 
-    A main thread had better not: an interrupt between any two instructions could lose a turn for good.
+    The main thread must not: an interrupt between any two instructions could lose a turn for good.
     """
     _mine.counted = True
 
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Of all threads that take turns, few are within such a block at a time; others pass, as who drives a device does.
+    """Few of the threads that take turns are within such a block at a time; other threads pass at once.
 
-    Each thread that wants the interpreter takes a share of it from the one that drives the device.
+    Each thread that wants the interpreter slows the one that drives the device.
     """
     if not _mine.counted or _mine.held:
         yield
@@ -74,7 +73,7 @@ def in_turn() -> Iterator[None]:
 
 @contextmanager
 def out_of_turn() -> Iterator[None]:
-    """Within the block, which waits or needs no interpreter, a turn that the thread has is another one's."""
+    """Within the block, which waits or does not need the interpreter, another thread has this thread's turn."""
     if not _mine.held:
         yield
         return
