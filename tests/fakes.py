@@ -20,6 +20,7 @@ from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest, Request
 from beheld.executor.executor import ModelSize, Watch
+from tests.fake_caches import KINDS, Cell, Read
 
 VOCAB = 97
 PLACEHOLDER = 90
@@ -32,6 +33,16 @@ CROSS = KVGroup("cross", (3,), 1, 8, 8, num_states=12)
 def sliding(window: int) -> KVGroup:
     """A sliding group of that window."""
     return KVGroup("sliding", (2,), 1, 8, 8, window)
+
+
+def chunked(length: int) -> KVGroup:
+    """A group of chunks of that length."""
+    return KVGroup("chunked", (2,), 1, 8, 8, length)
+
+
+def conv(length: int) -> KVGroup:
+    """A group of convolutions over that many positions."""
+    return KVGroup("conv", (5,), 1, 8, 0, length)
 
 
 Beside = list[tuple[int, bytes]]
@@ -105,19 +116,11 @@ class FakeRow:
     beside: set[bytes] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Keys and values of one position: the state there; `broken` if it is not a number."""
-
-    state: int
-    broken: bool
-
-
 class FakeRunner:
     """Carries out plans, in the order given, and asserts that each is one that a real device could carry out.
 
-    With `verify`, keys and values are kept per (group, block, offset) as really written, and each slice reads its whole
-    context back through its own tables. Without, only tokens are computed, which costs little.
+    With `verify`, each group keeps what was written as its kind does (tests/fake_caches.py), and each slice reads its
+    whole context back through its own tables. Without, only tokens are computed, which costs little.
 
     Attributes:
         broken_tokens: a position with one of these ids gets broken keys and values, and so does whatever reads them.
@@ -134,7 +137,10 @@ class FakeRunner:
         self.num_computed = 0
         self.num_encoded = 0
         self._rows: dict[int, FakeRow] = {}
-        self._cells: dict[tuple[int, int, int], Cell] = {}
+        self._caches = [
+            KINDS[spec.kind](spec, count, config.block_size)
+            for spec, count in zip(info.kv_groups, capacity.num_blocks, strict=True)
+        ]
         self._embeds: dict[bytes, int] = {}
         self._results: deque[StepResult] = deque()
         self._last_plan: int | None = None
@@ -228,9 +234,8 @@ class FakeRunner:
         assert 0 <= admission.num_computed < known, "the last known token is always computed"
         assert admission.num_computed % self.config.block_size == 0
         blocks = [list(table) for table in admission.blocks]
-        for group, table in zip(self.info.kv_groups, blocks, strict=True):
-            expected = 0 if group.num_states else admission.num_computed // self.config.block_size
-            assert len(table) == expected, "the tables of a hit hold its blocks"
+        for cache, table in zip(self._caches, blocks, strict=True):
+            cache.admit(table, admission.num_computed)
         row = FakeRow(admission, list(admission.token_ids), [], blocks, admission.num_computed)
         for span in admission.spans:
             row.embeds.update(_embed_places(span))
@@ -263,25 +268,14 @@ class FakeRunner:
         assert piece.start < piece.stop <= len(row.token_ids), "only known tokens can be computed"
         assert piece.samples == (piece.stop == len(row.token_ids)), "the last known position samples, no other"
         self.num_computed += piece.stop - piece.start
-        self._append_blocks(row, piece)
+        for cache, table, blocks in zip(self._caches, row.tables, piece.new_blocks, strict=True):
+            cache.append(table, blocks, piece.stop)
         row.num_computed = piece.stop
         missing = bool(row.admission.spans) and self._use_embeds(row, piece, used)
         row.broken |= missing
-        if self.broken_tokens or self.broken_digests:
-            row.broken |= any(cell.broken for cell, _ in self._seen(row, piece.start, piece.start))
+        for cache, table in zip(self._caches, row.tables, strict=True) if self.verify else ():
+            row.broken |= self._any_broken(row, cache.before(table, piece.start))
         return missing
-
-    def _append_blocks(self, row: FakeRow, piece: SeqSlice) -> None:
-        size = self.config.block_size
-        needed = -(-piece.stop // size)
-        for index, (group, blocks) in enumerate(zip(self.info.kv_groups, piece.new_blocks, strict=True)):
-            if group.num_states:
-                assert not blocks, "states of items take no blocks"
-                continue
-            for block in blocks:
-                assert 0 < block < self.capacity.num_blocks[index], f"block {block} does not exist"
-            row.tables[index].extend(blocks)
-            assert len(row.tables[index]) == needed, "exactly the blocks that the slice reaches"
 
     def _use_embeds(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> bool:
         # States are attended to from every position.
@@ -304,33 +298,26 @@ class FakeRunner:
         return missing
 
     def _write(self, row: FakeRow, piece: SeqSlice) -> None:
-        """Keys and values of the slice, into every group; what is broken breaks all that follows."""
-        size = self.config.block_size
+        """What the slice makes of its positions, into every group; what is broken breaks all that follows."""
+        cells = []
         for position in range(piece.start, piece.stop):
             row.broken |= row.token_ids[position] in self.broken_tokens
-            cell = Cell(row.states[position + 1], row.broken)
-            for index, table in enumerate(row.tables):
-                if table:
-                    block = table[position // size]
-                    assert block != 0, "written to the null block"
-                    self._cells[index, block, position % size] = cell
+            cells.append(Cell(row.states[position + 1], row.broken))
+        for cache, table in zip(self._caches, row.tables, strict=True):
+            cache.write(table, piece.start, cells)
 
     def _read(self, row: FakeRow, piece: SeqSlice) -> None:
-        """Read what the slice sees; it must be the sequence's own true prefix."""
-        for cell, state in self._seen(row, piece.start, piece.stop):
-            assert cell.state == state, "what is read is somebody else's"
+        """Read what the slice sees once all of the step is written."""
+        for cache, table in zip(self._caches, row.tables, strict=True):
+            self._any_broken(row, cache.after(table, piece.start, piece.stop))
 
-    def _seen(self, row: FakeRow, start: int, stop: int) -> Iterator[tuple[Cell, int]]:
-        """What every group holds of the positions before `stop` that `start` sees, and what it should hold."""
-        size = self.config.block_size
-        for index, (group, table) in enumerate(zip(self.info.kv_groups, row.tables, strict=True)):
-            first = 0 if group.window is None else max(0, start - group.window + 1)
-            for position in range(first, stop) if table else ():
-                block = table[position // size]
-                assert block != 0, f"position {position} is seen and its block is gone"
-                cell = self._cells.get((index, block, position % size))
-                assert cell is not None, f"position {position} was never written"
-                yield cell, row.states[position + 1]
+    def _any_broken(self, row: FakeRow, cells: Iterator[Read]) -> bool:
+        """Whether one of the cells is broken; each must be of the sequence's own true prefix."""
+        broken = False
+        for cell, position in cells:
+            assert cell.state == row.states[position + 1], "what is read is somebody else's"
+            broken |= cell.broken
+        return broken
 
     def _sample(self, row: FakeRow) -> int:
         token = next_token(row.states[-1])

@@ -24,7 +24,8 @@ from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
-from beheld.utils.gil import take_turns, uninterrupted
+from beheld.utils.gil import take_turns
+from beheld.utils.interrupts import uninterrupted
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.attention.backend import LayerKV
 from beheld.attention.context import current
 from beheld.core.errors import ModelError
 
@@ -31,9 +32,9 @@ def attend_layer(
         KeysStored: the layer was asked for no more.
     """
     context = current()
-    if layer not in context.kv:
-        raise ModelError(f"Attention was called for layer {layer}, which the text model does not have.")
-    kv = context.kv[layer]
+    kv = context.kv.get(layer)
+    if not isinstance(kv, LayerKV):
+        raise ModelError(f"Attention was called for layer {layer}, which has no keys and values in the text model.")
     group = context.metadata.groups[kv.group]
     known = group.window if group.chunk is None else None
     if window != known:
@@ -57,13 +58,13 @@ def attend_layer(
     return out_THD.unsqueeze(0)
 
 
-def attend_beside(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
+def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
     """Attention of one layer to the states beside the text of the pass under way; returns (1, T, H, C).
 
     Raises:
         ModelError: the pass knows nothing of such a layer.
     """
-    beside = current().beside
+    beside = current().cross
     if beside is None or layer not in beside.index_by_layer:
         raise ModelError(
             f"Attention beside the text was called for layer {layer}, where there is nothing to attend to."

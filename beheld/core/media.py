@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -35,6 +36,11 @@ class MediaRef:
     options: Mapping[str, Any] = field(default_factory=dict)
     uuid: str | None = None
     place: str | None = None
+
+
+def count_by_modality(media: Iterable[MediaRef]) -> dict[str, int]:
+    """Modality -> how many items of it there are."""
+    return dict(Counter(ref.modality for ref in media))
 
 
 @dataclass(frozen=True, eq=False)

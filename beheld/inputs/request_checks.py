@@ -15,7 +15,7 @@ from beheld.inputs.media import embeds
 
 
 @dataclass(frozen=True, eq=False)
-class Checks:
+class RequestChecks:
     """The bounds of one engine on requests."""
 
     info: ModelInfo

@@ -20,12 +20,6 @@ def platform_of(device: torch.device | str) -> Platform:
     return PLATFORMS[device if isinstance(device, str) else device.type]
 
 
-def in_host_memory(tensor: torch.Tensor) -> bool:
-    """True if the host can read a tensor's bytes where they are; false for devices that no platform is for, too."""
-    platform = PLATFORMS.get(tensor.device.type)
-    return platform is not None and platform.shares_host_memory
-
-
 def choose(wanted: str) -> Platform:
     """The platform for the option `device`: "auto" takes an accelerator if there is one.
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata
-from beheld.core.config import KVGroup, ModelInfo
+from beheld.attention.backend import AttnMetadata
+from beheld.core.config import ModelInfo
 from beheld.core.plan import SeqSlice, SpanView
+from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
 
@@ -96,7 +97,7 @@ def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size:
     return Layout(ordered, counts, first_token, arrays, sampling, lora_slots_T, targets, both_ways)
 
 
-def build(laid: Layout, rows: Rows, info: ModelInfo, block_size: int) -> Batch:
+def build(laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int) -> Batch:
     """Take a step's numbers to the device."""
     made = to_device(laid.arrays, rows.newest_P.device)
     ids_T = made["ids"]
@@ -108,7 +109,7 @@ def build(laid: Layout, rows: Rows, info: ModelInfo, block_size: int) -> Batch:
         first_token=laid.first_token,
         ids_T=ids_T,
         positions_XT=made["positions"],
-        metadata=_metadata(laid, rows, info, block_size, made),
+        metadata=_metadata(laid, rows, caches, block_size, made),
         wanted_S=made["wanted"],
         sampling=laid.sampling,
         sampled_P=made["sampled"],
@@ -209,13 +210,6 @@ def _stretches(mask_N: np.ndarray) -> list[tuple[int, int]]:
     return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
 
 
-def _ahead(where: str, group: KVGroup) -> str:
-    """How the group's layers look ahead; see GroupMetadata."""
-    if where == "joint":
-        return "joint"
-    return "never" if where == "windowed media" and group.window is None else "ranges"
-
-
 def _positions(
     slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int
 ) -> dict[str, np.ndarray]:
@@ -239,25 +233,18 @@ def _positions(
     return made
 
 
-def _metadata(laid: Layout, rows: Rows, info: ModelInfo, block_size: int, made: Mapping[str, Tensor]) -> AttnMetadata:
+def _metadata(
+    laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int, made: Mapping[str, Tensor]
+) -> AttnMetadata:
     """The layout as attention knows it, from what `_positions` gave once it is on the device."""
-    groups = tuple(
-        GroupMetadata(
-            slots_T=made[f"slots {index}"],
-            tables_BN=made[f"tables {index}"],
-            window=group.window,
-            chunk=group.chunk,
-            ahead=_ahead(info.both_ways, group),
-        )
-        for index, group in enumerate(info.paged_groups)
-    )
+    slots, tables = ([made[f"{name} {index}"] for index in range(len(caches.tables))] for name in ("slots", "tables"))
     return AttnMetadata(
         num_decodes=laid.num_decodes,
         starts=tuple(s.start for s in laid.slices),
         lengths=tuple(s.stop for s in laid.slices),
         lengths_B=made["lengths"],
         cu_q_B1=made["bounds"],
-        groups=groups,
+        groups=caches.metadata(slots, tables),
         block_size=block_size,
         both_ways=laid.both_ways,
         sequences=tuple(rows[s.row].serial for s in laid.slices),

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from beheld.attention.backend import AttentionBackend
-from beheld.attention.context import Beside, ForwardContext, Tail, forward_context
-from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
+from beheld.attention.context import CrossContext, ForwardContext, Tail, forward_context
+from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import LoRAError, ModelError, first_line
 from beheld.core.params import Sampling
@@ -19,15 +19,16 @@ from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
-from beheld.runner import beside, kv
+from beheld.runner import cross_inputs
 from beheld.runner.batch import Batch, build, lay_out
+from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
+from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
-from beheld.runner.tail import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.frames import clear_frames
@@ -67,7 +68,8 @@ class ModelRunner:
         capacity: Capacity,
         cross_backend: CrossBackend | None = None,
     ) -> None:
-        assert (cross_backend is None) == (info.cross is None), "a cross group needs a backend"
+        self.caches = make_caches(info)
+        assert (cross_backend is None) == (self.caches.states is None), "states of items need a backend"
         self._adapter = adapter
         self._backend = backend
         self._info = info
@@ -77,7 +79,7 @@ class ModelRunner:
         self.capacity = capacity
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
-        self.kv = kv.allocate(info, config, capacity, adapter.device)
+        self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         # For whoever compares stages: called with "embeds", "positions" and "logits" of each step and their tensors.
@@ -85,12 +87,10 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
-        cross_layers = () if info.cross is None else info.cross.layers
-        self._cross_index = {layer: index for index, layer in enumerate(cross_layers)}
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
-        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._info, self.config, self.rows)
+        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self.caches, self.config, self.rows)
         try:
             graphs.capture(show_progress=self.config.show_progress)
         except NotCapturedError as error:
@@ -98,9 +98,9 @@ class ModelRunner:
             logger.warning("%s runs without CUDA graphs, which is slower: %s", self._info.architecture, error)
             return
         self._graphs = graphs
-        if self._backend.captures_prefill and self._cross_backend is None and MixedGraphs.worth(self.config):
+        if self._backend.captures_prefill and MixedGraphs.worth(self.config):
             mixed = MixedGraphs(
-                self._adapter, self._backend, self.kv, self._info, self.config, self.rows, self.encoder, graphs
+                self._adapter, self._backend, self.kv, self.caches, self.config, self.rows, self.encoder, graphs
             )
             try:
                 mixed.capture(show_progress=self.config.show_progress)
@@ -136,7 +136,7 @@ class ModelRunner:
         mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
         if mixed is not None:
             return self._sample(handle, laid.sampling, *mixed, plan.masks) if laid.sampling else handle
-        batch = build(laid, self.rows, self._info, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
         sampled_SV, handle.prompt_logprobs = self._forward(batch)
         if sampled_SV is None:
             return handle
@@ -152,11 +152,11 @@ class ModelRunner:
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:
-            found = beside.look(batch.slices, batch.first_token, self.rows, self.encoder)
+            found = cross_inputs.gather(batch.slices, batch.first_token, self.rows, self.encoder)
         slots = self._adapter.lora
         lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
         tail = None if lora is not None else self._tail(batch)
-        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found), tail=tail)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=self._cross(found), tail=tail)
         with forward_context(context):
             if batch.prompt_targets:
                 logits_SV, prompts = self._report_prompts(batch, embeds_TH)
@@ -183,10 +183,9 @@ class ModelRunner:
             return False
         return len(batch.ids_T) >= max(self._fewest_for_tail, FEWEST_EACH * len(batch.sampling))
 
-    def _beside(self, found: CrossMetadata | None) -> Beside | None:
-        if found is None or self._cross_backend is None:
-            return None
-        return Beside(self._cross_backend, found, self._cross_index)
+    def _cross(self, found: CrossMetadata | None) -> CrossContext | None:
+        states, backend = self.caches.states, self._cross_backend
+        return None if found is None or states is None or backend is None else states.context(backend, found)
 
     def _report_prompts(
         self, batch: Batch, embeds_TH: torch.Tensor
@@ -317,31 +316,21 @@ class ModelRunner:
             self.rows.forget_changes()
             used = slice(block, block + max(counts)) if block else slice(1)
             for layer in self.kv.values():
-                layer.keys[used].zero_()
-                layer.values[used].zero_()
+                layer.clear(used)
 
     def _dry_pass(self, slices: Sequence[SeqSlice], tail: bool) -> tuple[torch.Tensor, ForwardContext]:
         laid = lay_out(slices, self.rows, self._info, self.config.block_size)
-        batch = build(laid, self.rows, self._info, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
         self._backend.begin(batch.metadata)
-        blank = self._beside(self._blank_states(len(batch.ids_T)))
+        states = self.caches.states
+        blank = None if states is None else self._cross(states.blank(len(batch.ids_T), self._adapter))
         part = tail_of(batch, self._adapter.tail_from) if tail and self._adapter.tail_from is not None else None
         if part is not None:
             self._backend.begin(part.metadata)
-        context = ForwardContext(self._backend, batch.metadata, self.kv, beside=blank, tail=part)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, cross=blank, tail=part)
         with forward_context(context):
             embeds_TH = self._adapter.embed(batch.ids_T)
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), context
-
-    def _blank_states(self, num_tokens: int) -> CrossMetadata | None:
-        """All tokens look at one item of zeros, of the greatest size."""
-        group, adapter = self._info.cross, self._adapter
-        if group is None:
-            return None
-        shape = (len(group.layers), 2, group.num_states, group.num_kv_heads, group.head_dim)
-        states = torch.zeros(shape, dtype=adapter.dtype, device=adapter.device).movedim(2, 0)
-        run = CrossRun(((0, num_tokens),), (states,))
-        return CrossMetadata((run,), torch.ones(num_tokens, device=adapter.device))
 
     def self_test(self) -> None:
         """Every text layer must call the attention hook exactly once, and the logits be as wide as the vocabulary.
@@ -350,9 +339,11 @@ class ModelRunner:
             ModelError: it is not so; the message names the layers.
         """
         logits_SV, context = self.dry_run([2])
-        beside_called = {} if context.beside is None else context.beside.called
+        states = self.caches.states
+        cross_layers = () if states is None else states.spec.layers
+        cross_called = {} if context.cross is None else context.cross.called
         wrong = [layer for layer in self.kv if context.called.get(layer, 0) != 1]
-        wrong += [layer for layer in self._cross_index if beside_called.get(layer, 0) != 1]
+        wrong += [layer for layer in cross_layers if cross_called.get(layer, 0) != 1]
         if wrong:
             raise ModelError(
                 f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."
@@ -367,7 +358,7 @@ class ModelRunner:
 
     def _try_tail(self) -> None:
         """Compare a pass with a tail and one without; without tails from now on, if they differ or cannot be run."""
-        room = min(len(layer.keys) for layer in self.kv.values()) - 1
+        room = min(layer.num_blocks for layer in self.kv.values()) - 1
         length = min(TRIED, self.config.max_model_len, room * self.config.block_size)
         wanted_SV, _ = self.dry_run([length], 1)
         try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import socket
+import time
 import zlib
 from typing import Any
 
@@ -11,11 +14,14 @@ import pytest
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, FetchError, LimitError
+from beheld.core.media import MediaRef
 from beheld.inputs.fetch import pinned_http
 from beheld.inputs.fetch.fetch import FetchRules, fetch
+from beheld.inputs.fetch.fetcher import Fetcher
 from tests.inputs import pipes
 from tests.inputs.servers import plain
 from tests.memory import peak
+from tests.server.slowness import best, slowness
 
 DATA = b"x" * 1000
 SMALL = FetchRules(limits=MediaLimits(max_item_bytes=4000))
@@ -191,3 +197,72 @@ def test_what_is_cut_off_takes_no_more_than_the_limit(serve: Any, told: str) -> 
             fetch(serve(endless).url(), "image", LARGE)
         taken.append(above[0])
     assert min(taken) < 8 << 20, taken
+
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
+# What an answer begins with, and how it goes on without an end.
+TINY = {
+    "chunks": (_CHUNKED, b"1\r\nx\r\n" * 10_000, "pieces"),
+    "interim answers": (b"", b"HTTP/1.1 102 a\r\n\r\n" * 5_000, "headers"),
+    "header lines": (_OK, b"a: b\r\n" * 10_000, "headers"),
+    "trailer lines": (_CHUNKED + b"0\r\n", b"a: b\r\n" * 10_000, "without content"),
+    "a chunk's extension": (_CHUNKED + b"1;", b"a" * 60_000, "without content"),
+}
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.parametrize("name", TINY)
+def test_89_what_comes_in_tiny_pieces_keeps_nobody_waiting(serve: Any, name: str) -> None:
+    """Thirty-two at a time; before there were turns and bounds, they held the event loop for 5 to 15 s."""
+    first, again, words = TINY[name]
+
+    def endless(connection: socket.socket, head: bytes) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(first)
+            while True:
+                connection.sendall(again)
+
+    server = serve(endless)
+    assert fetch(serve(plain(DATA)).url(), "image", SMALL).data == DATA
+
+    async def late_s() -> float:
+        late: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                due = time.monotonic() + 0.005
+                await asyncio.sleep(0.005)
+                late.append(time.monotonic() - due)
+
+        watching = asyncio.ensure_future(watch())
+        media = [MediaRef("video", server.url(f"/{number}")) for number in range(32)]
+        with pytest.raises(FetchError, match=words):
+            async with Fetcher(LARGE).fetched(media):
+                pass
+        watching.cancel()
+        return max(late)
+
+    bound = 0.15 * slowness()
+    assert best(lambda: asyncio.run(late_s()), bound, 4) < bound
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.parametrize("size", [1, 100, 128, 1000, 40_000])
+def test_89_bodies_in_ordinary_chunks_are_read(serve: Any, size: int) -> None:
+    """A few tiny ones, and any number of larger ones; interim answers and many headers before them are skipped."""
+    data = bytes(range(256)) * (4 if size == 1 else 4000)
+
+    def answer(connection: socket.socket, head: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 20)
+        connection.sendall(_OK + b"X-Padding: aaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n" * 300)
+        connection.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
+        pieces = (data[start : start + size] for start in range(0, len(data), size))
+        connection.sendall(b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces))
+        connection.sendall(b"0\r\nTrailer: a\r\n\r\n")
+
+    if size == 100:
+        with pytest.raises(FetchError, match="fewer than 128"):
+            fetch(serve(answer).url(), "image", LARGE)
+    else:
+        assert fetch(serve(answer).url(), "image", LARGE).data == data

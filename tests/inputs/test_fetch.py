@@ -23,6 +23,7 @@ from tests import tiny
 from tests.inputs import pipes
 from tests.inputs.servers import Answer, plain
 from tests.long import sized
+from tests.server.slowness import slowness
 
 DATA = b"x" * 1000
 SMALL = FetchRules(limits=MediaLimits(max_item_bytes=4000))
@@ -91,6 +92,26 @@ def test_ambiguous_urls_are_refused() -> None:
     ):
         with pytest.raises(FetchError):
             fetch(url, "image", SMALL)
+
+
+@pytest.mark.usefixtures("private")
+def test_95_what_is_too_long_for_a_url_is_not_looked_at(tmp_path: Path) -> None:
+    """Letter by letter, 60 MiB held the event loop for four seconds."""
+    rules = FetchRules(root=tmp_path, limits=SMALL.limits)
+
+    async def fetched(url: str) -> None:
+        async with Fetcher(rules).fetched([MediaRef("image", url)]):
+            pass
+
+    for url in ("http://127.0.0.1/", "https://127.0.0.1/?", "file:///", "/", "a/", "ftp://x/"):
+        long = url + "a/" * (30 << 20)
+        begin = time.perf_counter()
+        with pytest.raises(FetchError, match="at most 16384"):
+            fetch(long, "image", rules)
+        if "http" in url:
+            with pytest.raises(FetchError, match="at most 16384"):
+                asyncio.run(fetched(long))
+        assert time.perf_counter() - begin < 0.2 * slowness()
 
 
 @pytest.mark.usefixtures("private")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beheld.core.request import Request
+from beheld.inputs.pipeline import Chat, RequestOrder
 from beheld.inputs.prompt import chat
 from beheld.inputs.prompt.special_tokens import ControlTokens
 from tests import tiny
@@ -53,7 +54,7 @@ def conversation(slot: str, text: str, pictures: list[Any], family: str) -> tupl
 
 def prepare(family: str, slot: str, text: str, pictures: list[Any]) -> Request:
     messages, options = conversation(slot, text, pictures, family)
-    return pipes.shared(family).prepare_chat(messages, pipes.ONE_TOKEN, request_id="0", **options)
+    return pipes.shared(family).prepare(RequestOrder(Chat(messages, **options), pipes.ONE_TOKEN, request_id="0"))
 
 
 def control_counts(family: str, request: Request) -> dict[int, int]:
@@ -93,13 +94,15 @@ def test_the_text_is_kept(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_texts_that_form_a_marker_only_together(family: str) -> None:
     pipe = pipes.shared(family)
-    marker = pipe._tokenizer.marker("image")
+    marker = pipe._tokenizer.placeholder("image")
     for cut in range(1, len(marker)):
         content = [marker[:cut], {"type": "image", "image": tiny.picture(84, 56, 1)}, marker[cut:], "!"]
-        request = pipe.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0")
+        request = pipe.prepare(
+            RequestOrder(Chat([{"role": "user", "content": content}]), pipes.ONE_TOKEN, request_id="0")
+        )
         assert len(request.spans) == 1, cut
     thirds = [marker[:3], marker[3:6], marker[6:], marker]
-    request = pipe.prepare_chat([{"role": "user", "content": thirds}], pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder(Chat([{"role": "user", "content": thirds}]), pipes.ONE_TOKEN, request_id="0"))
     assert request.spans == ()
 
 
@@ -152,7 +155,7 @@ def test_other_letters_that_normalise_to_a_token() -> None:
 def test_trusted_prompts_keep_their_markers() -> None:
     """A prompt given to generate() is the program's own: what spells a token there is one."""
     pipe = pipes.shared("qwen2")
-    request = pipe.prepare("<|im_start|>user\nHi<|im_end|>", pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder("<|im_start|>user\nHi<|im_end|>", pipes.ONE_TOKEN, request_id="0"))
     assert pipe.tokenizer.convert_tokens_to_ids("<|im_end|>") in request.token_ids
 
 

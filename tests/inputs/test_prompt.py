@@ -10,6 +10,7 @@ import pytest
 from beheld.core.errors import LimitError, MediaError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.media import MediaRef
 from beheld.core.params import SamplingParams
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -17,7 +18,7 @@ PICTURE = tiny.picture(84, 56, 1)
 
 
 def prepare(family: str, prompt: Any, params: SamplingParams = pipes.ONE_TOKEN, **options: Any) -> Any:
-    return pipes.shared(family).prepare(prompt, params, request_id="r", **options)
+    return pipes.shared(family).prepare(RequestOrder(prompt, params, request_id="r", **options))
 
 
 def test_forms_of_text_and_ids() -> None:
@@ -37,7 +38,7 @@ def test_forms_of_text_and_ids() -> None:
         assert list(prepare("llama", prompt).token_ids) == ids
     ranked = pipes.make("llama", {"policy": "priority"})
     salted = {"prompt": text, "cache_salt": "mine"}
-    request = ranked.prepare(salted, pipes.ONE_TOKEN, request_id="r", priority=3, arrival=1.5)
+    request = ranked.prepare(RequestOrder(salted, pipes.ONE_TOKEN, request_id="r", priority=3, arrival=1.5))
     assert (request.salt, request.priority, request.arrival, request.id) == (b"mine", 3, 1.5, "r")
     assert request.prompt == text
 
@@ -82,7 +83,7 @@ def test_markers_must_match_the_media(family: str, markers: int, items: int) -> 
     message = str(caught.value)
     assert f"has {markers} of the marker" in message
     assert f"{items} image" in message
-    assert pipes.shared(family)._tokenizer.marker("image") in message
+    assert pipes.shared(family)._tokenizer.placeholder("image") in message
     if family.startswith("qwen") and items:
         assert "<|vision_start|><|image_pad|><|vision_end|>" in message
 
@@ -133,7 +134,7 @@ def test_limits_per_prompt() -> None:
     off = pipes.make(family, {"limit_per_prompt": {"image": 0}})
     with pytest.raises(LimitError, match="switched off"):
         pipes.ask(off, family, [PICTURE])
-    assert off.prepare("Hi", pipes.ONE_TOKEN, request_id="0").token_ids
+    assert off.prepare(RequestOrder("Hi", pipes.ONE_TOKEN, request_id="0")).token_ids
 
 
 def test_a_prompt_too_long() -> None:
@@ -142,8 +143,8 @@ def test_a_prompt_too_long() -> None:
     with pytest.raises(PromptTooLongError, match="for media"):
         pipes.ask(pipe, family, tiny.pictures(4))
     with pytest.raises(PromptTooLongError, match=r"30 tokens; .* the limit is 30"):
-        pipe.prepare([5] * 30, pipes.ONE_TOKEN, request_id="0")
-    assert len(pipe.prepare([5] * 29, pipes.ONE_TOKEN, request_id="0").token_ids) == 29
+        pipe.prepare(RequestOrder([5] * 30, pipes.ONE_TOKEN, request_id="0"))
+    assert len(pipe.prepare(RequestOrder([5] * 29, pipes.ONE_TOKEN, request_id="0")).token_ids) == 29
     small = pipes.make(family, {"max_encoder_tokens": 3})
     with pytest.raises(LimitError, match="mm_encoder_budget"):
         pipes.ask(small, family, [PICTURE])

@@ -11,6 +11,7 @@ import torch
 from beheld.core.plan import EncodeItem
 from beheld.families import registry
 from beheld.families.phi4_multimodal.model import adapt as adapt_phi4
+from beheld.inputs.pipeline import RequestOrder
 from beheld.models.hf import HFAdapter
 from tests import tiny
 from tests.inputs import pipes
@@ -23,7 +24,7 @@ SECONDS = (0.5, 0.93, 0.1, 0.5, 1.4)
 
 def items_of(family: str, ask: Ask) -> list[EncodeItem]:
     """What a request gives the towers."""
-    spans = pipes.shared(family).prepare(request(family, ask), pipes.ONE_TOKEN, request_id="0").spans
+    spans = pipes.shared(family).prepare(RequestOrder(request(family, ask), pipes.ONE_TOKEN, request_id="0")).spans
     return [EncodeItem(s.item.digest, s.item.modality, s.item.features, s.item.num_embeds) for s in spans]
 
 

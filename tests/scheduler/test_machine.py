@@ -21,6 +21,8 @@ from tests.fakes import (
     FULL,
     VOCAB,
     FakeRunner,
+    chunked,
+    conv,
     expected_tokens,
     fake_capacity,
     fake_config,
@@ -30,6 +32,7 @@ from tests.fakes import (
     sliding,
 )
 from tests.long import sized
+from tests.toy_recurrent import RECURRENT
 
 pytestmark = pytest.mark.case(82)
 
@@ -40,6 +43,12 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (sliding(1), FULL),
     (sliding(3), sliding(10)),
     (FULL, CROSS),
+    (FULL, chunked(7)),
+    (FULL, conv(4)),
+    (sliding(9), conv(3)),
+    (RECURRENT,),
+    (FULL, RECURRENT),
+    (FULL, sliding(6), RECURRENT, CROSS),
 ]
 BROKEN_TOKEN = VOCAB - 1
 BAD = fake_item("bad", 5)

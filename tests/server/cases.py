@@ -102,6 +102,8 @@ CASES: dict[int, str] = {
     86: "every route has every guard",
     87: "bodies of requests in tiny chunks, long trailers",
     88: "bodies without the key",
+    89: "fetched answers in tiny pieces",
+    95: "addresses of megabytes",
 }
 
 

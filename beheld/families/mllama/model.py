@@ -91,7 +91,7 @@ class Mllama:
 
         Tokens of other sequences pass them unchanged: their attention is zero, and `sighted_T` masks what follows it.
         """
-        beside = current().beside
+        beside = current().cross
         told: dict[str, Any] = {}
         if beside is not None:
             sighted_T = beside.metadata.sighted_T.to(embeds_TH.dtype)

@@ -8,18 +8,23 @@ import binascii
 import os
 import re
 import stat
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
 from beheld.utils import env
+from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
+# Characters of a URL or a path: far more than any server takes.
+MAX_URL = 16 << 10
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _DATA = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
 _CHUNK = 1 << 16
@@ -68,6 +73,7 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
         return Fetched(_read_file(source.expanduser(), None, rules.limits), "path")
     if source[:5].lower() == "data:":
         return Fetched(_read_data(source, rules.limits), "data URL")
+    check_length(source)
     if is_remote(source):
         # In a thread of its own, because the caller's may have an event loop already.
         with ThreadPoolExecutor(1, thread_name_prefix="beheld-fetch") as thread:
@@ -87,12 +93,29 @@ def is_remote(source: object) -> bool:
     return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
 
 
+def check_length(url: str) -> None:
+    """Refuse a URL or a path, other than a data URL, that is too long to be one, before anything looks at its letters.
+
+    Raises:
+        FetchError: it is.
+    """
+    if len(url) > MAX_URL:
+        raise FetchError(
+            f"The URL has {len(url)} characters; at most {MAX_URL} are taken.",
+            "Give the item itself, as a data URL or the like.",
+        )
+
+
 async def _at_once(num_bytes: int) -> None:
     """There is room."""
 
 
 async def fetch_remote(
-    url: str, modality: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]] = _at_once
+    url: str,
+    modality: str,
+    rules: FetchRules,
+    reserve: Callable[[int], Awaitable[None]] = _at_once,
+    turns: LoopShare | None = None,
 ) -> Fetched:
     """The bytes behind an http or https URL. Cancelling it hangs up.
 
@@ -101,15 +124,17 @@ async def fetch_remote(
         modality: decides how long it may take.
         rules: what may be opened.
         reserve: waits until there is room for so many bytes more; the waiting counts as time.
+        turns: of all fetches of an event loop, in which what comes in tiny pieces is parsed; None if it is alone.
 
     Raises:
         FetchError: it may not be fetched, could not be, or took too long.
         LimitError: it is larger than the limits allow.
     """
+    check_length(url)
     begin = asyncio.get_running_loop().time()
     try:
         async with paced(*times_s(modality)) as pace:
-            data = await _read_http(url, rules, reserve, pace)
+            data = await _read_http(url, rules, reserve, pace, turns or LoopShare())
     except TimeoutError as error:
         raise FetchError(
             "The server took too long.",
@@ -235,7 +260,12 @@ def _unopened(error: OSError | ValueError) -> FetchError:
 # ---------------------------------------------------------------------- http
 
 
-async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace) -> bytes:
+async def _read_http(
+    url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace, turns: LoopShare
+) -> bytes:
+    if "beheld.inputs.fetch.pinned_http" not in sys.modules:
+        # It takes as long as a hundred small requests, and the event loop is theirs.
+        await asyncio.to_thread(import_module, "beheld.inputs.fetch.pinned_http")
     from beheld.inputs.fetch import pinned_http, url_mirror
 
     for _ in range(MAX_REDIRECTS + 1):
@@ -250,7 +280,9 @@ async def _read_http(url: str, rules: FetchRules, reserve: Callable[[int], Await
         if copy is not None:
             own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)
             return await asyncio.to_thread(_read_allowed, copy, own)
-        status, location, body = await pinned_http.get(place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace)
+        status, location, body = await pinned_http.get(
+            place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace, turns
+        )
         if status not in _REDIRECTS:
             if status != 200:
                 raise FetchError(f"The server answered with status {status}.", "Check the URL.")

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from beheld.core.errors import FetchError, MediaError
 from beheld.core.media import MediaRef, item_name
-from beheld.inputs.fetch.fetch import FetchRules, fetch_remote, is_remote, times_s
+from beheld.inputs.fetch.fetch import MAX_URL, FetchRules, fetch_remote, is_remote, times_s
+from beheld.utils.loop_share import LoopShare
 
 _MAX_AT_ONCE = 256
 # So that a host that hangs holds only its part of them.
@@ -32,6 +33,7 @@ class Fetcher:
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
         self._room = Room(max(rules.limits.max_fetched_bytes, rules.limits.max_item_bytes))
+        self._parsing = LoopShare()
         self._all = _Turns(_MAX_AT_ONCE)
         self._hosts = _Turns(_MAX_PER_HOST)
 
@@ -52,7 +54,9 @@ class Fetcher:
                 return ref
             _, timeout = times_s(ref.modality)
             async with self._turn(ref.source, timeout):
-                return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, reserve))
+                return replace(
+                    ref, source=await fetch_remote(ref.source, ref.modality, self._rules, reserve, self._parsing)
+                )
 
         try:
             found = await asyncio.gather(*map(one, media), return_exceptions=True)
@@ -66,7 +70,11 @@ class Fetcher:
         """In line behind others who ask the same host, then behind all."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
-            async with asyncio.timeout_at(deadline) as waiting, self._hosts.turn(_host(url)), self._all.turn(""):
+            async with (
+                asyncio.timeout_at(deadline) as waiting,
+                self._hosts.turn(_host(url)),
+                self._all.turn(""),
+            ):
                 waiting.reschedule(None)
                 yield
         except TimeoutError as error:
@@ -85,7 +93,7 @@ def _or_raise(media: Sequence[MediaRef], index: int, found: MediaRef | BaseExcep
 
 def _host(url: str) -> str:
     try:
-        return (urlsplit(url).hostname or "").lower()
+        return (urlsplit(url[:MAX_URL]).hostname or "").lower()
     except ValueError:
         # Refused with its reason where it is taken apart.
         return ""

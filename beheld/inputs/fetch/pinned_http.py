@@ -24,6 +24,7 @@ import httpcore
 
 from beheld.core.errors import FetchError, LimitError, first_line
 from beheld.utils import env
+from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace
 
 # Ranges that carry or lead to other addresses, or that Python counts as global though they are not for us: IANA's
@@ -39,6 +40,17 @@ _REFUSED = tuple(map(ipaddress.ip_network, _SPECIAL.split()))
 _MAX_RESOLVING = 64
 # Bytes for which room is made at a time, of a body whose length the server does not tell.
 _STEP = 8 << 20
+# Headers of one answer, with the interim answers before it.
+MAX_HEAD_BYTES = 32 << 10
+_HEAD_STEP = 2 << 10
+# Of a body: so many pieces may be of any size, and each further one needs so many bytes.
+MAX_TINY_PIECES = 1024
+MIN_PIECE_BYTES = 128
+# Smaller pieces take longer to parse than to send: after so many of them others have their turn.
+_SMALL_BYTES = 1024
+_SMALL_PIECES = 16
+# Bytes of a body in chunks that are read at a time, and that may hold no content: a chunk's frame, or trailers.
+_CHUNKED_STEP = 16 << 10
 _resolving = threading.BoundedSemaphore(_MAX_RESOLVING)
 _UNSAFE = frozenset("\\ \t\r\n\0")
 
@@ -138,7 +150,12 @@ def is_public(address: str) -> bool:
 
 
 async def get(
-    place: Place, max_bytes: int, stop_at: Collection[int], reserve: Callable[[int], Awaitable[None]], pace: Pace
+    place: Place,
+    max_bytes: int,
+    stop_at: Collection[int],
+    reserve: Callable[[int], Awaitable[None]],
+    pace: Pace,
+    turns: LoopShare,
 ) -> tuple[int, str | None, bytes]:
     """One GET. How long it may take is the caller's to bound.
 
@@ -148,6 +165,7 @@ async def get(
         stop_at: statuses whose body is not read.
         reserve: waits until there is room for so many bytes; called as a body grows whose length is not told.
         pace: is told of what comes, and of waiting that is not for the server.
+        turns: in which answers are parsed that come in tiny pieces.
 
     Returns:
         Status, the Location header, the body.
@@ -164,17 +182,19 @@ async def get(
         scheme=place.scheme.encode(), host=place.host.encode(), port=place.port, target=place.target.encode()
     )
     headers = [("Host", host), ("User-Agent", "beheld"), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
-    context = _certificates() if place.scheme == "https" else None
-    backend = _CheckedBackend(address)
+    context = await asyncio.to_thread(_certificates) if place.scheme == "https" else None
+    meter = _Meter(turns)
+    backend = _CheckedBackend(address, meter)
     try:
         async with (
             httpcore.AsyncConnectionPool(ssl_context=context, network_backend=backend, retries=0) as pool,
             pool.stream("GET", url, headers=headers) as response,
         ):
+            meter.head_ended()
             fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
             if response.status in stop_at:
                 return response.status, fields.get("location"), b""
-            return response.status, None, await _body(response, fields, max_bytes, reserve, pace)
+            return response.status, None, await _body(response, fields, max_bytes, reserve, pace, meter)
     except (httpcore.TimeoutException, TimeoutError) as error:
         raise TimeoutError from error
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
@@ -187,7 +207,12 @@ def _certificates() -> ssl.SSLContext:
 
 
 async def _body(
-    response: Any, fields: dict[str, str], max_bytes: int, reserve: Callable[[int], Awaitable[None]], pace: Pace
+    response: Any,
+    fields: dict[str, str],
+    max_bytes: int,
+    reserve: Callable[[int], Awaitable[None]],
+    pace: Pace,
+    meter: _Meter,
 ) -> bytes:
     if fields.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise FetchError("The server sent compressed content that was not asked for.")
@@ -198,6 +223,8 @@ async def _body(
     room = min(_STEP, max_bytes) if known is None else known
     with pace.waiting():
         await reserve(room)
+    if known is None:
+        meter.step = _CHUNKED_STEP
     parts: list[bytes] = []
     total = 0
     async for chunk in response.aiter_stream():
@@ -211,14 +238,100 @@ async def _body(
             room += more
         pace.came(len(chunk))
         parts.append(chunk)
+        await meter.piece(len(chunk), len(parts), total)
     return b"".join(parts)
 
 
-class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to one address, whatever the name."""
+class _Meter:
+    """Bounds what parsing one answer costs, beside what it holds, and lets others have their turn meanwhile.
 
-    def __init__(self, address: str) -> None:
+    Attributes:
+        step: bytes that are read at a time.
+    """
+
+    def __init__(self, turns: LoopShare) -> None:
+        self._turns = turns
+        self._in_head = True
+        self._empty_bytes = 0
+        self._small = 0
+        self.step = _HEAD_STEP
+
+    def head_ended(self) -> None:
+        """What comes now is the body."""
+        self._in_head = False
+        self._empty_bytes = 0
+        self.step = 64 << 10
+
+    async def read(self, num_bytes: int) -> None:
+        """So many bytes came, and are parsed next.
+
+        Raises:
+            FetchError: so many came without any content.
+        """
+        if self._in_head or self._empty_bytes:
+            await self._turns.turn()
+        self._empty_bytes += num_bytes
+        if self._in_head and self._empty_bytes > MAX_HEAD_BYTES:
+            raise FetchError(f"The server's headers have more than {MAX_HEAD_BYTES} bytes.", "Check the URL.")
+        if not self._in_head and self._empty_bytes > self.step + _CHUNKED_STEP:
+            raise FetchError("The server sends a body without content.", "Check the URL.")
+
+    async def piece(self, num_bytes: int, num_pieces: int, total_bytes: int) -> None:
+        """A piece of content came, the last of so many.
+
+        Raises:
+            FetchError: they are too small.
+        """
+        self._empty_bytes = 0
+        if num_pieces > MAX_TINY_PIECES + total_bytes // MIN_PIECE_BYTES:
+            raise FetchError(
+                f"The server sends its body in pieces of fewer than {MIN_PIECE_BYTES} bytes.",
+                "Give the item itself, as a data URL or the like.",
+            )
+        self._small += num_bytes < _SMALL_BYTES
+        if self._small >= _SMALL_PIECES:
+            self._small = 0
+            await self._turns.turn()
+
+
+class _MeteredStream(httpcore.AsyncNetworkStream):
+    """Tells a meter of what is read."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream, meter: _Meter) -> None:
+        self._inner = inner
+        self._meter = meter
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """As the other's, as much as the meter lets be read at a time."""
+        data = await self._inner.read(min(max_bytes, self._meter.step), timeout)
+        await self._meter.read(len(data))
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """As the other's."""
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """As the other's."""
+        await self._inner.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        """As the other's; its bytes are counted once they are deciphered."""
+        return _MeteredStream(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._meter)
+
+    def get_extra_info(self, info: str) -> Any:
+        """As the other's."""
+        return self._inner.get_extra_info(info)
+
+
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to one address, whatever the name; a meter is told of what comes from there."""
+
+    def __init__(self, address: str, meter: _Meter) -> None:
         self._address = address
+        self._meter = meter
 
     async def connect_tcp(
         self,
@@ -230,4 +343,5 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Dial the checked address."""
         del host
-        return await httpcore.AnyIOBackend().connect_tcp(self._address, port, timeout, local_address, socket_options)
+        stream = await httpcore.AnyIOBackend().connect_tcp(self._address, port, timeout, local_address, socket_options)
+        return _MeteredStream(stream, self._meter)

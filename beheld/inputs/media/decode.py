@@ -18,7 +18,6 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, first_line
 from beheld.inputs.media import header
-from beheld.utils.gil import out_of_turn
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _ORIENTATION = 0x0112
@@ -40,7 +39,7 @@ class Picture:
 
 # Pillow reads a file into its picture when that is first asked for, seeks in it to count frames, and reads its tags
 # late: none of this is made for several threads, which see pictures half read, or no tags.
-# Should Ctrl-C come between taking one and the block that gives it back, the main thread still has it, and passes.
+# Should Ctrl-C come between taking one and giving it back, the main thread still has it, and passes.
 _LOCKS = tuple(threading.RLock() for _ in range(64))
 
 
@@ -48,13 +47,8 @@ _LOCKS = tuple(threading.RLock() for _ in range(64))
 def alone_with(picture: Any) -> Iterator[None]:
     """Within the block no other thread of ours touches this PIL picture of the user's, who may give it many times."""
     lock = _LOCKS[id(picture) // 16 % len(_LOCKS)]
-    # Whoever waits for it has no turn, so whoever has it gets one.
-    with out_of_turn():
-        lock.acquire()
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def is_tensor(value: Any) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beheld.core.errors import ParamsError, ProcessError, first_line
-from beheld.inputs.media.video import Clip, Sampling
+from beheld.inputs.media.video import Clip, FrameSampling
 
 # By these a processor chooses among frames.
 _CHOOSING = ("num_frames", "min_frames", "fps")
@@ -73,7 +73,7 @@ def check(options: Mapping[str, Any]) -> None:
         ParamsError: one is out of range.
     """
     try:
-        Sampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
+        FrameSampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
     except ParamsError as error:
         raise ParamsError(error.reason, error.remedy, param="mm_processor_kwargs") from error
 

@@ -32,7 +32,7 @@ class Source:
     kind: str
     digest: bytes
     payload: Any
-    sampling: video.Sampling | None = None
+    sampling: video.FrameSampling | None = None
     content: Content | None = None
     borrowed: bool = False
 

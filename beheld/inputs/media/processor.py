@@ -36,7 +36,7 @@ _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ProcessorInput:
     """One item to be processed: decoded content, its digest as an item, options in the processor's terms, setting."""
 
     modality: str
@@ -157,7 +157,7 @@ class ItemProcessor:
 
     # ------------------------------------------------------------------ what it does
 
-    def process(self, job: Job) -> Processed:
+    def process(self, job: ProcessorInput) -> Processed:
         """Make the item.
 
         Raises:
@@ -192,7 +192,7 @@ class ItemProcessor:
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         return Processed(item, *self._described(job, shown, item, outputs))
 
-    def _shown(self, processor: Any, job: Job) -> Shown | None:
+    def _shown(self, processor: Any, job: ProcessorInput) -> Shown | None:
         """Of a video, what the processor is given of it."""
         if not isinstance(job.content, Clip):
             return None
@@ -201,7 +201,7 @@ class ItemProcessor:
         return frames.shown(job.content, job.options, part, merge, self._family.frame_rate)
 
     def _described(
-        self, job: Job, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
+        self, job: ProcessorInput, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """What the model sees or hears of the item, and what was lost of it."""
         processor = self.loaded()
@@ -246,7 +246,9 @@ class ItemProcessor:
             self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
         return self._own_tokenizer
 
-    def _call(self, processor: Any, job: Job, shown: Shown | None) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
+    def _call(
+        self, processor: Any, job: ProcessorInput, shown: Shown | None
+    ) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
         if shown is not None:
             content, arguments = shown.clip.frames, shown.arguments
         else:
@@ -275,7 +277,7 @@ class ItemProcessor:
                 self._known_arguments[key] = known
         return copy.deepcopy(known)
 
-    def _item(self, job: Job, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
+    def _item(self, job: ProcessorInput, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
         import torch
 
         layout: dict[str, tuple[Any, ...]] = {}
@@ -317,7 +319,7 @@ class ItemProcessor:
 _METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_process_audio"}
 
 
-def _check_frames(job: Job, shown: Shown, used: Mapping[str, Any]) -> None:
+def _check_frames(job: ProcessorInput, shown: Shown, used: Mapping[str, Any]) -> None:
     """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
     most = job.options.get("max_frames")
     if most is None or used.get("frames", 0) <= most:
@@ -334,7 +336,7 @@ def _check_frames(job: Job, shown: Shown, used: Mapping[str, Any]) -> None:
     )
 
 
-def _remedy(job: Job) -> str:
+def _remedy(job: ProcessorInput) -> str:
     clip = job.content
     if isinstance(clip, Clip) and clip.indices is None and clip.total > len(clip.frames):
         return f"Say with frames_indices which of the video's {clip.total} frames these {len(clip.frames)} are."

@@ -21,14 +21,14 @@ _MAX_PACKETS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FrameSampling:
     """Which frames to take: `num_frames` at most, evenly spread (None: all), or `fps` per second."""
 
     num_frames: int | None = DEFAULT_FRAMES
     fps: float | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Sampling:
+    def of(cls, options: Mapping[str, Any]) -> FrameSampling:
         """From media_io_kwargs["video"]: num_frames (-1 means all) and fps.
 
         Raises:
@@ -45,7 +45,7 @@ class Sampling:
             return cls(None if "num_frames" not in options else _count(count), float(fps))
         return cls(_count(count))
 
-    def at_most(self, most: int | None) -> Sampling:
+    def at_most(self, most: int | None) -> FrameSampling:
         """The same, with no more than `most` frames, if that is a bound.
 
         Raises:
@@ -108,7 +108,7 @@ class Clip:
         return tuple(round(place / self.fps, 3) for place in places)
 
 
-def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
+def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Clip:
     """Decode the sampled frames of a video file, and little more of it than they need.
 
     Raises:

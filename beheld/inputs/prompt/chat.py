@@ -40,7 +40,7 @@ _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ParsedChat:
     """Messages ready for a template, and the media they hold in the order of the text."""
 
     messages: tuple[Mapping[str, Any], ...]
@@ -91,7 +91,7 @@ class ChatForm:
 
 def read(
     messages: Sequence[Mapping[str, Any]], form: ChatForm, control: ControlTokens, limits: MediaLimits
-) -> Conversation:
+) -> ParsedChat:
     """Take messages apart and put them into the template's form, with control spellings replaced by stand-ins.
 
     Raises:
@@ -111,7 +111,7 @@ def read(
                 f"Message {number} is not a mapping.", 'Give {"role": ..., "content": ...}.', param=_field(number)
             )
         out.append(_message(message, number, form, control, stand_ins, media, limits))
-    return Conversation(tuple(out), tuple(media), stand_ins)
+    return ParsedChat(tuple(out), tuple(media), stand_ins)
 
 
 def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:

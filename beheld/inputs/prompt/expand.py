@@ -9,7 +9,7 @@ from beheld.core.errors import MarkerError
 from beheld.core.media import MediaItem, MediaSpan
 
 
-def count_markers(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
+def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
     """Modality -> how many markers the ids hold; modalities without any are left out."""
     counts = {modality: token_ids.count(token) for modality, token in placeholder_ids.items()}
     return {modality: count for modality, count in counts.items() if count}

@@ -70,7 +70,7 @@ class PromptTokenizer:
         self._copied: tuple[int, Any] | None = None
 
     @property
-    def marks(self) -> Mapping[str, int]:
+    def placeholder_ids(self) -> Mapping[str, int]:
         """Modality -> the id that an item replaces in a prompt."""
         return self._markers
 
@@ -98,22 +98,27 @@ class PromptTokenizer:
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
-        usual = _usual(tokenizer)
-        if len(text) > SHORT_TEXT and usual:
+        if len(text) < _BRIEF_TEXT and _usual(tokenizer):
+            return self._encoded(text, add_special_tokens, most)
+        with out_of_turn():
+            return self._encoded(text, add_special_tokens, most)
+
+    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
+        tokenizer = self._require()
+        if not _usual(tokenizer):
+            with self._lock:
+                ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
+            return ids
+        if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
-            with out_of_turn():
-                return [*before, *self._long().encode(text, most), *after]
-        if usual:
-            backend = tokenizer.backend_tokenizer
-            if not self._shared and _unset(backend):
-                found = _encoded(backend, text, add_special_tokens)
-                # Else it was given away in between, and its new owner may have called it.
-                if not self._shared:
-                    return found
-            return _encoded(self._own(backend), text, add_special_tokens)
-        with out_of_turn(), self._lock:
-            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
-        return ids
+            return [*before, *self._long().encode(text, most), *after]
+        backend = tokenizer.backend_tokenizer
+        if not self._shared and _unset(backend):
+            found = _encoded(backend, text, add_special_tokens)
+            # Else it was given away in between, and its new owner may have called it.
+            if not self._shared:
+                return found
+        return _encoded(self._own(backend), text, add_special_tokens)
 
     def share(self) -> Any:
         """The tokenizer itself, for whoever may call it from now on, in other threads and in other ways."""
@@ -125,7 +130,7 @@ class PromptTokenizer:
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:
-            with out_of_turn(), self._lock:
+            with self._lock:
                 self._copied = copied = (size, _copy(backend))
         return copied[1]
 
@@ -210,7 +215,7 @@ class PromptTokenizer:
                 texts[modality] = (text, token)
         return texts
 
-    def marker(self, modality: str) -> str:
+    def placeholder(self, modality: str) -> str:
         """The placeholder's text, for messages to the user."""
         token = self._markers.get(modality)
         if self.inner is None or token is None:
@@ -266,8 +271,7 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
         found = backend.encode(text, add_special_tokens=add_special_tokens).ids
     else:
         # Of this library's calls only those for many texts let other threads run meanwhile.
-        with out_of_turn():
-            found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     return found
 
 

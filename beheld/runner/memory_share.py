@@ -11,7 +11,7 @@ from beheld.platform.platform import Platform
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """What an engine may take of a GPU, and what was there when it began: others may hold the rest.
 
     Attributes:
@@ -29,7 +29,7 @@ class Share:
     held_bytes: int
 
     @classmethod
-    def of(cls, platform: Platform, fraction: float) -> Share:
+    def of(cls, platform: Platform, fraction: float) -> MemoryShare:
         """The share of an engine that begins now."""
         # An engine that was dropped before leaves cycles of objects, and memory that PyTorch keeps for later.
         if platform.reserved_bytes():

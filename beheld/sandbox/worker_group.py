@@ -1,4 +1,4 @@
-"""A pool of worker processes, each of which can be killed without harm to anything but its task."""
+"""The workers of one task type, each of which can be killed without harm to anything but its task."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from beheld.core.errors import BeheldError, UserError, WorkerError
-from beheld.sandbox.codec import Codec
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.link import Link, pair
-from beheld.utils.cancellation import Departure
-from beheld.utils.log import get_logger
-
-logger = get_logger(__name__)
+from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+from beheld.utils.cancellation import CancelToken
 
 # A fork server only forks and reaps: one that takes longer than this is stopped or gone.
 _CONTROL_S = 5.0
@@ -37,45 +33,6 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_VISIBLE_DEVICES": "",
 }
-
-
-class Fault(StrEnum):
-    """What may happen to a worker: it exceeds its time, or its memory, or it ends."""
-
-    TIME = "time"
-    MEMORY = "memory"
-    ENDED = "ended"
-
-
-class WorkerFault(Exception):
-    """A task that was not answered.
-
-    Args:
-        fault: why.
-        how: of a worker that ended, in words ("signal SIGSEGV").
-    """
-
-    def __init__(self, fault: Fault, how: str = "") -> None:
-        super().__init__(f"{fault} {how}".strip())
-        self.fault = fault
-        self.how = how
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """What a pool's workers are.
-
-    Attributes:
-        module: the module that does the work; see forkserver.main.
-        settings: what its `load` is given.
-        codec: the module's CODEC.
-        memory_bytes: what each worker may take beyond what all share.
-    """
-
-    module: str
-    settings: Any
-    codec: Codec
-    memory_bytes: int
 
 
 @dataclass(eq=False)
@@ -92,7 +49,7 @@ class _Worker:
         return not readable
 
     def hang_up(self) -> None:
-        """Let whoever waits for its answer, in any thread, wait no longer; it is of no further use."""
+        """End every thread's waiting for its answer; it is of no further use."""
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_RDWR)
 
@@ -105,35 +62,28 @@ class _Server:
         BeheldError: what its module said as it was loaded.
     """
 
-    def __init__(self, settings: PoolSettings) -> None:
-        self._codec = settings.codec
+    def __init__(self, kind: TaskType[Any, Any]) -> None:
+        self._codec = kind.codec
         self.alive = True
         self._control, theirs = pair()
         with theirs:
             name = str(theirs.fileno())
-            command = [
-                sys.executable,
-                "-m",
-                "beheld.sandbox.forkserver",
-                name,
-                settings.module,
-                str(settings.memory_bytes),
-            ]
+            command = [sys.executable, "-m", "beheld.sandbox.forkserver", name, kind.name, str(kind.memory_bytes)]
             # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), start_new_session=True, env={**os.environ, **_ENVIRONMENT}
             )
         try:
-            link = Link(self._control, settings.codec)
-            link.send(settings.settings)
-            kind, said = link.receive(_START_S)
+            link = Link(self._control, self._codec)
+            link.send(kind.settings())
+            status, said = link.receive(_START_S)
         except (OSError, EOFError, ValueError) as error:
             self.close()
             raise WorkerError("The processes that prepare requests cannot be started.", "The log says why.") from error
         except BaseException:
             self.close()
             raise
-        if kind != DONE:
+        if status != DONE:
             self.close()
             raise said
 
@@ -180,18 +130,12 @@ class _Server:
         self._process.wait()
 
 
-class WorkerPool:
-    """Up to `count` workers, which begin with the first task. Safe to use from several threads.
+class WorkerGroup:
+    """The workers of one task type, which begin with the first task. Safe to use from several threads."""
 
-    Args:
-        settings: what the workers are.
-        count: the most at work at a time.
-    """
-
-    def __init__(self, settings: PoolSettings, count: int) -> None:
-        assert count > 0
-        self._settings = settings
-        self._count = count
+    def __init__(self, kind: TaskType[Any, Any]) -> None:
+        assert kind.max_workers > 0
+        self._kind = kind
         self._changed = threading.Condition()
         self._idle: deque[_Worker] = deque()
         self._busy: set[_Worker] = set()
@@ -203,46 +147,41 @@ class WorkerPool:
         # What the module said as it was loaded, which it would say again.
         self._refusal: UserError | None = None
 
-    def run(self, task: Any, timeout_s: float, departure: Departure | None = None) -> Any:
+    def run(self, task: Any, cancel: CancelToken) -> Any:
         """A worker's answer to `task`. Waiting for a free worker does not count as its time.
-
-        If whoever asked leaves meanwhile, neither is waited for any longer, and the worker is killed.
 
         Raises:
             WorkerFault: it took too long or too much, or its process ended; only this task is lost.
             WorkerError: workers cannot be started.
             BeheldError: what the work itself raised.
-            Departed: they have left.
+            Cancelled: the task was cancelled; a worker that was at it is killed.
         """
-        departure = departure or Departure()
-        worker = self._take(departure)
+        worker = self._take(cancel)
         try:
-            with departure.told(worker.hang_up):
-                kind, said = self._ask(worker, task, timeout_s)
+            with cancel.calling(worker.hang_up):
+                status, answer = self._ask(worker, task)
         except BaseException:
             self._give_back(worker, fit=False)
             # Then its end was our doing.
-            departure.check()
+            cancel.check()
             raise
         # One that ran out of memory may hold more of it than the next task leaves over.
-        self._give_back(worker, fit=kind != NO_MEMORY)
-        if kind == DONE:
-            return said
-        if kind == FAILED and isinstance(said, BeheldError):
-            raise said
+        self._give_back(worker, fit=status != NO_MEMORY)
+        if status == DONE:
+            return answer
+        if status == FAILED and isinstance(answer, BeheldError):
+            raise answer
         raise WorkerFault(Fault.MEMORY)
 
-    def warm(self) -> None:
-        """Begin to load what workers need, without waiting for it; an error is told with the first task."""
+    def load(self) -> None:
+        """Load what workers need, if that was not done before.
 
-        def begin() -> None:
-            try:
-                with self._server_lock:
-                    self._living()
-            except BeheldError as error:
-                logger.warning("%s", error)
-
-        threading.Thread(target=begin, name="beheld-workers", daemon=True).start()
+        Raises:
+            WorkerError: workers cannot be started.
+            BeheldError: what loading raised.
+        """
+        with self._server_lock:
+            self._living()
 
     def pids(self) -> tuple[int, ...]:
         """The numbers of the worker processes."""
@@ -268,7 +207,8 @@ class WorkerPool:
 
     # ------------------------------------------------------------------ one task
 
-    def _ask(self, worker: _Worker, task: Any, timeout_s: float) -> tuple[Any, Any]:
+    def _ask(self, worker: _Worker, task: Any) -> tuple[Any, Any]:
+        timeout_s = self._kind.timeout_s(task)
         begun = time.monotonic()
         try:
             worker.link.send(task, timeout_s)
@@ -283,11 +223,11 @@ class WorkerPool:
             raise WorkerFault(Fault.ENDED, "an answer that makes no sense")
         return answer
 
-    def _take(self, departure: Departure) -> _Worker:
-        with departure.told(self._wake), self._changed:
-            while self._taken >= self._count and not self._closed:
+    def _take(self, cancel: CancelToken) -> _Worker:
+        with cancel.calling(self._wake), self._changed:
+            while self._taken >= self._kind.max_workers and not self._closed:
                 self._changed.wait()
-                departure.check()
+                cancel.check()
             if self._closed:
                 raise WorkerError("The engine was closed.")
             self._taken += 1
@@ -336,7 +276,7 @@ class WorkerPool:
             raise self._refusal
         if self._server is None or not self._server.alive:
             try:
-                self._server = _Server(self._settings)
+                self._server = _Server(self._kind)
             except UserError as error:
                 self._refusal = error
                 raise

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from beheld.attention import columns
+from beheld.attention import dense_decode_cache
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.torch_ref import TorchBackend
 from tests.attention.naive import Case, expected
@@ -82,7 +82,7 @@ class Story:
 def test_steps_of_the_same_sequences(
     heads: int, kv_heads: int, window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "_ROOM", 5)
+    monkeypatch.setattr(dense_decode_cache, "_ROOM", 5)
     story = Story(heads, kv_heads, window)
     for number, length in enumerate((3, 17, 9)):
         story.admit(number, number, length)
@@ -161,7 +161,7 @@ def test_layers_that_find_no_room_are_gathered(monkeypatch: pytest.MonkeyPatch) 
     first, second = Story(), Story()
     second.backend = first.backend
     # Two sequences, 73 columns, 2 heads, 8 + 6 numbers of 4 bytes, for one of the two layers.
-    monkeypatch.setattr(columns, "_MOST_BYTES", 2 * 73 * 2 * 14 * 4)
+    monkeypatch.setattr(dense_decode_cache, "_MOST_BYTES", 2 * 73 * 2 * 14 * 4)
     for story in (first, second):
         for number in range(2):
             story.admit(number, number, 6)

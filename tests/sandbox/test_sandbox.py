@@ -18,19 +18,49 @@ import numpy as np
 import pytest
 
 from beheld.core.errors import ConfigError, DecodeError, EngineError, WorkerError
-from beheld.sandbox.pool import Fault, PoolSettings, WorkerFault, WorkerPool
-from beheld.utils.cancellation import Departed, Departure
+from beheld.sandbox.sandbox import Sandbox
+from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+from beheld.utils.cancellation import Cancelled, CancelToken
 from tests.sandbox import tasks
 
 MIB = 1 << 20
 
 
-def make(count: int = 2, memory_mib: int = 96, **settings: Any) -> WorkerPool:
-    return WorkerPool(PoolSettings("tests.sandbox.tasks", settings, tasks.CODEC, memory_mib * MIB), count)
+class Pool:
+    """A sandbox with one task type; each task has its own time."""
+
+    def __init__(self, count: int, memory_mib: int, settings: dict[str, Any]) -> None:
+        self.sandbox = Sandbox()
+        self.kind: TaskType[Any, Any] = TaskType(
+            load=tasks.load,
+            settings=lambda: settings,
+            answer=object,
+            timeout_s=lambda task: float(task[2]),
+            memory_bytes=memory_mib * MIB,
+            max_workers=count,
+            error=lambda task, fault: fault,
+        )
+
+    def run(self, task: tuple[str, Any], timeout_s: float, cancel: CancelToken | None = None) -> Any:
+        return self.sandbox.run(self.kind, (*task, timeout_s), cancel)
+
+    def pids(self) -> tuple[int, ...]:
+        return self.sandbox.pids(self.kind)
+
+    @property
+    def server_pid(self) -> int | None:
+        return self.sandbox.server_pid(self.kind)
+
+    def close(self) -> None:
+        self.sandbox.close()
+
+
+def make(count: int = 2, memory_mib: int = 96, **settings: Any) -> Pool:
+    return Pool(count, memory_mib, settings)
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
+def pool() -> Iterator[Pool]:
     made = make()
     yield made
     made.close()
@@ -52,7 +82,7 @@ def gone(numbers: list[int], within_s: float) -> bool:
     return not any(map(alive, numbers))
 
 
-def test_answers_come_back_whole(pool: WorkerPool) -> None:
+def test_answers_come_back_whole(pool: Pool) -> None:
     for value in (None, "text", b"bytes", {"a": [1, (2, 3)]}, b"x" * (3 * MIB)):
         assert pool.run(("echo", value), 10) == value
     rng = np.random.default_rng(0)
@@ -63,7 +93,7 @@ def test_answers_come_back_whole(pool: WorkerPool) -> None:
         assert np.array_equal(found, array)
 
 
-def test_what_the_work_raises_is_raised_here(pool: WorkerPool) -> None:
+def test_what_the_work_raises_is_raised_here(pool: Pool) -> None:
     with pytest.raises(DecodeError, match=r"It is broken\. Mend it\."):
         pool.run(("refuse", "It is broken."), 10)
     with pytest.raises(EngineError, match="ZeroDivisionError"):
@@ -83,7 +113,7 @@ FAULTS: dict[str, tuple[tuple[str, Any], Fault, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_31_a_fault_costs_its_task_alone(pool: WorkerPool, name: str) -> None:
+def test_31_a_fault_costs_its_task_alone(pool: Pool, name: str) -> None:
     task, fault, how = FAULTS[name]
     before = pool.run(("pid", None), 10)
     neighbour: list[Any] = []
@@ -110,31 +140,31 @@ def test_61_who_leaves_takes_the_work_along(task: tuple[str, Any]) -> None:
     pool = make(1)
     pool.run(("echo", 1), 10)
     (number,) = pool.pids()
-    one, other = Departure(), Departure()
+    one, other = CancelToken(), CancelToken()
     ended: list[str] = []
 
-    def ask(name: str, departure: Departure) -> None:
+    def ask(name: str, cancel: CancelToken) -> None:
         try:
-            pool.run(task, 60, departure)
-        except Departed:
+            pool.run(task, 60, cancel)
+        except Cancelled:
             ended.append(name)
 
     threads = [threading.Thread(target=ask, args=given) for given in (("one", one), ("other", other))]
     for thread in threads:
         thread.start()
         time.sleep(0.1)
-    other.leave()
+    other.cancel()
     threads[1].join(2)
     assert ended == ["other"]
     assert alive(number), "who waits has no worker to take along"
-    one.leave()
+    one.cancel()
     threads[0].join(2)
     assert ended == ["other", "one"]
     assert gone([number], 2)
     begin = time.monotonic()
-    assert pool.run(("echo", 2), 10, Departure()) == 2
+    assert pool.run(("echo", 2), 10, CancelToken()) == 2
     assert time.monotonic() - begin < 1.0
-    with pytest.raises(Departed):
+    with pytest.raises(Cancelled):
         pool.run(("echo", 3), 10, one)
     assert len(pool.pids()) == 1
     pool.close()
@@ -147,12 +177,12 @@ def test_61_leaving_in_every_moment_costs_no_other_task() -> None:
     waits = [chance.uniform(0.0, 0.006) for _ in range(200)]
 
     def ask(number: int) -> int | None:
-        departure = Departure()
+        cancel = CancelToken()
         if number % 2:
-            threading.Timer(waits[number], departure.leave).start()
+            threading.Timer(waits[number], cancel.cancel).start()
         try:
-            found: int = pool.run(("echo", number), 20, departure)
-        except Departed:
+            found: int = pool.run(("echo", number), 20, cancel)
+        except Cancelled:
             assert number % 2
             return None
         return found
@@ -161,12 +191,13 @@ def test_61_leaving_in_every_moment_costs_no_other_task() -> None:
         found = list(callers.map(ask, range(200)))
     assert found[::2] == list(range(0, 200, 2))
     assert all(answer in (None, number) for number, answer in enumerate(found))
-    assert pool._taken == 0
-    assert not pool._busy
+    group = pool.sandbox._group(pool.kind)
+    assert group._taken == 0
+    assert not group._busy
     pool.close()
 
 
-def test_31_a_worker_killed_while_it_idles_costs_nothing(pool: WorkerPool) -> None:
+def test_31_a_worker_killed_while_it_idles_costs_nothing(pool: Pool) -> None:
     number = pool.run(("pid", None), 10)
     os.kill(number, signal.SIGKILL)
     assert gone([number], 2)
@@ -238,7 +269,7 @@ def test_what_loading_says_is_said_with_every_task() -> None:
         pool.run(("echo", 1), 10)
 
 
-def test_18_an_answer_that_is_none_ends_its_worker(pool: WorkerPool) -> None:
+def test_18_an_answer_that_is_none_ends_its_worker(pool: Pool) -> None:
     with pytest.raises(WorkerFault) as caught:
         pool.run(("garbage", None), 5)
     assert caught.value.fault is Fault.ENDED
@@ -247,7 +278,7 @@ def test_18_an_answer_that_is_none_ends_its_worker(pool: WorkerPool) -> None:
 
 PARENT = """
 import sys, threading, time
-from tests.sandbox.test_pool import make
+from tests.sandbox.test_sandbox import make
 pool = make(2)
 def spin():
     try:
@@ -272,7 +303,7 @@ def test_68_nothing_is_left_of_a_parent_that_was_killed() -> None:
     assert gone(numbers, 5)
 
 
-def test_large_answers_leave_no_descriptors(pool: WorkerPool) -> None:
+def test_large_answers_leave_no_descriptors(pool: Pool) -> None:
     pool.run(("echo", 1), 10)
     files = len(os.listdir("/proc/self/fd"))
     kept = [pool.run(("zeros", MIB), 10) for _ in range(4)]

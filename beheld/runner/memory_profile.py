@@ -26,7 +26,7 @@ _DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_p
 
 
 @dataclass(frozen=True)
-class Peaks:
+class MemoryProfile:
     """Bytes, at most.
 
     Attributes:
@@ -63,7 +63,7 @@ def fullest_step(config: EngineConfig) -> list[int]:
 
 def measure(
     probe: ModelRunner, adapter: ModelAdapter, info: ModelInfo, config: EngineConfig, *, captures: bool
-) -> Peaks:
+) -> MemoryProfile:
     """What the fullest step takes of a GPU, by running it and a full batch's sampling on `probe`.
 
     A tower is not run: it would be compiled now, for sizes that may never come. Its rows are taken to be as dear as the
@@ -85,7 +85,7 @@ def measure(
     kept = counts + embeds
     if captures:
         kept += graph_rows(config) * info.vocab_size * dtype.itemsize + (KEPT_BYTES if info.modalities else 0)
-    return Peaks(text, tower, sampling, kept, text + tower if captures else 0)
+    return MemoryProfile(text, tower, sampling, kept, text + tower if captures else 0)
 
 
 def graph_rows(config: EngineConfig) -> int:

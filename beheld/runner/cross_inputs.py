@@ -17,7 +17,7 @@ from beheld.runner.staging import to_device
 Seen = tuple[tuple[int, int], ...]
 
 
-def look(
+def gather(
     slices: Sequence[SeqSlice], first_token: Sequence[int], rows: Rows, store: EncoderStore
 ) -> CrossMetadata | None:
     """The runs of a step; None if no sequence of it has states.

@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 30
 
 
 @dataclass(eq=False)
-class Columns:
+class DenseColumns:
     """What one step reads of the copies of a group's layers.
 
     Attributes:
@@ -55,10 +55,10 @@ class _Last:
 
     sequences: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
-    columns: Columns | None = None
+    columns: DenseColumns | None = None
 
 
-class DenseCopies:
+class DenseDecodeCache:
     """The copies of all layers, and what is known of their groups."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class DenseCopies:
         self._buffers: dict[LayerKV, tuple[Tensor, Tensor]] = {}
         self._filled: dict[LayerKV, int] = {}
 
-    def advance(self, index: int, metadata: AttnMetadata) -> Columns | None:
+    def advance(self, index: int, metadata: AttnMetadata) -> DenseColumns | None:
         """What this step reads of group `index`; None if it is to be gathered."""
         if not platform_of(metadata.groups[index].tables_BN.device).dense_decode_cache:
             return None
@@ -88,7 +88,7 @@ class DenseCopies:
             known.start, known.stop, known.slots_BL = start, stop, None
         return last.columns
 
-    def _first(self, metadata: AttnMetadata, group: GroupMetadata) -> Columns:
+    def _first(self, metadata: AttnMetadata, group: GroupMetadata) -> DenseColumns:
         """All that the sequences see, aligned at their newest tokens."""
         lengths_B1 = torch.tensor(metadata.lengths[: metadata.num_decodes]).unsqueeze(1)
         longest = int(lengths_B1.max())
@@ -106,9 +106,9 @@ class DenseCopies:
             hidden_BL = torch.zeros(len(slots_BL), stop + _ROOM, dtype=torch.bool)
             hidden_BL[:, :stop] = padding_BL
         self._serial += 1
-        return Columns(0, stop, stop + _ROOM, self._serial, slots_BL, hidden_BL)
+        return DenseColumns(0, stop, stop + _ROOM, self._serial, slots_BL, hidden_BL)
 
-    def take(self, kv: LayerKV, columns: Columns, q_BHC: Tensor) -> bool:
+    def take(self, kv: LayerKV, columns: DenseColumns, q_BHC: Tensor) -> bool:
         """True if this layer's copies hold, or can now be given, what the step reads."""
         if columns.slots_BL is None:
             return self._filled.get(kv) == columns.serial
@@ -127,7 +127,7 @@ class DenseCopies:
         k_BKC: Tensor,
         v_BKD: Tensor,
         kv: LayerKV,
-        columns: Columns,
+        columns: DenseColumns,
         scale: float,
         softcap: float | None,
     ) -> Tensor:

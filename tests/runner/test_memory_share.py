@@ -18,7 +18,7 @@ from beheld.platform import segments
 from beheld.platform.cpu import Cpu
 from beheld.platform.registry import CPU, platform_of
 from beheld.runner import build
-from beheld.runner.share import Share
+from beheld.runner.memory_share import MemoryShare
 from tests import tiny
 from tests.inputs import pipes
 
@@ -62,7 +62,7 @@ def wants(**changes: Any) -> tuple[Any, Any, Any]:
 )
 def test_a_share_is_of_the_whole_gpu_whoever_has_the_rest(gpu: Gpu, others: int, fraction: float, left: int) -> None:
     gpu.others = others * GIB
-    share = Share.of(CUDA, fraction)
+    share = MemoryShare.of(CUDA, fraction)
     share.check()
     gpu.held = 7 * GIB
     assert share.left_bytes() == left * GIB
@@ -70,7 +70,7 @@ def test_a_share_is_of_the_whole_gpu_whoever_has_the_rest(gpu: Gpu, others: int,
 
 def test_what_the_driver_takes_counts_and_what_others_give_back_does_not(gpu: Gpu) -> None:
     gpu.others = 30 * GIB
-    share = Share.of(CUDA, 0.5)
+    share = MemoryShare.of(CUDA, 0.5)
     gpu.held, gpu.driver = 7 * GIB, 1 * GIB
     assert share.left_bytes() == 32 * GIB
     gpu.others = 0
@@ -84,7 +84,7 @@ def test_what_the_driver_takes_counts_and_what_others_give_back_does_not(gpu: Gp
 
 def test_an_engine_before_this_one_in_the_same_process_is_another(gpu: Gpu) -> None:
     gpu.held = 36 * GIB
-    share = Share.of(CUDA, 0.45)
+    share = MemoryShare.of(CUDA, 0.45)
     share.check()
     gpu.held += 6 * GIB
     assert share.left_bytes() == 30 * GIB
@@ -93,16 +93,16 @@ def test_an_engine_before_this_one_in_the_same_process_is_another(gpu: Gpu) -> N
 def test_a_share_that_is_not_free_is_refused_with_both_numbers(gpu: Gpu) -> None:
     gpu.others = 20 * GIB
     with pytest.raises(CapacityError) as caught:
-        Share.of(CUDA, 0.9).check()
+        MemoryShare.of(CUDA, 0.9).check()
     said = str(caught.value)
     assert "72.00 GiB" in said
     assert "60.00 GiB are free" in said
     assert "at most 0.75" in said
     assert caught.value.param == "gpu_memory_utilization"
-    Share.of(CUDA, 0.75).check()
+    MemoryShare.of(CUDA, 0.75).check()
     gpu.others = 80 * GIB
     with pytest.raises(CapacityError, match=r"the rest\. End what else uses the GPU"):
-        Share.of(CUDA, 0.9).check()
+        MemoryShare.of(CUDA, 0.9).check()
 
 
 def test_the_share_is_checked_before_anything_is_loaded_unless_the_cache_has_a_size(gpu: Gpu) -> None:
