@@ -29,20 +29,20 @@ def capture(
     show_progress: bool,
     name: str,
 ) -> dict[Size, tuple[Graph, Out]]:
-    """One graph for each size, with what it computes, which stays valid until the next replay of any of them.
+    """One graph for each size, with its outputs, which stay valid until the next replay of any of the graphs.
 
     Args:
         sizes: the largest first, so that the others fit into its memory.
         step: launches the work of a size, on tensors that stay in place.
         platform: of the device; it has graphs.
-        before: makes what a size reads fit to be computed.
-        first: sizes beside the first of all that take another way through the model than the others.
-        long: sizes that are not tried: that takes longer than what it saves their first use.
+        before: writes valid inputs for a size.
+        first: further sizes whose first pass is not captured, since they run other code than the sizes before them.
+        long: sizes that are not replayed at once: that takes longer than it saves at their first use.
         show_progress: show a bar.
         name: what the bar says is captured.
 
     Raises:
-        NotCapturedError: brings numbers from the host, say.
+        NotCapturedError: a step does what no graph can hold, such as bringing numbers from the host.
     """
     if show_progress:
         from tqdm import tqdm

@@ -16,10 +16,10 @@ from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.runner.faults import let_go
 
-# Bounds one tower call, so that its activations stay small beside the weights.
+# Bounds one tower call, so that its activations stay small compared to the weights.
 _CALL_EMBEDS = 4096
 # On a CPU a call gains nothing from more: its products are long enough, and what they read and write leaves the caches.
-# Eight pictures of 980 x 980 in one call also cost 66 ms of copying them together.
+# Eight images of 980 x 980 in one call also cost 66 ms of copying them together.
 _CALL_BYTES = 4 << 20
 _REASONS = 1024
 
@@ -32,8 +32,8 @@ class EncoderStore:
         self._platform = platform_of(adapter.device)
         self._call_bytes = _CALL_BYTES if self._platform.synchronous else None
         self._embeds: dict[bytes, Tensor] = {}
-        # Why towers failed, of the newest few: whoever waits for one of these learns it in this step or the next, and
-        # the scheduler never tells to forget what it has lost.
+        # Why towers failed, for the newest few: sequences that wait for them read it in this step or the next, and the
+        # scheduler never asks to forget an item that was lost.
         self._failures: dict[bytes, str] = {}
         self._marks: deque[tuple[Event, Event]] = deque()
 
@@ -72,7 +72,7 @@ class EncoderStore:
         return event
 
     def spent_s(self) -> float:
-        """Seconds of towers that have ended since the last call; nothing is waited for."""
+        """Seconds that towers took which have ended since the last call; does not wait."""
         spent = 0.0
         while self._marks:
             begin, end = self._marks[0]

@@ -1,4 +1,4 @@
-"""What a step takes beside weights and KV cache: measured by running it, computed or bounded where it is not run."""
+"""What a step takes in addition to weights and KV cache: measured by running it, else computed or bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from beheld.sample.sampler import Sampler
 _CALL_ROWS = 4 * 4096
 # What the driver takes for captured graphs.
 _GRAPH_BYTES = 1 << 30
-# The sampler at its dearest: penalties need counts of every token, and a filter by sums needs all logits sorted.
+# The sampler at its most expensive: penalties need counts of every token, and a filter by sums needs all logits sorted.
 _DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
 
 
@@ -66,8 +66,8 @@ def measure(
 ) -> MemoryProfile:
     """What the fullest step takes of a GPU, by running it and a full batch's sampling on `probe`.
 
-    A tower is not run: it would be compiled now, for sizes that may never come. Its rows are taken to be as dear as the
-    text model's, which is wider in every family known.
+    A tower is not run: it would be compiled now, for sizes that may never come. Its rows are assumed to cost as
+    much as the text model's, which is wider in every known family.
 
     Args:
         captures: whether steps are captured as graphs.

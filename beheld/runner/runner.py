@@ -82,7 +82,7 @@ class ModelRunner:
         self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
-        # For whoever compares stages: called with "embeds", "positions" and "logits" of each step and their tensors.
+        # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -295,13 +295,14 @@ class ModelRunner:
     def dry_run(
         self, lengths: Sequence[int], block: int = 0, *, tail: bool = False
     ) -> tuple[torch.Tensor, ForwardContext]:
-        """One pass of sequences of so many positions; its logits (S, V), and its context with what was called. No row
-        may be taken.
+        """One pass of sequences of these lengths: its logits (S, V), and its context, which says what was called.
+
+        No row may be in use.
 
         Args:
-            block: where one sequence lies, in blocks from this one on that nobody uses, and its tokens differ; 0: all
-                lie over the null block, and their tokens are the same.
-            tail: the pass has one.
+            block: the first of the unused blocks that the one sequence takes, whose tokens differ; 0: all sequences
+                take the null block, and their tokens are the same.
+            tail: the pass has a tail.
         """
         counts = [-(-length // self.config.block_size) for length in lengths]
         try:
@@ -367,7 +368,7 @@ class ModelRunner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            # Whatever a model does in its last layer that was not thought of.
+            # A model may do anything in its last layer.
             clear_frames(error)
             reason = first_line(error)
         if reason:
