@@ -40,6 +40,9 @@ class FakeCache(Protocol):
     def after(self, table: list[int], start: int, stop: int) -> Iterator[Read]:
         """What must be there once all slices of the step have written."""
 
+    def truncate(self, table: list[int], stop: int) -> None:
+        """Positions from `stop` on were written with wrong draft tokens."""
+
 
 class FakePaged:
     """Each position has a cell of its own; a query sees `window` of them, or all."""
@@ -81,6 +84,10 @@ class FakePaged:
             assert cell is not None, f"position {position} was never written"
             yield cell, position
 
+    def truncate(self, table: list[int], stop: int) -> None:
+        """Blocks behind go back."""
+        del table[-(-stop // self._size) :]
+
 
 class FakeStates:
     """States belong to items: there are no blocks, and nothing of a position."""
@@ -106,6 +113,9 @@ class FakeStates:
     def after(self, table: list[int], start: int, stop: int) -> Iterator[Read]:
         """Nothing is read."""
         return iter(())
+
+    def truncate(self, table: list[int], stop: int) -> None:
+        """There is nothing to take back."""
 
 
 class FakeRecurrent:
@@ -143,6 +153,10 @@ class FakeRecurrent:
             yield from self.before(table, start)
         for index, last in self._kept(table, start, stop):
             yield self._cell(table[index]), last
+
+    def truncate(self, table: list[int], stop: int) -> None:
+        """It cannot be."""
+        raise AssertionError("a state cannot be taken back")
 
     def _kept(self, table: list[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Index of each block of the slice that is kept, and the last position before its end."""

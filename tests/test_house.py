@@ -24,9 +24,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mote": set(),
     "families": {"families/model"},
     # What the third section of a family answers; the types in it are those of the device's half.
-    "families/model": {"attention"},
+    "families/model": {"attention", "models/surgery/operation"},
+    # What an operation on a model is; families bring some, and models/ applies them.
+    "models/surgery/operation": {"lora"},
     "families/*/inputs": {"families", "inputs", "checkpoint"},
-    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
+    "families/*/model": {
+        "families",
+        "families/model",
+        "models",
+        "models/surgery/operation",
+        "attention",
+        "checkpoint",
+        "platform",
+    },
     "checkpoint": {"mote", "families"},
     "sandbox": set(),
     "inputs": {"families", "checkpoint", "structured", "sandbox"},
@@ -40,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lora": {"layers", "attention"},
     "quant": {"layers", "platform"},
     "models": {
+        "models/surgery/operation",
         "families",
         "families/model",
         "checkpoint",
@@ -76,6 +87,8 @@ def room_of(parts: tuple[str, ...]) -> str:
     The sections of a family are loaded apart, so each is a room; what a folder itself says imports neither torch nor
     another room.
     """
+    if parts == ("models", "surgery", "operation"):
+        return "models/surgery/operation"
     if parts[0] != "families":
         return parts[0]
     if parts[1:] == ("model",):

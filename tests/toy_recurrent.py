@@ -25,6 +25,9 @@ RECURRENT = KVGroup(KIND, (4,), 1, 1, 0)
 class ToyRecurrentGroup(PagedGroup):
     """See CacheGroup."""
 
+    # Of the positions of a slice, it keeps the state after the last alone.
+    can_truncate = False
+
     def first_needed(self, num_computed: int) -> int:
         """The block that holds the state after the last computed position."""
         return max(0, num_computed - 1) // self._block_size

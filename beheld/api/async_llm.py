@@ -1,4 +1,4 @@
-"""AsyncLLM: one asynchronous generator per request, over an engine in a thread or a process of its own."""
+"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -113,15 +113,15 @@ class AsyncLLM:
         option_checks.check(args)
         if isinstance(engine, Spawned) or EngineLocation(engine) is EngineLocation.PROCESS:
             processor = option_checks.load_if_told(args)
-            apart = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
+            remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
-                inputs = InputPipeline(apart.info, apart.config, args, processor=processor)
+                inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
             except BaseException:
-                apart.close()
+                remote.close()
                 raise
             compiler = inputs.compiler
-            apart.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
-            self._open(args, apart.info, apart.config, inputs, apart)
+            remote.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
+            self._open(args, remote.info, remote.config, inputs, remote)
             return
         setup, inputs = start_both(args)
         self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
@@ -447,7 +447,7 @@ class AsyncLLM:
         """Messages to or from these requests are lost: they fail."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
-            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         waiting = None if number is None else self._asked.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
@@ -455,7 +455,7 @@ class AsyncLLM:
     def _fail_all(self) -> None:
         error = EngineDeadError(self._reason, "Start it anew.")
         for name in list(self._live):
-            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -1,9 +1,9 @@
 """Prepares jobs ahead of the engine: in threads where there are cores to spare, else when they are asked for.
 
 The threads mostly wait for processes that decode and process media (inputs/media/workers.py). Jobs that need neither
-are prepared when they are asked for: many threads would only keep the interpreter from the first step. The order of
-the jobs is kept. At most a window of jobs is prepared ahead, and little more than a bound on the bytes of their
-features.
+are prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order
+of the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of
+their features.
 
 Jobs come from a user's iterable, which may take long for each. A thread of its own reads it, so that asking for ready
 jobs never waits for it.
@@ -34,8 +34,8 @@ logger = get_logger(__name__)
 # pixels in bfloat16.
 MAX_BYTES = 1 << 30
 
-# Jobs that are read ahead where none is prepared ahead: enough that the reader stays ahead of the preparation, and few,
-# since they may hold images as the user gave them.
+# Jobs that are read ahead where none is prepared ahead: enough for the reader to stay ahead, and few, since they may
+# hold images as the user gave them.
 _UNPREPARED = 4
 
 # How long closing waits for a source that works on its next item, which cannot be interrupted.
@@ -61,7 +61,7 @@ class Reading(Enum):
     """Who reads a source of jobs."""
 
     TAKER = "taker"  # the thread that takes the jobs: the next one is there already
-    THREAD = "thread"  # a thread of its own, since the next one may take long
+    THREAD = "thread"  # a thread of its own, since nobody knows how long the next one takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Feed:
         self._ahead: deque[_Ahead] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
-        # Guards all that follows; notified when there is room, or a job to take.
+        # Guards all that follows; notified when there is room or a job to take.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._num_read = 0
@@ -145,7 +145,7 @@ class Feed:
             # A daemon, since a source may never return; in the caller's context, as if it were read there.
             run = contextvars.copy_context().run
             self._reader = threading.Thread(target=run, args=(self._read,), name="beheld-read", daemon=True)
-        # Not yet: a caller that is interrupted before it has this feed could not close it.
+        # Not started here: a caller that is interrupted before it has this feed could not close it.
         self._begun = False
 
     @property

@@ -96,10 +96,10 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Answer prompts from any iterable, which is read only as fast as they are needed.
 
-        A list or another sequence is read by the caller as outputs are asked for. Any other iterable may be slow, so a
-        thread of its own reads it, in the caller's context (contextvars): prompts that are there are answered while it
-        works on the next. An object that only the thread which made it may use (a cursor of sqlite3, say) has to be
-        made within the generator.
+        A list or another sequence is read by the thread that asks for the next output. Anything else may be slow, so it
+        is read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
+        are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
+        sqlite3, say) has to be made in the generator itself.
 
         Closing the returned iterator ends the reading; the thread that reads a generator closes it. If the generator
         takes longer than a second for the prompt that it works on, it is closed after that prompt.

@@ -1,4 +1,4 @@
-"""One offline run: jobs in, outputs out, while the device waits for as little media as possible."""
+"""One offline run: jobs in, outputs out, with the device never waiting for more images than it must."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from beheld.text.collect import Collector
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 
-# How long the first step waits for one more job: several steps of few rows take longer than one of many, and launching
-# them takes the interpreter from the threads that prepare other jobs. On an H200, 256 known images, 7B: 180 requests/s
-# against 172, and none of six runs at 157.
+# How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
+# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known images, 7B: 180
+# requests/s against 172, and none of six runs at 157.
 _LULL_S = 0.002
-# The most that these waits take in all, from the first one on: 256 known images take half of it.
+# And from its first such wait on, at most so long in all: 256 known images take half of it.
 _MOST_LULLS_S = 0.25
 
 
@@ -176,7 +176,7 @@ class OfflineRun:
             names = list(self._live)
             for name in names:
                 self.core.abort(name)
-            return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
+            return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _fill(
         self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading

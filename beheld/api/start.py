@@ -1,4 +1,4 @@
-"""Starts an engine and its input pipeline, whose processes load what they need meanwhile."""
+"""Starts an engine and its input pipeline, whose processes load what they need at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """The engine, and the pipeline that prepares its requests.
 
     Raises:
-        ConfigError, ModelError, CapacityError: with what to do; no process goes on running.
+        ConfigError, ModelError, CapacityError: with what to do; no process is left.
     """
     decided = resolve_and_decide(args)
     # Before the weights are loaded: a wrong word should not cost minutes.

@@ -31,13 +31,16 @@ class Tail:
         first_layer: from this one on.
         rows_S: the tokens, as indices into the batch.
         metadata: of these tokens, each a sequence that decodes; nothing is stored.
-        storing: True while a layer that writes keys and values does so, for all tokens, and nothing else.
+        storing: True while a layer's attention is run to store keys and values, for all tokens, and nothing else
+            (models/surgery/last_layer.py).
+        stored: True once it has stored them.
     """
 
     first_layer: int
     rows_S: Tensor
     metadata: AttnMetadata
     storing: bool = False
+    stored: bool = False
 
 
 @dataclass(eq=False)

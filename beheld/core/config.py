@@ -230,6 +230,7 @@ class EngineConfig:
         max_lora_rank: the greatest rank of one.
         max_cpu_loras: how many are kept in the host's memory.
         media_loras: pairs (modality, adapter) for requests that name none, most important modality first.
+        num_draft_tokens: the most draft tokens that one slice checks; 0: the engine does not speculate.
     """
 
     device: str
@@ -263,6 +264,7 @@ class EngineConfig:
     max_lora_rank: int = 16
     max_cpu_loras: int = 1
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
+    num_draft_tokens: int = 0
 
     def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
         """The adapter for a request with these items by modality, if it names none itself."""

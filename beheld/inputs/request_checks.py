@@ -40,7 +40,7 @@ class RequestChecks:
                 )
             if self.info.cross is not None:
                 raise MediaError(
-                    f"{self.info.architecture} has no embeddings in its text: it attends to media beside it.",
+                    f"{self.info.architecture} has no embeddings in its text: its layers attend to media.",
                     "Give the media.",
                     param=ref.place,
                 )

@@ -37,7 +37,7 @@ def tail_of(batch: Batch, first_layer: int) -> Tail | None:
 
     Where no logits are wanted at all, the first token goes on alone, so that there is something to compute.
     """
-    if batch.prompt_targets or len(batch.sampling) == len(batch.ids_T):
+    if batch.prompt_targets or batch.num_sampled != len(batch.sampling) or len(batch.sampling) == len(batch.ids_T):
         return None
     index_by_row = {piece.row: index for index, piece in enumerate(batch.slices)}
     sequences = [index_by_row[piece.row] for piece in batch.sampling] or [0]

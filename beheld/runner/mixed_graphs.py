@@ -230,8 +230,8 @@ class MixedGraphs:
         return config.max_num_batched_tokens >= _SMALL[0]
 
     def _size_of(self, laid: Layout) -> Size | None:
-        """The graph that carries out this step, if one can; those with LoRA adapters go without."""
-        if laid.prompt_targets or laid.both_ways or laid.lora_slots_T.any():
+        """The graph that carries out this step, if one can. Steps with LoRA adapters or draft tokens have none."""
+        if laid.prompt_targets or laid.both_ways or laid.drafts or laid.lora_slots_T.any():
             return None
         decodes = laid.num_decodes
         need = Need(

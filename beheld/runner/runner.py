@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -45,14 +45,18 @@ class Handle:
     """A launched step.
 
     Attributes:
-        sampled: what it chooses, in the host's memory, once `ready` has come; there at once where that is None.
+        lost: see StepResult.
+        prompt_logprobs: see StepResult.
+        slices: those that sample, in the order of the batch.
+        sampled: what they give in the host's memory, complete once `ready` has happened (at once if that is None): at
+            place i, the tokens of the i-th wanted position of each slice that has so many.
     """
 
     plan_id: int
-    sampled: SampleOutput | None
-    rows: list[int]
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
     lost: tuple[bytes, ...] = ()
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    slices: Sequence[SeqSlice] = ()
+    sampled: Sequence[SampleOutput] = ()
     ready: Event | None = None
 
 
@@ -120,19 +124,20 @@ class ModelRunner:
         lost = self.encoder.encode(plan.encode)
         for admission in plan.admitted:
             self.rows.admit(admission)
-            self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
+            params = self.rows[admission.row].params
+            self.sampler.admit(admission.row, params, admission.token_ids, admission.num_prompt)
         for piece in plan.slices:
             self.rows.append_blocks(piece, self.config.block_size)
         if self._graphs is None:
             self.rows.forget_changes()
+        handle = Handle(plan.id, lost)
         if not plan.slices:
-            return Handle(plan.id, None, [], {}, lost)
+            return handle
         replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
         if replayed is not None:
             logits_BV, places_B, best = replayed
-            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, places_B, plan.masks, best)
+            return self._sample(handle, plan.slices, logits_BV, places_B, plan.masks, best)
         laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
-        handle = Handle(plan.id, None, [], {}, lost)
         mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
         if mixed is not None:
             return self._sample(handle, laid.sampling, *mixed, plan.masks) if laid.sampling else handle
@@ -140,10 +145,12 @@ class ModelRunner:
         sampled_SV, handle.prompt_logprobs = self._forward(batch)
         if sampled_SV is None:
             return handle
+        if laid.drafts:
+            return self._check_drafts(handle, batch.sampling, sampled_SV, plan.masks)
         return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits (S, V) of the sequences that sample, if any do, and reports of prompts by row."""
+        """Logits (S, V) of what is sampled, if anything is, and reports of prompts by row."""
         embeds_TH = self._adapter.embed(batch.ids_T)
         for piece, first in zip(batch.slices, batch.first_token, strict=True):
             spans = self.rows[piece.row].spans
@@ -190,13 +197,13 @@ class ModelRunner:
     def _report_prompts(
         self, batch: Batch, embeds_TH: torch.Tensor
     ) -> tuple[torch.Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits of the sequences that sample, and reports of prompts, whose logits are never held all at once."""
+        """Logits of what is sampled, and reports of prompts, whose logits are never held all at once."""
         parts = [
             (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
             for piece, part, target in batch.prompt_targets
             for start in range(part.start, part.stop, PROMPT_ROWS)
         ]
-        pieces_S = [batch.wanted_S[: len(batch.sampling)], *(batch.wanted_S[part] for _, part, _ in parts)]
+        pieces_S = [batch.wanted_S[: batch.num_sampled], *(batch.wanted_S[part] for _, part, _ in parts)]
         logits = self._adapter.forward_pieces(embeds_TH, batch.positions_XT, pieces_S)
         sampled_SV = next(logits)
         reports: dict[int, list[TokenLogprobs]] = {}
@@ -212,47 +219,108 @@ class ModelRunner:
         slices: Sequence[SeqSlice],
         logits_BV: torch.Tensor,
         places_B: torch.Tensor,
-        masks: Mapping[int, bytes],
+        masks: Mapping[int, tuple[bytes, ...]],
         best: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Handle:
-        """Choose the next token of each slice, keep it at `places_B` of the rows' newest, and send it to the host."""
+        """Sample the next token of each slice, keep it at `places_B` of the rows' newest, and send it to the host."""
         rows = [piece.row for piece in slices]
         out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._masks(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
         self.rows.newest_P.index_copy_(0, places_B, out.ids_B)
-        # Copied now and waited for later: asking for it then would wait for the next step as well.
-        handle.sampled, handle.rows = out.start_copy(), rows
+        return self._send(handle, slices, [out])
+
+    def _check_drafts(
+        self,
+        handle: Handle,
+        slices: Sequence[SeqSlice],
+        logits_SV: torch.Tensor,
+        masks: Mapping[int, tuple[bytes, ...]],
+    ) -> Handle:
+        """Sample every wanted position of each slice, keep its newest token, and send all to the host.
+
+        Position by position, so that each is sampled after the tokens before it, as it would be without drafts: the
+        same draws of the same seed, the same penalties. What follows a wrong draft is sampled for nothing; the host
+        drops it, and the sampler takes it back when it samples that position again.
+        """
+        device, most = self._adapter.device, max(piece.wanted for piece in slices)
+        drafts_BD = np.full((len(slices), most), -1, dtype=np.int64)
+        first, at_SD = 0, np.full((len(slices), most), -1, dtype=np.int64)
+        for b, piece in enumerate(slices):
+            drafts_BD[b, : len(piece.token_ids[1:])] = piece.token_ids[1:]
+            at_SD[b, : piece.wanted] = range(first, first + piece.wanted)
+            first += piece.wanted
+        made = to_device(
+            {
+                "drafts": drafts_BD,
+                "rows": np.array([piece.row for piece in slices], dtype=np.int64),
+                "positions": np.array([piece.stop - piece.wanted + 1 for piece in slices], dtype=np.int64),
+            },
+            device,
+        )
+        ids_BD = torch.zeros_like(made["drafts"])
+        outs = []
+        for depth in range(most):
+            places = np.flatnonzero(at_SD[:, depth] >= 0)
+            deep = [slices[b] for b in places.tolist()]
+            rows, lengths = [p.row for p in deep], [p.stop - p.wanted + 1 + depth for p in deep]
+            where = to_device({"logits": at_SD[places, depth], "places": places}, device)
+            out = self.sampler.sample(logits_SV[where["logits"]], rows, lengths, self._masks(rows, masks, depth))
+            self.sampler.append(rows, out.ids_B)
+            ids_BD[where["places"], depth] = out.ids_B
+            outs.append(out)
+        # No token is -1, so the first wanted position without a draft ends the count.
+        right_B = (ids_BD == made["drafts"]).long().cumprod(1).sum(1)
+        newest_B = ids_BD.gather(1, right_B.unsqueeze(1)).squeeze(1)
+        self.rows.keep_newest(made["rows"], made["positions"] + right_B, newest_B)
+        return self._send(handle, slices, outs)
+
+    def _send(self, handle: Handle, slices: Sequence[SeqSlice], outs: Sequence[SampleOutput]) -> Handle:
+        """Start copying to the host what was sampled. Copied later, it would wait for the next step as well."""
+        handle.slices, handle.sampled = slices, [out.start_copy() for out in outs]
         if not self._platform.synchronous:
             handle.ready = self._platform.event()
             handle.ready.record()
         return handle
 
-    def _masks(self, rows: Sequence[int], masks: Mapping[int, bytes]) -> Masks | None:
-        """What the grammars of these rows allow; rows without one are not sent."""
+    def _masks(self, rows: Sequence[int], masks: Mapping[int, tuple[bytes, ...]], depth: int = 0) -> Masks | None:
+        """What the grammars of these rows allow at a wanted position; rows without one are not sent."""
         places = [place for place, row in enumerate(rows) if row in masks]
         if not places:
             return None
-        allowed_MW = np.stack([np.frombuffer(masks[rows[place]], dtype=np.uint8) for place in places])
+        allowed_MW = np.stack([np.frombuffer(masks[rows[place]][depth], dtype=np.uint8) for place in places])
         made = to_device({"places": np.array(places, dtype=np.int64), "allowed": allowed_MW}, self._adapter.device)
         return Masks(made["places"], made["allowed"])
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
-        if handle.sampled is None:
-            return StepResult(
-                handle.plan_id,
-                {},
-                prompt_logprobs=handle.prompt_logprobs,
-                lost=handle.lost,
-                encode_s=self.encoder.spent_s(),
-            )
         if handle.ready is not None:
             handle.ready.synchronize()
-        ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
-        tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
-        failed = {row: NAN for row, nan in zip(handle.rows, broken, strict=True) if nan}
-        logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
-        return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        failed: dict[int, str] = {}
+        for depth, out in enumerate(handle.sampled):
+            reports = out.to_host()
+            pieces = [piece for piece in handle.slices if piece.wanted > depth]
+            for piece, token, nan in zip(pieces, out.ids_B.tolist(), out.nan_B.tolist(), strict=True):
+                row, before = piece.row, tokens.get(piece.row, ())
+                if len(before) != depth or (before and before[-1] != piece.token_ids[depth]):
+                    # A draft before this position was wrong.
+                    continue
+                if nan:
+                    failed[row] = NAN
+                    continue
+                tokens[row] = (*before, token)
+                if row in reports:
+                    logprobs[row] = (*logprobs.get(row, ()), reports[row])
+        return StepResult(
+            handle.plan_id,
+            tokens,
+            logprobs,
+            handle.prompt_logprobs,
+            failed=failed,
+            lost=handle.lost,
+            encode_s=self.encoder.spent_s(),
+        )
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` whose embeddings are not on the device."""
@@ -310,7 +378,7 @@ class ModelRunner:
                 ids, blocks = (range(length), range(block, block + count)) if block else ((0,) * length, (0,) * count)
                 tables = (tuple(blocks),) * len(self._info.kv_groups)
                 self.rows.admit(Admission(row, tuple(ids), length, (), Sampling(), None, 0, tables))
-            return self._dry_pass([SeqSlice(row, 0, length, (), True) for row, length in enumerate(lengths)], tail)
+            return self._dry_pass([SeqSlice(row, 0, length, (), 1) for row, length in enumerate(lengths)], tail)
         finally:
             for row in range(len(lengths)):
                 self.rows.release(row)

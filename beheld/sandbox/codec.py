@@ -1,4 +1,4 @@
-"""Messages as bytes and back, without pickle: JSON that names known classes, and raw buffers behind it.
+"""Messages as bytes and back, without pickle: JSON that names known classes, followed by raw buffers.
 
     body     length of the JSON (8 bytes) | JSON | gap | buffer 0 | gap | buffer 1 | ...
     JSON     {"value": ..., "sizes": [bytes of each buffer]}

@@ -13,7 +13,8 @@ from queue import SimpleQueue
 # default a thread that computes keeps it for 5 ms. On an H200, 256 new images: 105 requests/s against 100.
 _SECONDS = 0.0002
 
-# Threads that prepare media and may run Python at a time. On an H200 with six such threads, known images,
+
+# Threads that prepare and are at work in the interpreter at a time. On an H200 with six such threads, known images,
 # 7B: 181 requests/s with two, 169 with all, 174 with one.
 _MOST_AT_WORK = 2
 

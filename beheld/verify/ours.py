@@ -64,8 +64,7 @@ class Engine:
             for event in events:
                 if event.error is not None:
                     raise event.error
-                if event.token_id is not None:
-                    made.token_ids.append(event.token_id)
+                made.token_ids += event.token_ids
         watch.finish(request)
         return made
 

@@ -1,4 +1,4 @@
-"""The workloads of docs/performance.md on one GPU: shapes and numbers are those that the page names."""
+"""The workloads of docs/explanation/measurements.md on one GPU: shapes and numbers are those that the page names."""
 
 from __future__ import annotations
 

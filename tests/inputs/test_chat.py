@@ -189,7 +189,7 @@ def test_a_template_as_text_as_file_or_for_strings(tmp_path: Path) -> None:
         chat(family, messages, chat_template=str(tmp_path / "none.jinja"))
     with pytest.raises(TemplateError, match="fails on these messages"):
         chat(family, messages, chat_template="{{ messages[0].content.nothing.at_all }}")
-    with pytest.raises(TemplateError, match="0 markers for 1 image"):
+    with pytest.raises(TemplateError, match="0 placeholders for 1 image"):
         chat(family, messages, chat_template="{{ 'nothing' }}")
     with pytest.raises(ConfigError, match="content format"):
         chat(family, messages, content_format="xml")

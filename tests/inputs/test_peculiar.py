@@ -91,7 +91,7 @@ def test_fuyu_says_which_pictures_are_too_narrow(narrow: tuple[int, int], wide: 
 def test_fuyu_takes_one_picture_and_no_marker_of_it() -> None:
     with pytest.raises(PromptError, match="at most 1 in a prompt"):
         prepare("fuyu", "Are they alike?\n", [PICTURE, PICTURE])
-    with pytest.raises(PromptError, match="2 of the marker"):
+    with pytest.raises(PromptError, match="2 of the placeholder"):
         prepare("fuyu", "What is |SPEAKER|?\n", PICTURE)
 
 

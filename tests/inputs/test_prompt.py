@@ -81,7 +81,7 @@ def test_markers_must_match_the_media(family: str, markers: int, items: int) -> 
     with pytest.raises(PromptError) as caught:
         prepare(family, prompt)
     message = str(caught.value)
-    assert f"has {markers} of the marker" in message
+    assert f"has {markers} of the placeholder" in message
     assert f"{items} image" in message
     assert pipes.shared(family)._tokenizer.placeholder("image") in message
     if family.startswith("qwen") and items:
@@ -163,7 +163,7 @@ def test_counting_without_a_prompt() -> None:
     pipe = pipes.make(family)
     picture = tiny.picture(168, 84, 1)
     refs = [MediaRef("image", picture), MediaRef("video", tiny.frames(4))]
-    receipts = pipe.count(refs)
+    receipts = pipe.receipts(refs)
     assert [(receipt.item, receipt.index) for receipt in receipts] == [("image 1", 0), ("video 1", 0)]
     request = pipes.ask(pipe, family, [picture], [tiny.frames(4)])
     assert [receipt.tokens for receipt in request.receipts] == [receipt.tokens for receipt in receipts]

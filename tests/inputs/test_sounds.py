@@ -82,7 +82,7 @@ def test_another_rate_is_resampled_and_said() -> None:
     (receipt,) = ask(pipe, (fast, 48000)).receipts
     assert receipt.given["rate"] == 48000
     assert receipt.used == {"seconds": 0.8, "rate": 16000}
-    assert receipt.lost == ("the sound was resampled from 48000 to 16000 Hz",)
+    assert receipt.lost == ("the audio was resampled from 48000 to 16000 Hz",)
     with pytest.raises(MediaLossError, match="resampled"):
         ask(pipes.make(FAMILY, strict_media=True), (fast, 48000))
 
@@ -127,7 +127,7 @@ def test_a_rate_is_a_number_of_any_kind(rate: Any) -> None:
 
 
 def test_markers_and_sounds_must_agree() -> None:
-    with pytest.raises(PromptError, match=r"2 of the marker '<\|AUDIO\|>', but 1 audio"):
+    with pytest.raises(PromptError, match=r"2 of the placeholder '<\|AUDIO\|>', but 1 audio"):
         ask(pipes.make(FAMILY), (WAVE, 16000), 2)
     with pytest.raises(LimitError, match="limit_mm_per_prompt"):
         ask(pipes.make(FAMILY, {"limit_per_prompt": {"audio": 1}}), [(WAVE, 16000)] * 2, 2)

@@ -278,7 +278,7 @@ def test_a_single_frame_is_refused_with_what_to_give_instead(family: str) -> Non
     metadata = {"fps": 2.0, "total_num_frames": 1, "frames_indices": [0]}
     with pytest.raises(MediaError) as caught:
         asked(family, (tiny.frames(1), metadata))
-    assert caught.value.remedy == "Give more than one frame, or the frame as a picture."
+    assert caught.value.remedy == "Give more than one frame, or the frame as an image."
 
 
 @pytest.mark.parametrize("family", ["ernie4_5_vl_moe", "qwen2_5_vl", "qwen3_vl"])

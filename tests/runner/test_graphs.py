@@ -297,7 +297,7 @@ def test_which_steps_are_replayed(engines: tuple[LLM, LLM, DecodeGraphs]) -> Non
 
     def taken(*slices: tuple[int, int, int]) -> bool:
         with torch.inference_mode():
-            return made.replay([SeqSlice(row, start, stop, (), True) for row, start, stop in slices]) is not None
+            return made.replay([SeqSlice(row, start, stop, (), 1) for row, start, stop in slices]) is not None
 
     assert taken((0, 8, 9))
     assert taken((0, 8, 9), (1, 20, 21), (2, 12, 13))

@@ -161,7 +161,7 @@ def layout_of(counts: list[int], starts: list[int], decodes: int, chance: torch.
         "sampled": numbers(many) % 100,
     }
     pieces = [
-        SeqSlice(row, start, start + count, (), True) for row, start, count in zip(rows, starts, counts, strict=True)
+        SeqSlice(row, start, start + count, (), 1) for row, start, count in zip(rows, starts, counts, strict=True)
     ]
     laid = Layout(pieces, counts, bounds[:-1].tolist(), arrays, pieces, np.zeros(total, dtype=np.int64), [], ())
     span = SpanView("image", b"picture", starts[-1] + 1, starts[-1] + 3, None, 2, {})

@@ -45,7 +45,7 @@ def run(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
         core.scheduler.check()
         for event in events:
             assert event.error is None
-            tokens[event.request_id] += [] if event.token_id is None else [event.token_id]
+            tokens[event.request_id] += event.token_ids
     return tokens
 
 

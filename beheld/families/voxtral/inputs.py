@@ -2,7 +2,7 @@
 
 The checkpoint brings neither a chat template nor a processor for prompts with sound: both live in the library
 mistral-common, which is not needed here: chat_template.jinja writes what that library writes (see
-docs/log.md).
+docs/experiments/2026-11.md).
 """
 
 from __future__ import annotations

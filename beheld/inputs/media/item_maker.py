@@ -132,7 +132,7 @@ class ItemMaker:
             return self._make(order)
         except ParamsError as error:
             if order.ref.options and order.ref.place is not None:
-                # They stand in the item's own part, beside it.
+                # The options stand in the item's own part of the message.
                 reason, remedy, detail = error.reason, error.remedy, error.detail
                 raise ParamsError(
                     reason, remedy, param=order.ref.place.rpartition(".")[0], item=order.name, detail=detail
@@ -249,8 +249,8 @@ class ItemMaker:
             item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
         around = self._family.embedded.get(ref.modality)
         if isinstance(around, tuple):
-            before, behind = (text.format(setting=order.setting) for text in around)
-            item = self._processor.between(item, before, behind)
+            before, after = (text.format(setting=order.setting) for text in around)
+            item = self._processor.between(item, before, after)
         item = replace(item, digest=digest.salted(item.digest, order.salt))
         given = {"source": "embeddings", "shape": list(found[0].tensor.shape)}
         processed = Processed(item, {"embeddings": item.num_embeds}, ())
@@ -295,7 +295,7 @@ def _salted(order: ItemOrder, source: Source) -> Source:
 
 
 def _opened_bytes(modality: str, payload: Any) -> int:
-    """About what a source takes once it is opened. Of videos and sounds only decoding tells; most take less."""
+    """About what a source takes once it is opened. Of videos and audio only decoding tells; most take less."""
     if not isinstance(payload, bytes):
         return int(getattr(payload, "nbytes", 0))
     if modality != "image":

@@ -212,30 +212,30 @@ class ItemProcessor:
         if shown is None:
             arguments = self._arguments(processor, job.modality, job.options)
             given = ProcessedItem(job.content.size, outputs, arguments, part, processor)
-            return used_image(given, (look or effective_size.picture)(given))
+            return used_image(given, (look or effective_size.of_image)(given))
         count, height, width, _ = job.content.frames.shape
         given = ProcessedItem((width, height), outputs, shown.arguments, part, processor)
-        used, lost = used_video(count, shown, given, (look or effective_size.video)(given))
+        used, lost = used_video(count, shown, given, (look or effective_size.of_video)(given))
         _check_frames(job, shown, used)
         return used, lost
 
     def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
-        """The ids that replace a marker, and the ordinary text around them."""
+        """The ids that replace a placeholder, and the ordinary text around them."""
         if not isinstance(text, str):
             return "", text, ""
         tokenizer = self._prompt_tokenizer(processor)
         lead, core, tail = tokenizer.edges(text)
         return lead, tokenizer.replacement(core), tail
 
-    def between(self, item: MediaItem, before: str, behind: str) -> MediaItem:
-        """The item of nothing but embeddings, with what is written before them and behind."""
+    def between(self, item: MediaItem, before: str, after: str) -> MediaItem:
+        """The item of nothing but embeddings, with the text that stands before and after them."""
         tokenizer = self._tokenizer if self._tokenizer.inner is not None else self._prompt_tokenizer(self.loaded())
         placeholder = item.replacement_ids[0]
-        marker = tokenizer.inner.convert_ids_to_tokens(placeholder)
-        lead, core, tail = tokenizer.edges(before + marker * item.num_embeds + behind)
+        text = tokenizer.inner.convert_ids_to_tokens(placeholder)
+        lead, core, tail = tokenizer.edges(before + text * item.num_embeds + after)
         ids = tokenizer.replacement(core)
         mask = tuple(token == placeholder for token in ids)
-        assert sum(mask) == item.num_embeds, f"{marker!r} is not one token"
+        assert sum(mask) == item.num_embeds, f"{text!r} is not one token"
         return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
 
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
@@ -301,7 +301,7 @@ class ItemProcessor:
         num_states = 0
         if cross is not None and not self._info.is_encoder_decoder:
             num_states = cross.num_states
-            # Layers attend to it beside the text; its token is a token like any other.
+            # Cross layers attend to its states; its token is a token like any other.
             mask, count = (False,) * len(ids), 0
         return MediaItem(
             modality=job.modality,
@@ -332,7 +332,7 @@ def _check_frames(job: ProcessorInput, shown: Shown, used: Mapping[str, Any]) ->
         )
     raise ProcessError(
         f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
-        'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
+        'Give fewer; or let the processor choose among them, with "do_sample_frames": true together with max_frames.',
     )
 
 
@@ -341,7 +341,7 @@ def _remedy(job: ProcessorInput) -> str:
     if isinstance(clip, Clip) and clip.indices is None and clip.total > len(clip.frames):
         return f"Say with frames_indices which of the video's {clip.total} frames these {len(clip.frames)} are."
     if isinstance(clip, Clip) and len(clip.frames) == 1:
-        return "Give more than one frame, or the frame as a picture."
+        return "Give more than one frame, or the frame as an image."
     return "Change its size or shape, or the processor's options."
 
 

@@ -141,10 +141,10 @@ class SourceReader:
     def _image_source(self, given: Any, clock: StageClock) -> Source:
         if decode.is_array(given):
             return Source("array", digest.of_array("image", given), given)
-        if not decode.is_picture(given):
+        if not decode.is_image(given):
             raise DecodeError(
-                f"A {type(given).__name__} cannot be read as a picture.",
-                "Give a PIL picture, an array, bytes or a path.",
+                f"A {type(given).__name__} cannot be read as an image.",
+                "Give a PIL image, an array, bytes or a path.",
             )
         if self._misfits(given):
             # Refused with its reason by the decoder, before its pixels are touched.
@@ -154,18 +154,18 @@ class SourceReader:
                 given.load()
             except Exception as error:
                 raise DecodeError(
-                    "The picture is broken.", "Send it again, complete.", detail=first_line(error)
+                    "The image is broken.", "Send it again, complete.", detail=first_line(error)
                 ) from error
             plain = decode.is_plain_rgb(given)
             if not plain and not self._misfits(given):
-                return Source("PIL", digest.of_picture(given), given)
+                return Source("PIL", digest.of_image(given), given)
         if self._misfits(given):
             # Some files tell their size only now.
             return Source("PIL", b"", given)
         return plain_rgb(given)
 
-    def _misfits(self, picture: Any) -> bool:
-        width, height = picture.size
+    def _misfits(self, image: Any) -> bool:
+        width, height = image.size
         return bool(width * height > self._rules.limits.max_pixels or min(width, height) < 1)
 
     def _video_source(self, given: Any) -> Source:
@@ -178,6 +178,6 @@ class SourceReader:
 
     def _audio_source(self, given: Any) -> Source:
         if not (isinstance(given, tuple) and len(given) == 2):
-            raise DecodeError("A sound as an array needs its sampling rate.", "Give (samples, rate).")
+            raise DecodeError("Audio as an array needs its sampling rate.", "Give (samples, rate).")
         wave = audio.from_array(given[0], given[1], self._rules.limits)
         return Source("array", digest.of_array("audio", wave.samples, wave.rate), wave)

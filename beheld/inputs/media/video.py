@@ -247,7 +247,7 @@ def _rgb(frame: Any, limits: MediaLimits) -> Any:
 
 
 def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLimits) -> Clip:
-    """A clip from an array (frames, height, width, 3) of bytes, or from a list of pictures or arrays.
+    """A clip from an array (frames, height, width, 3) of bytes, or from a list of images or arrays.
 
     Nothing is sampled here: the frames were chosen by the caller.
 
@@ -301,7 +301,7 @@ def _stack(frames: Sequence[Any], limits: MediaLimits) -> Any:
         raise LimitError(f"The video has {len(frames)} frames; the limit is {limits.max_frames}.", "Sample it first.")
 
     def array_of(frame: Any) -> Any:
-        if not decode.is_picture(frame):
+        if not decode.is_image(frame):
             return np.asarray(frame)
         with decode.alone_with(frame):
             return np.asarray(decode.from_pil(frame, limits).image)

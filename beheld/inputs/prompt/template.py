@@ -111,7 +111,7 @@ class ChatTemplates:
             return self._forms[template]
 
     def _probe(self, template: str, content: Any) -> bool:
-        """True if content of this form comes out as its text, and not as a picture of a Python list."""
+        """True if content of this form comes out as its text, and not as the form of a Python list."""
         try:
             text = self.render(Rendering([{"role": "user", "content": content}], template, add_generation_prompt=True))
         except TemplateError as error:
