@@ -27,7 +27,7 @@ from beheld.inputs.media.workers import Workers
 from beheld.inputs.prompt import chat, encoder_prompt, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.template import ChatTemplates, text_of
-from beheld.inputs.prompt.tokenizer import PromptTokenizer, load_tokenizer
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer, load_tokenizer
 from beheld.inputs.request_checks import Checks
 from beheld.inputs.sampling import option_checks
 from beheld.inputs.sampling.resolve_sampling import Sealer, recommended
@@ -37,6 +37,11 @@ from beheld.utils.cancellation import Departure
 from beheld.utils.gil import in_turn
 
 __all__ = ["InputPipeline", "PromptType"]
+
+# Of a text that is read from its end, the first ids may be others than within the whole.
+_SPARE_IDS = 16
+# Conversations of fewer letters are rendered, and texts of fewer read as a whole, before their length is checked.
+_MANY_LETTERS = 1 << 20
 
 
 class InputPipeline:
@@ -188,11 +193,14 @@ class InputPipeline:
         """
         said = Order(**order)
         self._checks.order(said.lora, said.priority)
-        parsed = parse(prompt, self._info, self._merge_size)
+        parsed = parse(self._of_ids(prompt, params), self._info, self._merge_size)
         self._checks.modalities(parsed.media)
         counts = _count(parsed.media)
         self._check_text(parsed.text, params)
-        encode = self._encoder_of(parsed.text, counts, self._most(params)) if parsed.text is not None else None
+        encode = None
+        if parsed.text is not None:
+            encoder = partial(self._encoder_of, counts=counts, most=self._most(params))
+            encode = self._reading(parsed.text, params, parsed.media, encoder)
         ids: Sequence[int] = encode({}) if encode is not None else parsed.token_ids or ()
         ids = self._truncated(ids, params, parsed.media)
         self._check_markers(ids, counts)
@@ -200,6 +208,47 @@ class InputPipeline:
             plain = partial(self._tokenizer.encode, add_special_tokens=False)
             encode = partial(_edged, ids, self._tokenizer.marks, plain)
         return Draft(ids, parsed, encode, params, said)
+
+    def _of_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
+        """A prompt; one of token ids is cut or refused before each of them is looked at.
+
+        Raises:
+            PromptTooLongError: there are too many.
+        """
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(ids, list | tuple) or len(ids) < self._config.max_model_len or self._info.is_encoder_decoder:
+            return prompt
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            self._checks.length(ids, (), ())
+        elif isinstance(prompt, Mapping):
+            return prompt if prompt.get("multi_modal_data") else {**prompt, "prompt_token_ids": ids[-keep:]}
+        return ids[-keep:] if keep is not None else prompt
+
+    def _reading(
+        self,
+        text: str,
+        params: SamplingParams,
+        media: Sequence[MediaRef],
+        encoder: Callable[[str], Callable[[ItemsByModality], list[int]]],
+    ) -> Callable[[ItemsByModality], list[int]]:
+        """How a text is encoded; of a long one whose last tokens are wanted, no more is read than holds them.
+
+        Raises:
+            PromptTooLongError: it is too long, and can only be read as a whole.
+        """
+        keep = params.truncate_prompt_tokens
+        if keep is None or media or len(text) <= SHORT_TEXT:
+            return encoder(text)
+        size = SHORT_TEXT
+        while (tail := self._tokenizer.tail(text, size)) is not None:
+            ids = encoder(tail)({})
+            if len(ids) > keep + _SPARE_IDS:
+                return lambda items: ids
+            size *= 4
+        if len(text) > _MANY_LETTERS:
+            self._tokenizer.check_size(text, self._config.max_model_len)
+        return encoder(text)
 
     def _encoder_of(
         self, text: str, counts: Mapping[str, int], most: int | None
@@ -260,7 +309,7 @@ class InputPipeline:
             content_format or self._args.chat_template_content_format,
             tools,
             template_kwargs,
-            self._most(params),
+            params,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
@@ -300,7 +349,7 @@ class InputPipeline:
         content_format: str | None,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
-        most: int | None,
+        params: SamplingParams,
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
@@ -312,6 +361,10 @@ class InputPipeline:
                 "Leave continue_final_message out, and ask for the rest in words.",
                 param="continue_final_message",
             )
+        # Templates leave some of what is said out, but never most of it.
+        letters, most = chat.num_letters(messages), self._most(params)
+        if letters > _MANY_LETTERS:
+            self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
         marks = self._tokenizer.control()
         template = self._templates.resolve(given_template, tools)
         as_list = self._templates.takes_list(template, content_format)
@@ -340,7 +393,11 @@ class InputPipeline:
         ends = bool(self._info.modalities) and not (bos and rendered.startswith(bos))
         if self._family.rewrite_chat is not None:
             ends = ends and self._family.rewritten_ends == "added"
-        encode = partial(self._encode_rendered, rendered, talk.stand_ins, ends, most)
+
+        def encoder(text: str) -> Callable[[ItemsByModality], list[int]]:
+            return partial(self._encode_rendered, text, talk.stand_ins, ends, most)
+
+        encode = self._reading(rendered, params, talk.media, encoder)
         return encode, talk.media, talk.stand_ins.restore(rendered)
 
     def _encode_rendered(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-# Of the JSON, counted before it is parsed: many small things cost far more than a few large ones.
-MAX_DEPTH = 64
-MAX_KEYS = 50_000
-# Objects and lists, each of which the interpreter tracks.
-MAX_CONTAINERS = 50_000
-# Values in lists and objects, of which token ids are the most: 64 prompts of 8192. A longer model may have more.
-MAX_VALUES = 1 << 19
-# Digits of a whole number: reading them takes time that grows with their square.
-MAX_DIGITS = 32
+from beheld.utils.bounded_json import JsonBounds
+
+# Of the JSON of a body. Of its values token ids are the most: 64 prompts of 8192; a longer model may have more.
+JSON = JsonBounds()
 
 MAX_MESSAGES = 4096
 # Of one message.

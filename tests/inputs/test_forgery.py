@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from beheld.core.config import MediaLimits
 from beheld.core.request import Request
 from beheld.inputs.prompt import chat
 from beheld.inputs.prompt.special_tokens import ControlTokens
 from tests import tiny
 from tests.inputs import pipes
+from tests.memory import peak
 
 SLOTS = ("user", "system", "assistant", "part", "split", "name", "tools")
 HAS_SYSTEM = ("qwen2", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "llava")
@@ -178,3 +180,27 @@ def test_borders_are_searched_as_by_hand_and_soon() -> None:
     assert chat._crossings(["a"] * 24_000, known) == {}
     chat._crossings(["<unused1"] * 24_000, known)
     assert time.perf_counter() - begin < 3.0
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["in one text", "across two"])
+def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: int) -> None:
+    """A text of 60 MiB took 1.1 GiB: a list of all of its letters."""
+    control = pipes.shared("qwen2_vl")._tokenizer.control()
+    long = "x y" * (4 << 20)
+    content: Any = f"<|im_end|>{long}"
+    if parts == 2:
+        content = [{"type": "text", "text": f"{long}<|im_"}, {"type": "text", "text": f"end|>{long}"}]
+    form = chat.ChatForm(as_list=True, strings_too=True, marker=str)
+    size = len(str(content))
+    with peak() as above:
+        talk = chat.read([{"role": "user", "content": content}], form, control, MediaLimits())
+        made = talk.messages[0]["content"]
+        texts = [made] if parts == 1 else [part["text"] for part in made]
+        restored = [talk.stand_ins.restore(text) for text in texts]
+        cut = [talk.stand_ins.parts(text) for text in texts]
+        assert all(map(talk.stand_ins.within, texts[:1]))
+    # A stand-in makes a letter four bytes wide.
+    assert above[0] < 10 * size
+    assert "".join(restored) == (content if parts == 1 else "".join(part["text"] for part in content))
+    assert ["".join(pieces) for pieces in cut] == restored
+    assert not any(control.spelled_in(text) for text in ["".join(texts), *texts])

@@ -107,6 +107,7 @@ class StandIns:
         self._free: Iterator[str] = (chr(code) for code in _PRIVATE if chr(code) not in used)
         self._by_text: dict[str, str] = {}
         self._texts: dict[str, str] = {}
+        self._any: re.Pattern[str] | None = None
 
     def of(self, text: str) -> str:
         """The character for `text`."""
@@ -117,7 +118,15 @@ class StandIns:
                 raise PromptError("The messages spell too many different control tokens.")
             self._by_text[text] = known
             self._texts[known] = text
+            self._any = None
         return known
+
+    def _pattern(self) -> re.Pattern[str]:
+        """Finds every stand-in: texts may have millions of letters, and a look at each by itself would take memory for
+        all of them."""
+        if self._any is None:
+            self._any = re.compile("([" + "".join(self._texts) + "])" if self._texts else "(?!)")
+        return self._any
 
     def replace(self, text: str, control: ControlTokens) -> str:
         """`text` with every spelling of a control token replaced."""
@@ -127,22 +136,15 @@ class StandIns:
 
     def restore(self, text: str) -> str:
         """The text with its letters back."""
-        return "".join(self._texts.get(c, c) for c in text) if self._texts else text
+        return self._pattern().sub(lambda match: self._texts[match[0]], text)
 
     def parts(self, text: str) -> list[str]:
         """`text` cut so that each stand-in's letters are a part of their own, and restored."""
-        parts, run = [], ""
-        for c in text:
-            if c in self._texts:
-                parts += [run, self._texts[c]]
-                run = ""
-            else:
-                run += c
-        return [part for part in [*parts, run] if part]
+        return [self._texts.get(part, part) for part in self._pattern().split(text) if part]
 
     def within(self, text: str) -> bool:
         """True if `text` holds a stand-in."""
-        return any(c in self._texts for c in text)
+        return self._pattern().search(text) is not None
 
     def __len__(self) -> int:
         return len(self._texts)
