@@ -42,6 +42,7 @@ class Reader:
         self._options = options
         self._bounds = bounds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
     async def read(self, request: Request, kind: type[B], held: Hold) -> B:
         """The request's body as a `kind`; `held` counts it, for as long as whoever asks keeps any of it.
@@ -64,7 +65,8 @@ class Reader:
             ) from error
         if len(body) <= limits.INLINE_BYTES:
             return self._made(body, kind)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._made, body, kind)
+        pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
+        return await asyncio.get_running_loop().run_in_executor(pool, self._made, body, kind)
 
     def _made(self, body: bytearray, kind: type[B]) -> B:
         return checked(parse(body, self._bounds), kind)

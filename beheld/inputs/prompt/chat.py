@@ -17,7 +17,7 @@ from beheld.core.errors import MediaError, PromptError
 from beheld.core.media import MediaRef, item_name
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
-from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns
+from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
 from beheld.utils.bounded_json import JsonBounds, JsonError, check_counts, parse_lenient
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -108,7 +108,7 @@ def read(
         check_counts([arguments for message in messages for arguments in _arguments(message)], _ARGUMENTS)
     except JsonError as error:
         raise PromptError(f"The arguments of tool calls: {error.reason}", error.remedy, param="messages") from error
-    stand_ins = StandIns(_letters(messages))
+    stand_ins = StandIns(_private_letters(messages))
     media: list[MediaRef] = []
     out: list[Mapping[str, Any]] = []
     for number, message in enumerate(messages, 1):
@@ -145,14 +145,14 @@ def num_letters(messages: Any) -> int:
     return sum(map(num_letters, messages)) if isinstance(messages, list | tuple) else 0
 
 
-def _letters(value: Any) -> set[str]:
-    """Every character of every string, so that stand-ins can be chosen beside them."""
+def _private_letters(value: Any) -> set[str]:
+    """Every private-use character of every string, so that stand-ins are others. Strings may hold media, in ASCII."""
     if isinstance(value, str):
-        return set(value)
+        return set() if value.isascii() else private_letters(value)
     if isinstance(value, Mapping):
-        return set().union(*(_letters(k) | _letters(v) for k, v in value.items())) if value else set()
+        return set().union(*(_private_letters(k) | _private_letters(v) for k, v in value.items())) if value else set()
     if isinstance(value, list | tuple):
-        return set().union(*map(_letters, value)) if value else set()
+        return set().union(*map(_private_letters, value)) if value else set()
     return set()
 
 

@@ -23,6 +23,9 @@ from beheld.core.errors import PromptError
 from beheld.inputs.prompt.chunked_tokenize import Stretches, too_long
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
+_ANY_PRIVATE = re.compile("[\U000f0000-\U000ffffc]")
+# Letters that are looked through without letting other threads run.
+_WINDOW = 1 << 20
 _MARKUP = re.compile(r"[<\[{|(].*[>\]}|)]", re.DOTALL)
 # Text before a stretch that is not the prompt's first: tokenizers that mark the start of a text must not see one there.
 _LEAD = "\U0010fff0"
@@ -97,6 +100,14 @@ class ControlTokens:
     def spelled_in(self, text: str) -> bool:
         """True if `text` spells a control token."""
         return self.pattern is not None and self.pattern.search(text) is not None
+
+
+def private_letters(text: str) -> set[str]:
+    """The private-use characters in a text, of which stand-ins are chosen."""
+    found: set[str] = set()
+    for start in range(0, len(text), _WINDOW):
+        found.update(_ANY_PRIVATE.findall(text, start, start + _WINDOW))
+    return found
 
 
 class StandIns:
