@@ -1,4 +1,4 @@
-"""Offline speed on one GPU: the workloads of docs/performance.md, on real shapes with random weights.
+"""Offline speed on one GPU: the workloads of docs/explanation/measurements.md, on real shapes with random weights.
 
     python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,sampled,images,four]
         [--transformers]

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from beheld.inputs.pipeline import RequestOrder
+
 
 def sources(width: int, height: int, folder: Path) -> dict[str, list[Any]]:
     """Fifty noise pictures, as PIL images, arrays, bytes of PNG files, and paths."""
@@ -51,9 +53,11 @@ def main() -> None:
     def once(picture: Any) -> float:
         start = time.perf_counter()
         pipeline.prepare(
-            {"prompt": "<|vision_start|><|image_pad|><|vision_end|>What?", "multi_modal_data": {"image": picture}},
-            params,
-            request_id="0",
+            RequestOrder(
+                {"prompt": "<|vision_start|><|image_pad|><|vision_end|>What?", "multi_modal_data": {"image": picture}},
+                params,
+                request_id="0",
+            )
         )
         return 1e3 * (time.perf_counter() - start)
 

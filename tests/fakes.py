@@ -10,16 +10,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
+
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.core.params import Sampling
+from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest, Request
 from beheld.executor.executor import ModelSize, Watch
+from tests.fake_caches import KINDS, Cell, Read
 
 VOCAB = 97
 PLACEHOLDER = 90
@@ -32,6 +35,16 @@ CROSS = KVGroup("cross", (3,), 1, 8, 8, num_states=12)
 def sliding(window: int) -> KVGroup:
     """A sliding group of that window."""
     return KVGroup("sliding", (2,), 1, 8, 8, window)
+
+
+def chunked(length: int) -> KVGroup:
+    """A group of chunks of that length."""
+    return KVGroup("chunked", (2,), 1, 8, 8, length)
+
+
+def conv(length: int) -> KVGroup:
+    """A group of convolutions over that many positions."""
+    return KVGroup("conv", (5,), 1, 8, 0, length)
 
 
 Beside = list[tuple[int, bytes]]
@@ -54,9 +67,53 @@ def first_state(lora: LoRARequest | None, beside: Beside) -> int:
     return state
 
 
-def next_token(state: int) -> int:
-    """What is sampled in a state."""
-    return (state >> 30) % VOCAB
+def next_token(state: int, mask: bytes | None = None) -> int:
+    """What is sampled in a state, of the tokens that the bit mask of a grammar allows."""
+    token = (state >> 30) % VOCAB
+    if mask is None:
+        return token
+    allowed = [token for token in range(VOCAB) if mask[token // 8] >> token % 8 & 1]
+    return allowed[token % len(allowed)]
+
+
+def no_drafts(state: int, most: int) -> tuple[int, ...]:
+    """The tokens that a runner expects to follow a state, `most` of them at most: this one expects nothing."""
+    return ()
+
+
+def half_right(state: int, most: int) -> tuple[int, ...]:
+    """Four tokens at most, of which the first two are right."""
+    made: list[int] = []
+    for place in range(min(4, most)):
+        token = next_token(state)
+        made.append(token if place < 2 else (token + 1) % VOCAB)
+        state = mix(state, token)
+    return tuple(made)
+
+
+def now_and_then_right(state: int, most: int) -> tuple[int, ...]:
+    """Any number of tokens, of which any number are right."""
+    count, right = (state >> 7) % (most + 1), (state >> 17) % (most + 1)
+    made: list[int] = []
+    for place in range(count):
+        token = next_token(state)
+        made.append(token if place < right else (token + 1) % VOCAB)
+        state = mix(state, token)
+    return tuple(made)
+
+
+def expected_vector(request: Request) -> list[float]:
+    """What a request that pools gives: a number for each state that its method reads."""
+    assert isinstance(request.params, Pooling)
+    return pooled(states_of(request), request.params)
+
+
+def pooled(states: list[int], params: Pooling) -> list[float]:
+    """The vector of a prompt, from the states after each of its positions."""
+    numbers = [float(state % 10_007) for state in states]
+    if params.method == "mean":
+        return [sum(numbers) / len(numbers)]
+    return {"last": numbers[-1:], "cls": numbers[:1], "all": numbers}[params.method]
 
 
 def embed_value(digest: bytes, index: int) -> int:
@@ -66,18 +123,10 @@ def embed_value(digest: bytes, index: int) -> int:
 
 def expected_tokens(request: Request, max_model_len: int) -> tuple[list[int], str]:
     """The answer to a request and why it ends ("stop" or "length"), computed without scheduler or blocks."""
-    embeds = {}
-    for span in request.spans:
-        mask = span.item.embed_mask or (True,) * (span.stop - span.start)
-        places = [span.start + offset for offset, takes in enumerate(mask) if takes]
-        embeds.update({place: embed_value(span.item.digest, index) for index, place in enumerate(places)})
-    beside = [(span.start, span.item.digest) for span in request.spans if span.item.num_states]
-    embeds |= {place: embed_value(digest, 0) for place, digest in beside}
-    state = first_state(request.lora, beside)
-    for position, token in enumerate(request.token_ids):
-        state = mix(state, embeds.get(position, token))
+    state = states_of(request)[-1]
     output: list[int] = []
     params = request.params
+    assert isinstance(params, Sampling)
     while True:
         token = next_token(state)
         output.append(token)
@@ -88,12 +137,34 @@ def expected_tokens(request: Request, max_model_len: int) -> tuple[list[int], st
             return output, "length"
 
 
+def states_of(request: Request) -> list[int]:
+    """The states after each position of the prompt."""
+    embeds = {}
+    for span in request.spans:
+        mask = span.item.embed_mask or (True,) * (span.stop - span.start)
+        places = [span.start + offset for offset, takes in enumerate(mask) if takes]
+        embeds.update({place: embed_value(span.item.digest, index) for index, place in enumerate(places)})
+    beside = [(span.start, span.item.digest) for span in request.spans if span.item.num_states]
+    embeds |= {place: embed_value(digest, 0) for place, digest in beside}
+    states, state = [], first_state(request.lora, beside)
+    for position, token in enumerate(request.token_ids):
+        state = mix(state, embeds.get(position, token))
+        states.append(state)
+    return states
+
+
 # ---- the device ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class FakeRow:
-    """What the device knows of one sequence: `states[i]` is the state after position i - 1."""
+    """What the device knows of one sequence.
+
+    Attributes:
+        states: `states[i]` is the state after position i - 1.
+        broken: its newest keys and values are not numbers.
+        parts: of a row that pools, by their first position, the states that slices have given to its pool.
+    """
 
     admission: Admission
     token_ids: list[int]
@@ -103,25 +174,20 @@ class FakeRow:
     broken: bool = False
     embeds: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     beside: set[bytes] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Keys and values of one position: the state there; `broken` if it is not a number."""
-
-    state: int
-    broken: bool
+    parts: dict[int, list[int]] = field(default_factory=dict)
 
 
 class FakeRunner:
     """Carries out plans, in the order given, and asserts that each is one that a real device could carry out.
 
-    With `verify`, keys and values are kept per (group, block, offset) as really written, and each slice reads its whole
-    context back through its own tables. Without, only tokens are computed, which costs little.
+    With `verify`, each group keeps what was written as its kind does (tests/fake_caches.py), and each slice reads its
+    whole context back through its own tables. Without, only tokens are computed, which costs little.
 
     Attributes:
         broken_tokens: a position with one of these ids gets broken keys and values, and so does whatever reads them.
         broken_digests: items whose tower fails.
+        drafts: gives the draft tokens that it expects to follow a state; without, it does not speculate.
+        num_accepted, num_rejected: draft tokens that were right, and those that were not.
         num_computed: positions computed so far.
         num_encoded: items encoded so far.
     """
@@ -131,10 +197,16 @@ class FakeRunner:
         self.verify = verify
         self.broken_tokens: set[int] = set()
         self.broken_digests: set[bytes] = set()
+        self.drafts: Callable[[int, int], tuple[int, ...]] = no_drafts
+        self.num_accepted = 0
+        self.num_rejected = 0
         self.num_computed = 0
         self.num_encoded = 0
         self._rows: dict[int, FakeRow] = {}
-        self._cells: dict[tuple[int, int, int], Cell] = {}
+        self._caches = [
+            KINDS[spec.kind](spec, count, config.block_size)
+            for spec, count in zip(info.kv_groups, capacity.num_blocks, strict=True)
+        ]
         self._embeds: dict[bytes, int] = {}
         self._results: deque[StepResult] = deque()
         self._last_plan: int | None = None
@@ -160,8 +232,10 @@ class FakeRunner:
         for admission in plan.admitted:
             self._admit(admission)
         lost = self._encode(plan, again=again)
-        tokens: dict[int, int] = {}
-        logprobs: dict[int, TokenLogprobs] = {}
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        vectors: dict[int, np.ndarray] = {}
+        drafts: dict[int, tuple[int, ...]] = {}
         prompt: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}
         used: set[bytes] = set()
@@ -173,25 +247,33 @@ class FakeRunner:
             row = self._rows[piece.row]
             if self.verify:
                 self._read(row, piece)
-            reason = None
+            params = row.admission.params
             if missing[piece.row]:
-                reason = "The embeddings are not on the device."
-            elif row.broken and piece.samples:
-                reason = "nan"
-            # A broken row has a next token too, on the device: a step that was planned already will compute it.
-            token = self._sample(row) if piece.samples else None
-            if reason is not None:
-                failed[piece.row] = reason
-            elif token is not None:
-                tokens[piece.row] = token
-                if row.admission.params.logprobs is not None:
-                    logprobs[piece.row] = fake_logprobs(token)
-            if row.admission.params.prompt_logprobs is not None:
+                failed[piece.row] = "The embeddings are not on the device."
+            if isinstance(params, Pooling):
+                vector = self._pool(row, piece, params)
+                if vector is not None and row.broken:
+                    failed.setdefault(piece.row, "nan")
+                elif vector is not None:
+                    vectors[piece.row] = vector
+                continue
+            if piece.wanted:
+                # A broken row has a next token too, on the device: a step that was planned already will compute it.
+                given, broken = self._sample(row, piece, plan.masks.get(piece.row))
+                if broken:
+                    failed.setdefault(piece.row, "nan")
+                if given and not missing[piece.row]:
+                    tokens[piece.row] = given
+                    if params.logprobs is not None:
+                        logprobs[piece.row] = tuple(map(fake_logprobs, given))
+                most = self.config.num_draft_tokens
+                drafts[piece.row] = self.drafts(row.states[-1], most) if most else ()
+            if params.prompt_logprobs is not None:
                 last = min(piece.stop + 1, row.admission.num_prompt)
                 prompt[piece.row] = tuple(map(fake_logprobs, row.token_ids[piece.start + 1 : last]))
         encoded = {item.digest for item in plan.encode}
         assert again or encoded <= used | set(lost), "something was encoded that no slice uses"
-        self._results.append(StepResult(plan.id, tokens, logprobs, prompt, failed, lost))
+        self._results.append(StepResult(plan.id, tokens, logprobs, prompt, vectors, drafts, failed, lost))
         return plan
 
     def collect(self, handle: StepPlan) -> StepResult:
@@ -224,13 +306,14 @@ class FakeRunner:
         assert 0 <= admission.row < self.config.max_num_seqs
         assert admission.row not in self._rows, f"row {admission.row} is taken"
         known = len(admission.token_ids)
-        assert 0 < admission.num_prompt <= known < self.config.max_model_len
+        assert 0 < admission.num_prompt <= known
+        pools = isinstance(admission.params, Pooling)
+        assert known <= self.config.max_model_len if pools else known < self.config.max_model_len
         assert 0 <= admission.num_computed < known, "the last known token is always computed"
         assert admission.num_computed % self.config.block_size == 0
         blocks = [list(table) for table in admission.blocks]
-        for group, table in zip(self.info.kv_groups, blocks, strict=True):
-            expected = 0 if group.num_states else admission.num_computed // self.config.block_size
-            assert len(table) == expected, "the tables of a hit hold its blocks"
+        for cache, table in zip(self._caches, blocks, strict=True):
+            cache.admit(table, admission.num_computed)
         row = FakeRow(admission, list(admission.token_ids), [], blocks, admission.num_computed)
         for span in admission.spans:
             row.embeds.update(_embed_places(span))
@@ -260,28 +343,33 @@ class FakeRunner:
     def _begin(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> bool:
         """Check the slice and give it its blocks; True if embeddings are missing."""
         assert piece.start == row.num_computed, "slices are contiguous"
-        assert piece.start < piece.stop <= len(row.token_ids), "only known tokens can be computed"
-        assert piece.samples == (piece.stop == len(row.token_ids)), "the last known position samples, no other"
+        known = len(row.token_ids)
+        drafts = piece.token_ids[1:]
+        if piece.token_ids:
+            assert len(drafts) <= self.config.num_draft_tokens
+            assert (piece.start, piece.stop) == (known - 1, known + len(drafts)), "drafts follow the newest token"
+            assert piece.token_ids[0] == row.token_ids[-1], "the newest token is another"
+            assert piece.wanted == len(piece.token_ids) > 1, "each draft and the newest token give one"
+            row.token_ids += drafts
+            for token in drafts:
+                row.states.append(mix(row.states[-1], token))
+        assert piece.start < piece.stop <= known + len(drafts), "only known tokens can be computed"
+        params = row.admission.params
+        if isinstance(params, Pooling):
+            reads = piece.stop - piece.start if params.reads_all else int(piece.stop == known)
+            assert piece.wanted == reads, "a pool gets what its method reads"
+            assert known == row.admission.num_prompt, "what pools samples nothing"
+        elif not drafts:
+            assert piece.wanted == (piece.stop == known), "the last known position samples, no other"
         self.num_computed += piece.stop - piece.start
-        self._append_blocks(row, piece)
+        for cache, table, blocks in zip(self._caches, row.tables, piece.new_blocks, strict=True):
+            cache.append(table, blocks, piece.stop)
         row.num_computed = piece.stop
         missing = bool(row.admission.spans) and self._use_embeds(row, piece, used)
         row.broken |= missing
-        if self.broken_tokens or self.broken_digests:
-            row.broken |= any(cell.broken for cell, _ in self._seen(row, piece.start, piece.start))
+        for cache, table in zip(self._caches, row.tables, strict=True) if self.verify else ():
+            row.broken |= self._any_broken(row, cache.before(table, piece.start))
         return missing
-
-    def _append_blocks(self, row: FakeRow, piece: SeqSlice) -> None:
-        size = self.config.block_size
-        needed = -(-piece.stop // size)
-        for index, (group, blocks) in enumerate(zip(self.info.kv_groups, piece.new_blocks, strict=True)):
-            if group.num_states:
-                assert not blocks, "states of items take no blocks"
-                continue
-            for block in blocks:
-                assert 0 < block < self.capacity.num_blocks[index], f"block {block} does not exist"
-            row.tables[index].extend(blocks)
-            assert len(row.tables[index]) == needed, "exactly the blocks that the slice reaches"
 
     def _use_embeds(self, row: FakeRow, piece: SeqSlice, used: set[bytes]) -> bool:
         # States are attended to from every position.
@@ -304,39 +392,74 @@ class FakeRunner:
         return missing
 
     def _write(self, row: FakeRow, piece: SeqSlice) -> None:
-        """Keys and values of the slice, into every group; what is broken breaks all that follows."""
-        size = self.config.block_size
+        """What the slice makes of its positions, into every group; what is broken breaks all that follows."""
+        cells = []
         for position in range(piece.start, piece.stop):
             row.broken |= row.token_ids[position] in self.broken_tokens
-            cell = Cell(row.states[position + 1], row.broken)
-            for index, table in enumerate(row.tables):
-                if table:
-                    block = table[position // size]
-                    assert block != 0, "written to the null block"
-                    self._cells[index, block, position % size] = cell
+            cells.append(Cell(row.states[position + 1], row.broken))
+        for cache, table in zip(self._caches, row.tables, strict=True):
+            cache.write(table, piece.start, cells)
 
     def _read(self, row: FakeRow, piece: SeqSlice) -> None:
-        """Read what the slice sees; it must be the sequence's own true prefix."""
-        for cell, state in self._seen(row, piece.start, piece.stop):
-            assert cell.state == state, "what is read is somebody else's"
+        """Read what the slice sees once all of the step is written."""
+        for cache, table in zip(self._caches, row.tables, strict=True):
+            self._any_broken(row, cache.after(table, piece.start, piece.stop))
 
-    def _seen(self, row: FakeRow, start: int, stop: int) -> Iterator[tuple[Cell, int]]:
-        """What every group holds of the positions before `stop` that `start` sees, and what it should hold."""
-        size = self.config.block_size
-        for index, (group, table) in enumerate(zip(self.info.kv_groups, row.tables, strict=True)):
-            first = 0 if group.window is None else max(0, start - group.window + 1)
-            for position in range(first, stop) if table else ():
-                block = table[position // size]
-                assert block != 0, f"position {position} is seen and its block is gone"
-                cell = self._cells.get((index, block, position % size))
-                assert cell is not None, f"position {position} was never written"
-                yield cell, row.states[position + 1]
+    def _any_broken(self, row: FakeRow, cells: Iterator[Read]) -> bool:
+        """Whether one of the cells is broken; each must be of the sequence's own true prefix."""
+        broken = False
+        for cell, position in cells:
+            assert cell.state == row.states[position + 1], "what is read is somebody else's"
+            broken |= cell.broken
+        return broken
 
-    def _sample(self, row: FakeRow) -> int:
-        token = next_token(row.states[-1])
+    def _sample(self, row: FakeRow, piece: SeqSlice, masks: tuple[bytes, ...] | None) -> tuple[tuple[int, ...], bool]:
+        """The tokens that a slice gives, and whether there would be one more if it were not broken.
+
+        Afterwards the row is as if wrong drafts had never been computed.
+        """
+        drafts, before = piece.token_ids[1:], piece.stop - len(piece.token_ids[1:])
+        assert masks is None or len(masks) == piece.wanted, "a mask for each token that is sampled"
+        given: list[int] = []
+        broken = False
+        for depth in range(piece.wanted):
+            if depth and drafts[depth - 1] != given[-1]:
+                break
+            broken = self._is_broken(row, before + depth - 1) if drafts and self.verify else row.broken
+            if broken:
+                break
+            given.append(next_token(row.states[before + depth], masks[depth] if masks else None))
+        right = max(0, len(given) - 1)
+        self.num_accepted += right
+        self.num_rejected += len(drafts) - right
+        kept = before + right
+        del row.token_ids[kept:], row.states[kept + 1 :]
+        for cache, table in zip(self._caches, row.tables, strict=True):
+            if kept < piece.stop:
+                cache.truncate(table, kept)
+        row.num_computed = kept
+        token = next_token(row.states[-1]) if broken else given[right]
         row.token_ids.append(token)
         row.states.append(mix(row.states[-1], token))
-        return token
+        row.broken = broken
+        return tuple(given), broken
+
+    def _is_broken(self, row: FakeRow, position: int) -> bool:
+        """Whether a position sees something broken, itself included."""
+        return any(
+            self._any_broken(row, cache.after(table, position, position + 1))
+            for cache, table in zip(self._caches, row.tables, strict=True)
+        )
+
+    def _pool(self, row: FakeRow, piece: SeqSlice, params: Pooling) -> np.ndarray | None:
+        """The vector, once the last position is there; positions that nobody has given to the pool are missed."""
+        if piece.wanted:
+            row.parts[piece.stop - piece.wanted] = row.states[piece.stop - piece.wanted + 1 : piece.stop + 1]
+        if piece.stop < row.admission.num_prompt:
+            return None
+        states = [state for start in sorted(row.parts) for state in row.parts[start]]
+        assert len(states) == (row.admission.num_prompt if params.reads_all else 1), "states are missing"
+        return np.array(pooled(states, params), dtype=np.float64)
 
 
 class FakeExecutor(FakeRunner):
@@ -490,7 +613,7 @@ def fake_item(
 def fake_request(request_id: str, *parts: int | Iterable[int] | MediaItem, **options: Any) -> Request:
     """A request whose prompt is the parts in order: a token, several tokens, or a picture.
 
-    Fields of Sampling and of Request may be given by name.
+    Fields of Sampling and of Request may be given by name; `params` in place of the former.
     """
     token_ids: list[int] = []
     spans: list[MediaSpan] = []
@@ -504,6 +627,7 @@ def fake_request(request_id: str, *parts: int | Iterable[int] | MediaItem, **opt
         else:
             token_ids.extend(part)
     sampling = {f.name for f in dataclasses.fields(Sampling)}
-    params = Sampling(**{name: value for name, value in options.items() if name in sampling})
+    made = Sampling(**{name: value for name, value in options.items() if name in sampling})
+    params = options.pop("params", made)
     rest = {name: value for name, value in options.items() if name not in sampling}
     return Request(id=request_id, token_ids=tuple(token_ids), params=params, spans=tuple(spans), **rest)

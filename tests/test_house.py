@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mote": set(),
     "families": {"families/model"},
     # What the third section of a family answers; the types in it are those of the device's half.
-    "families/model": {"attention"},
+    "families/model": {"attention", "models/surgery/operation"},
+    # What an operation on a model is; families bring some, and models/ applies them.
+    "models/surgery/operation": {"lora"},
     "families/*/inputs": {"families", "inputs", "checkpoint"},
-    "families/*/model": {"families", "families/model", "models", "attention", "checkpoint", "platform"},
+    "families/*/model": {
+        "families",
+        "families/model",
+        "models",
+        "models/surgery/operation",
+        "attention",
+        "checkpoint",
+        "platform",
+    },
     "checkpoint": {"mote", "families"},
-    "sandbox": {"platform"},
+    "sandbox": set(),
     "inputs": {"families", "checkpoint", "structured", "sandbox"},
     "text": set(),
     "scheduler": set(),
@@ -39,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lora": {"layers", "attention"},
     "quant": {"layers", "platform"},
     "models": {
+        "models/surgery/operation",
         "families",
         "families/model",
         "checkpoint",
@@ -75,6 +87,8 @@ def room_of(parts: tuple[str, ...]) -> str:
     The sections of a family are loaded apart, so each is a room; what a folder itself says imports neither torch nor
     another room.
     """
+    if parts == ("models", "surgery", "operation"):
+        return "models/surgery/operation"
     if parts[0] != "families":
         return parts[0]
     if parts[1:] == ("model",):
@@ -137,6 +151,36 @@ def test_import_table_has_no_cycle_and_names_every_package() -> None:
         visit(package, ())
 
 
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """No cycle between files; imports inside functions and under TYPE_CHECKING count, too."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    imported = {module: files_imported(parse(path), set(files)) - {module} for module, path in files.items()}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"cycle: {' -> '.join((*path[path.index(module) :], module))}"
+        if module not in done:
+            for other in sorted(imported[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in files:
+        visit(module, ())
+
+
+def files_imported(tree: ast.AST, files: set[str]) -> set[str]:
+    """The files among `files` that a file imports; `from package import file` imports the file."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in files else node.module)
+    return found & files
+
+
 @pytest.mark.parametrize("path", FILES + TRAINING, ids=name)
 def test_module_docstring(path: Path) -> None:
     docstring = ast.get_docstring(parse(path))
@@ -163,6 +207,70 @@ def test_names(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ClassDef):
             assert not any(word in node.name for word in FORBIDDEN_IN_CLASSES), node.name
+
+
+# File -> names that are a model type too, and stand there for something else.
+NOT_MODEL_TYPES = {
+    # vLLM's name of a format for reasoning.
+    "beheld/cli/vllm_flags.py": {"qwen3"},
+    # The name of a format for tool calls.
+    "beheld/structured/calls.py": {"mistral"},
+    "beheld/text/tools/__init__.py": {"mistral"},
+}
+
+
+@cache
+def family_names() -> frozenset[str]:
+    """Model types and architectures: those that the families answer to, and those that transformers knows."""
+    from transformers.models.auto import modeling_auto, processing_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    from beheld.families.registry import families
+
+    names = set(CONFIG_MAPPING_NAMES)
+    tables = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES")]
+    for table in (*tables, processing_auto.PROCESSOR_MAPPING_NAMES):
+        for classes in table.values():
+            names.update([classes] if isinstance(classes, str) else filter(None, classes))
+    for family in families().values():
+        names.update(family.model_types, family.architectures, family.processors)
+        names.update(row.architecture for row in family.tested)
+    return frozenset(names)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "families" not in path.parts], ids=name)
+def test_no_family_is_named_outside_its_folder(path: Path) -> None:
+    strings = {node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant)}
+    found = {text for text in strings if isinstance(text, str)} & family_names()
+    assert found == NOT_MODEL_TYPES.get(name(path), set())
+
+
+def test_facts_of_families_import_no_torch() -> None:
+    code = (
+        "import sys\nfrom beheld.families import page, registry\npage.markdown()\n"
+        "assert len(registry.families()) > 50\n"
+        "assert not {'torch', 'transformers', 'PIL', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_each_name_belongs_to_one_family() -> None:
+    """A model type has one family that is found by it alone; an architecture and a processor have one at most."""
+    from beheld.families.registry import families, find
+
+    types: dict[str, str] = {}
+    others: dict[tuple[str, str], str] = {}
+    for package, family in families().items():
+        assert family.model_types, package
+        for model_type in family.model_types:
+            assert family.processors or types.setdefault(model_type, package) == package
+            for processor in family.processors:
+                assert others.setdefault((model_type, processor), package) == package
+                assert find(model_type, (), (processor,)) == package
+        for architecture in family.architectures:
+            assert others.setdefault(("", architecture), package) == package
+            assert find(None, (architecture,)) == package
+    assert all(find(model_type) == package for model_type, package in types.items())
 
 
 # What only platform/ says: the names of a device, and libraries of one vendor.
@@ -196,6 +304,24 @@ def test_only_setup_names_an_executor(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "LocalExecutor" not in text
     assert "executor.local" not in text
+
+
+# Who may name a kind of cache group: the two registries, and those that read which kinds a model has.
+NAMES_A_KIND = {"scheduler/cache/registry.py", "runner/cache/registry.py", "checkpoint/info.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nobody_asks_for_a_kind_of_cache_group_by_name(path: Path) -> None:
+    from beheld.scheduler.cache.registry import KINDS
+
+    if str(path.relative_to(HOUSE)) in NAMES_A_KIND or path.is_relative_to(HOUSE / "families"):
+        return
+    asks = package_of(path) in {"scheduler", "runner", "attention", "models", "engine", "core"}
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Constant):
+            assert node.value not in KINDS, f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.Attribute) and asks:
+            assert node.attr != "kind", f"line {node.lineno}: a CacheGroup or a DeviceCache knows"
 
 
 def test_no_private_places_in_the_repository() -> None:

@@ -666,12 +666,13 @@ from tests import (  # noqa: E402  # noqa: E402
     tiny_masks,
     tiny_more,
     tiny_new,
+    tiny_ocr,
     tiny_peculiar,
     tiny_quantized,
     tiny_sound,
 )
 
-_FURTHER = (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted)
+_FURTHER = (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_ocr, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted)
 for _further in (*_FURTHER, tiny_quantized):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
@@ -683,10 +684,10 @@ MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if fami
 EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n", "phi4_mm")
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
-JOINED_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "molmo2")
+JOINED_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "glm_ocr", "molmo2")
 """Families whose generate() in transformers takes pictures or videos in one prompt, not both: what both together must
 give is put together of its parts, see oracle/joined.py."""
-TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "ernie4_5_vl_moe", "molmo2")
+TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "glm_ocr", "ernie4_5_vl_moe", "molmo2")
 """Families whose processor must be told when each frame was."""
 ADAPTED_FAMILIES = tiny_adapted.IMAGE_FAMILIES
 """Families whose media are read with adapters of the checkpoint's own; each picture takes hundreds of embeddings."""

@@ -1,4 +1,4 @@
-"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs beside it."""
+"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api.pools import Pools
 from beheld.api.seeds import answers, mix
@@ -39,15 +38,14 @@ from beheld.engine.messages import (
 from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
-from beheld.inputs.draft import Draft
-from beheld.inputs.pipeline import InputPipeline, PromptType
+from beheld.inputs.pipeline import Chat, InputPipeline, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 from beheld.text.collect import Collector
-from beheld.utils.cancellation import Departure
 
-__all__ = ["AsyncLLM", "EngineStats", "Pieces", "Place"]
+__all__ = ["AsyncLLM", "EngineLocation", "EngineStats", "Pieces"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -59,7 +57,7 @@ class Pieces(StrEnum):
     FINAL = "final"
 
 
-class Place(StrEnum):
+class EngineLocation(StrEnum):
     """Where the engine runs: in a thread of this process, or in a process of its own."""
 
     THREAD = "thread"
@@ -67,7 +65,7 @@ class Place(StrEnum):
 
 
 @dataclass(eq=False)
-class _Live:
+class _LiveRequest:
     """A request between its submission and its end."""
 
     collector: Collector
@@ -107,21 +105,23 @@ class AsyncLLM:
         ConfigError, ModelError, CapacityError: as LLM.
     """
 
-    def __init__(self, model: str | None = None, *, engine: str | Spawned = Place.THREAD, **options: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, engine: str | Spawned = EngineLocation.THREAD, **options: Any
+    ) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
         # Before the weights are loaded: a wrong word should not cost minutes.
         option_checks.check(args)
-        if isinstance(engine, Spawned) or Place(engine) is Place.PROCESS:
+        if isinstance(engine, Spawned) or EngineLocation(engine) is EngineLocation.PROCESS:
             processor = option_checks.load_if_told(args)
-            beside = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
+            remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
-                inputs = InputPipeline(beside.info, beside.config, args, processor=processor)
+                inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
             except BaseException:
-                beside.close()
+                remote.close()
                 raise
             compiler = inputs.compiler
-            beside.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
-            self._open(args, beside.info, beside.config, inputs, beside)
+            remote.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
+            self._open(args, remote.info, remote.config, inputs, remote)
             return
         setup, inputs = start_both(args)
         self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
@@ -136,7 +136,7 @@ class AsyncLLM:
         self._defaults = self._inputs.default_params()
         self._pools = Pools()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveRequest] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._reason = "The engine was closed."
@@ -166,12 +166,7 @@ class AsyncLLM:
         Raises:
             UserError, EngineError: from the first read on, whatever concerns this request.
         """
-
-        def draft(params: SamplingParams, **own: Any) -> Draft:
-            return self._inputs.draft(prompt, params, lora=lora_request, priority=priority, **own)
-
-        pool = self._pools.of_prompt(prompt, sampling_params)
-        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces))
+        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces))
 
     def chat(
         self,
@@ -191,14 +186,12 @@ class AsyncLLM:
         Args:
             marks: special tokens that the text shows where they come first, even if it skips special tokens.
             prepared: called when the messages were read and nothing of them is kept here any more.
-            options: as the keywords of InputPipeline.prepare_chat that concern the template and the processor.
+            options: further fields of Chat.
         """
-
-        def draft(params: SamplingParams, **own: Any) -> Draft:
-            return self._inputs.draft_chat(messages, params, lora=lora_request, priority=priority, **options, **own)
-
-        pool = self._pools.of_chat(messages, options, sampling_params)
-        return self._answer(pool, draft, sampling_params, request_id, Pieces(pieces), marks, prepared)
+        prompt = Chat(messages, **options)
+        return self._answer(
+            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared
+        )
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives a last output with the finish reason "abort"."""
@@ -243,21 +236,14 @@ class AsyncLLM:
         """The ids of a prompt without media, as `generate` would see them; or of a text alone, without what the
         tokenizer puts around a prompt."""
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._in(self._pools.of_prompt(prompt, None), lambda: self._inputs.text_ids(prompt))
-        params = SamplingParams(max_tokens=1)
-        pool = self._pools.of_prompt(prompt, None)
-        request = await self._in(pool, lambda: self._inputs.prepare(prompt, params, request_id="tokens"))
-        return list(request.token_ids)
+            return await self._in(self._pools.of(prompt, None), self._inputs.text_ids, prompt)
+        order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
+        return list((await self._prepared(order)).token_ids)
 
     async def chat_token_ids(self, messages: Messages, **options: Any) -> list[int]:
         """The ids of a conversation, with those that stand for its media."""
-        params = SamplingParams(max_tokens=1)
-
-        def draft(**own: Any) -> Draft:
-            return self._inputs.draft_chat(messages, params, request_id="tokens", **options, **own)
-
-        pool = self._pools.of_chat(messages, options, None)
-        return list((await self._prepared(pool, draft, params)).token_ids)
+        order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens")
+        return list((await self._prepared(order)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """What these ids spell, special tokens included.
@@ -274,7 +260,7 @@ class AsyncLLM:
                     f"The token id {token} is outside the vocabulary of {self.info.num_ids}.", param="tokens"
                 )
         ids = list(token_ids)
-        return await self._in(self._pools.text, lambda: str(tokenizer.decode(ids, skip_special_tokens=False)))
+        return str(await self._in(self._pools.text, tokenizer.decode, ids, False))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Requests are tokenized by a copy from now on: calls of it change nothing."""
@@ -330,17 +316,18 @@ class AsyncLLM:
 
     async def _answer(
         self,
-        pool: ThreadPoolExecutor,
-        draft: Callable[..., Draft],
+        prompt: PromptType | Chat,
         params: SamplingParams | None,
         request_id: str | None,
+        lora: LoRARequest | None,
+        priority: int,
         pieces: Pieces,
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        live = await self._submit(pool, draft, params, request_id, pieces, marks)
-        # It holds all that was given, which may be large; the answer may take long.
-        del draft
+        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks)
+        # What was given may be large, and the answer may take long.
+        del prompt
         prepared()
         try:
             while True:
@@ -359,13 +346,14 @@ class AsyncLLM:
 
     async def _submit(
         self,
-        pool: ThreadPoolExecutor,
-        draft: Callable[..., Draft],
+        prompt: PromptType | Chat,
         params: SamplingParams | None,
         request_id: str | None,
+        lora: LoRARequest | None,
+        priority: int,
         pieces: Pieces,
         marks: Collection[str],
-    ) -> _Live:
+    ) -> _LiveRequest:
         self._check_alive()
         self._attach()
         started = time.monotonic()
@@ -376,36 +364,37 @@ class AsyncLLM:
         if name in self._live or f"{name}#0" in self._live:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
         base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
-        begin = partial(draft, chosen, request_id=name, arrival=started, seed=base)
-        first = await self._prepared(pool, begin, chosen)
+        first = await self._prepared(
+            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base)
+        )
         requests = answers(first, chosen.n, base)
         collector = Collector(name, chosen, requests, self._inputs.tokenizer, marks)
         ids = tuple(request.id for request in requests)
-        live = _Live(collector, ids, pieces, started, time.monotonic())
+        live = _LiveRequest(collector, ids, pieces, started, time.monotonic())
         self._check_alive()
         self._live.update(dict.fromkeys(ids, live))
         self._engine.send(Submit(tuple(requests)))
         return live
 
-    async def _prepared(self, pool: ThreadPoolExecutor, draft: Callable[..., Draft], params: SamplingParams) -> Request:
-        """A request, made in the pool but for what waits: other machines, and processes that compile grammars.
+    async def _prepared(self, order: RequestOrder) -> Request:
+        """A request. What waits for other machines waits in the event loop, all else is done in the pools' threads.
 
-        If nobody waits for it any more, what works on it is ended, so that its thread is free for others.
+        If this is cancelled, so is the order: what works on it is ended, and its thread is free for others.
         """
-        inputs, departure = self._inputs, Departure()
+        pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
         try:
             if pool is not self._pools.media:
-                return await self._in(pool, lambda: inputs.sealed(inputs.made(draft(departure=departure))))
-            begun = await self._in(pool, lambda: draft(departure=departure))
-            async with inputs.fetched(begun) as fetched:
-                if params.structured_outputs is None:
-                    return await self._in(pool, lambda: inputs.sealed(inputs.made(fetched)))
-                made = await self._in(pool, lambda: inputs.made(fetched))
-            return await self._in(self._pools.grammar, lambda: inputs.sealed(made))
+                return await self._in(pool, inputs.prepare, order)
+            read = await self._in(pool, inputs.read, order)
+            async with inputs.fetched(read) as fetched:
+                made = await self._in(pool, inputs.make_items, fetched)
+            if order.params.structured_outputs is not None:
+                pool = self._pools.grammar
+            return await self._in(pool, inputs.seal, made)
         finally:
-            departure.leave()
+            order.cancel.cancel()
 
-    def _forget(self, live: _Live) -> None:
+    def _forget(self, live: _LiveRequest) -> None:
         """The generator has ended, for whatever reason: what of it still runs is of no use."""
         left = tuple(name for name in live.request_ids if self._live.pop(name, None) is not None)
         if left:
@@ -458,7 +447,7 @@ class AsyncLLM:
         """What these were told, or told the engine, is lost."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
-            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         waiting = None if number is None else self._asked.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
@@ -466,7 +455,7 @@ class AsyncLLM:
     def _fail_all(self) -> None:
         error = EngineDeadError(self._reason, "Start it anew.")
         for name in list(self._live):
-            self._push(TokenEvent(name, None, FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)
@@ -484,9 +473,9 @@ class AsyncLLM:
             self._loop = loop
         return loop
 
-    async def _in(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+    async def _in(self, pool: ThreadPoolExecutor, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, function)
+            return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
         except RuntimeError as error:
             if self._engine.alive:
                 raise

@@ -1,9 +1,9 @@
 """Prepares jobs ahead of the engine: in threads where there are cores to spare, else when they are asked for.
 
-The threads mostly wait for processes that decode and process media (inputs/workers.py). Jobs that need neither are
-prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order of
-the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of their
-features.
+The threads mostly wait for processes that decode and process media (inputs/media/workers.py). Jobs that need neither
+are prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order
+of the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of
+their features.
 
 Jobs come from what a user iterates over, which may take its time over each. Such a source is read in a thread of its
 own, so that asking for what is ready never waits for it.
@@ -24,17 +24,18 @@ from typing import Any
 
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
-from beheld.utils.gil import take_turns, uninterrupted
+from beheld.utils.gil import take_turns
+from beheld.utils.interrupts import uninterrupted
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Of features that are ready and not yet taken, and again of those that are queued: some 400 pictures of 448 x 448
+# Of features that are ready and not yet taken, and again of those that are queued: some 400 images of 448 x 448
 # pixels in bfloat16.
 MAX_BYTES = 1 << 30
 
-# Jobs that are read ahead where none is prepared ahead: enough for the reader to stay before whoever prepares them, and
-# few, since they may hold pictures as the user gave them.
+# Jobs that are read ahead where none is prepared ahead: enough for the reader to stay ahead, and few, since they may
+# hold images as the user gave them.
 _UNPREPARED = 4
 
 # How long closing waits for a source that is at work on its next item. Nobody can interrupt it.
@@ -59,7 +60,7 @@ class Job:
 class Reading(Enum):
     """Who reads a source of jobs."""
 
-    TAKER = "taker"  # whoever takes the jobs: the next one is there already
+    TAKER = "taker"  # the thread that takes the jobs: the next one is there already
     THREAD = "thread"  # a thread of its own, since nobody knows how long the next one takes
 
 
@@ -127,7 +128,7 @@ class Feed:
         self._ahead: deque[_Ahead] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
-        # Guards all that follows; told of whatever makes room or gives a job to take.
+        # Guards all that follows; notified when there is room or a job to take.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._num_read = 0
@@ -144,7 +145,7 @@ class Feed:
             # A daemon, since a source may never return; in the caller's context, as if it were read there.
             run = contextvars.copy_context().run
             self._reader = threading.Thread(target=run, args=(self._read,), name="beheld-read", daemon=True)
-        # Not yet: whoever is interrupted before it has this feed could not close it.
+        # Not started here: a caller that is interrupted before it has this feed could not close it.
         self._begun = False
 
     @property

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from beheld.api import iterables
@@ -20,14 +21,13 @@ from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
-from beheld.inputs.pipeline import PromptType
+from beheld.inputs.pipeline import Chat, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 Messages = list[dict[str, Any]]
-Prepare = Callable[..., Request]
 
 
 class LLM:
@@ -83,7 +83,7 @@ class LLM:
             One output per prompt, in order.
         """
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
-        jobs = self._jobs(items, self._inputs.prepare, sampling_params, lora_request, priority)
+        jobs = self._jobs(items, sampling_params, lora_request, priority)
         return self._all(jobs, use_tqdm, on_error)
 
     def generate_iter(
@@ -96,8 +96,8 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Answer prompts from any iterable, which is read only as fast as they are needed.
 
-        A list or another sequence is read by whoever asks for the next output. Anything else may be slow, so it is
-        read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
+        A list or another sequence is read by the thread that asks for the next output. Anything else may be slow, so it
+        is read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
         are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
         sqlite3, say) has to be made in the generator itself.
 
@@ -114,7 +114,7 @@ class LLM:
             (index of the prompt, its output) as each one finishes.
         """
         items = iterables.many(prompts)
-        jobs = self._jobs(items, self._inputs.prepare, sampling_params, _lone(lora_request), None)
+        jobs = self._jobs(items, sampling_params, _lone(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
@@ -146,11 +146,7 @@ class LLM:
             "template_kwargs": chat_template_kwargs,
             "mm_processor_kwargs": mm_processor_kwargs,
         }
-
-        def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
-            return self._inputs.prepare_chat(conversation, child, **options, **own)
-
-        jobs = self._jobs(many, prepare, sampling_params, lora_request, None)
+        jobs = self._jobs(many, sampling_params, lora_request, None, options)
         return self._all(jobs, use_tqdm, on_error)
 
     def chat_stream(
@@ -165,18 +161,14 @@ class LLM:
         Args:
             options: as the keywords of `chat` that concern the template and the processor.
         """
-
-        def prepare(conversation: Messages, child: SamplingParams, **own: Any) -> Request:
-            return self._inputs.prepare_chat(conversation, child, **options, **own)
-
-        (job,) = self._jobs([messages], prepare, sampling_params, _lone(lora_request), None).each
+        (job,) = self._jobs([messages], sampling_params, _lone(lora_request), None, options).each
         return self._live().stream(job)
 
     # ------------------------------------------------------------------ asking about the engine
 
     def plan(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
         """What the model would see of these media, and how many tokens each would take."""
-        return self._inputs.count(list(media))
+        return self._inputs.receipts(list(media))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Prompts are tokenized by a copy from now on: calls of it change nothing."""
@@ -244,12 +236,16 @@ class LLM:
     def _jobs(
         self,
         items: Iterable[Any],
-        prepare: Prepare,
         params: SamplingParams | Sequence[SamplingParams] | None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: Sequence[int] | None,
+        chat: Mapping[str, Any] | None = None,
     ) -> Jobs:
-        """One job per item, each with its own or the common parameters."""
+        """One job per item, each with its own or the common parameters.
+
+        Args:
+            chat: the fields of Chat where the items are conversations; None where they are prompts.
+        """
         if params is None:
             params = self.get_default_sampling_params()
         for one in params if isinstance(params, list | tuple) else (params,):
@@ -271,35 +267,32 @@ class LLM:
                     number = index + 1
                     # Of an iterator, only reading it shows how many there are.
                     _check_enough(counts, number)
-                    yield self._job(item, prepare, _at(params, index), _at(lora, index), _at(priority, index) or 0)
+                    prompt = item if chat is None else Chat(item, **chat)
+                    yield self._job(prompt, _at(params, index), _at(lora, index), _at(priority, index) or 0)
             _check_counts(counts, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
-    def _job(self, item: Any, prepare: Prepare, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
-        """A job whose n children are numbered, and whose unseeded children all differ."""
+    def _job(self, prompt: PromptType | Chat, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
+        """A job whose n answers are numbered; answers without a seed of their own all differ."""
         number = next(self._numbers)
-        executor = self._live().core.executor
+        self._live()
+        light = _is_light(prompt) and lora is None and params.structured_outputs is None
+        prepare = partial(self._requests, number, prompt, params, lora, priority)
+        return Job(str(number), params, prepare, self._inputs.tokenizer, light)
 
-        def requests() -> list[Request]:
-            params.verify()
-            base = params.seed if params.seed is not None else mix(self._config.seed, number)
-            first = prepare(
-                item,
-                params,
-                request_id=str(number),
-                lora=lora,
-                priority=priority,
-                arrival=time.monotonic(),
-                seed=base,
-            )
-            if first.lora is not None:
-                # Here, beside the engine's steps: its own reading would hold them up.
-                executor.read_lora(first.lora)
-            return answers(first, params.n, base)
-
-        light = _is_light(item) and lora is None and params.structured_outputs is None
-        return Job(str(number), params, requests, self._inputs.tokenizer, light)
+    def _requests(
+        self, number: int, prompt: PromptType | Chat, params: SamplingParams, lora: LoRARequest | None, priority: int
+    ) -> list[Request]:
+        """Prepare one job: a request for each answer that is wanted. Called by the thread that prepares it."""
+        params.verify()
+        base = params.seed if params.seed is not None else mix(self._config.seed, number)
+        order = RequestOrder(prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base)
+        first = self._inputs.prepare(order)
+        if first.lora is not None:
+            # Here, in parallel with the engine's steps: its own reading would hold them up.
+            self._live().core.executor.read_lora(first.lora)
+        return answers(first, params.n, base)
 
     def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[RequestOutput]:
         outputs = dict(self._live().results(jobs, on_error, progress=use_tqdm))

@@ -18,7 +18,7 @@ def plan(args: EngineArgs, media: Sequence[MediaRef]) -> dict[str, Any]:
         ModelError, MediaError: the model or an item cannot be read.
     """
     info, config, sizes = describe(args)
-    receipts = InputPipeline(info, config, args).count(list(media)) if media else []
+    receipts = InputPipeline(info, config, args).receipts(list(media)) if media else []
     tokens = sum(receipt.tokens for receipt in receipts)
     return {
         "model": sizes,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from beheld.core.params import SamplingParams
+from beheld.inputs.pipeline import Chat, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 
 _TEXT_THREADS = 2
@@ -27,22 +28,18 @@ class Pools:
         self.media = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
 
-    def of_prompt(self, prompt: Any, params: SamplingParams | None) -> ThreadPoolExecutor:
-        """Where a prompt is prepared."""
-        if isinstance(prompt, Mapping):
-            if prompt.get("multi_modal_data"):
+    def of(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
+        """Where a prompt or a conversation is prepared."""
+        if isinstance(prompt, Chat):
+            if any(map(_holds_media, prompt.messages)):
                 return self.media
-            prompt = prompt.get("prompt")
-        return self._of(len(prompt) if isinstance(prompt, str) else 0, params)
-
-    def of_chat(self, messages: Sequence[Any], options: Any, params: SamplingParams | None) -> ThreadPoolExecutor:
-        """Where a conversation is prepared; `options` are what else its template sees."""
-        if any(map(_holds_media, messages)):
-            return self.media
-        return self._of(_letters([messages, options]), params)
-
-    def _of(self, letters: int, params: SamplingParams | None) -> ThreadPoolExecutor:
-        if letters > SHORT_TEXT:
+            num_letters = _letters([prompt.messages, prompt.tools, prompt.template_kwargs, prompt.chat_template])
+        else:
+            if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
+                return self.media
+            text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+            num_letters = len(text) if isinstance(text, str) else 0
+        if num_letters > SHORT_TEXT:
             return self.long
         return self.grammar if params is not None and params.structured_outputs is not None else self.text
 

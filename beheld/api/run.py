@@ -1,4 +1,4 @@
-"""One offline run: jobs in, outputs out, with the device never waiting for more pictures than it must."""
+"""One offline run: jobs in, outputs out, with the device never waiting for more images than it must."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from beheld.core.outputs import RequestOutput, TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
 from beheld.text.collect import Collector
-from beheld.utils.gil import quick_turns, uninterrupted
+from beheld.utils.gil import quick_turns
+from beheld.utils.interrupts import uninterrupted
 
 # How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
-# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known pictures, 7B: 180
+# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known images, 7B: 180
 # requests/s against 172, and none of six runs at 157.
 _LULL_S = 0.002
-# And from its first such wait on, at most so long in all: 256 known pictures take half of it.
+# And from its first such wait on, at most so long in all: 256 known images take half of it.
 _MOST_LULLS_S = 0.25
 
 
 @dataclass(eq=False)
-class _Live:
+class _LiveJob:
     index: int
     collector: Collector
     started: float
@@ -84,7 +85,7 @@ class OfflineRun:
 
     core: EngineCore
     config: EngineConfig
-    _live: dict[str, _Live] = field(default_factory=dict)
+    _live: dict[str, _LiveJob] = field(default_factory=dict)
     # Of jobs that were queued and have not begun to answer: index -> bytes of the features they hold.
     _unheard: dict[int, int] = field(default_factory=dict)
     _busy: bool = False
@@ -128,7 +129,7 @@ class OfflineRun:
 
     def _progress(
         self, jobs: Jobs, on_error: str, bars: Bars
-    ) -> Iterator[tuple[int, RequestOutput | None, _Live | None]]:
+    ) -> Iterator[tuple[int, RequestOutput | None, _LiveJob | None]]:
         """The loop: add jobs, step, and tell after every event (index, the output if that was all, what is live)."""
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
@@ -175,7 +176,7 @@ class OfflineRun:
             names = list(self._live)
             for name in names:
                 self.core.abort(name)
-            return None, [TokenEvent(name, None, FinishReason.ERROR, error=error) for name in names]
+            return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _fill(
         self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading
@@ -226,7 +227,9 @@ class OfflineRun:
         added: list[str] = []
         try:
             requests = fed.requests()
-            live = _Live(fed.index, Collector(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared)
+            live = _LiveJob(
+                fed.index, Collector(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared
+            )
             for request in requests:
                 self.core.add(request)
                 added.append(request.id)
@@ -241,7 +244,7 @@ class OfflineRun:
             return RequestOutput(job.id, None, None, [], finished=True, error=_ours(error))
         return None
 
-    def _push(self, event: TokenEvent, live: _Live) -> RequestOutput | None:
+    def _push(self, event: TokenEvent, live: _LiveJob) -> RequestOutput | None:
         """Hand an event to its collector; the output if that was the job's last."""
         if live.first_token is None:
             live.first_token = time.monotonic()

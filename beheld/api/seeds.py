@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from beheld.core.params import Sampling
 from beheld.core.request import Request
 
 
@@ -24,5 +25,8 @@ def answers(first: Request, count: int, seed: int) -> list[Request]:
 
 
 def _numbered(request: Request, number: int, seed: int) -> Request:
-    sampling = replace(request.params, seed=mix(seed, number)) if number else request.params
-    return replace(request, id=f"{request.id}#{number}", params=sampling)
+    params = request.params
+    assert isinstance(params, Sampling), "several answers are sampled"
+    return replace(
+        request, id=f"{request.id}#{number}", params=replace(params, seed=mix(seed, number)) if number else params
+    )

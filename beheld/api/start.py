@@ -1,10 +1,10 @@
-"""Starts an engine and its input pipeline, whose processes load what they need beside it."""
+"""Starts an engine and its input pipeline, whose processes load what they need at the same time."""
 
 from __future__ import annotations
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import Setup, resolve_and_decide, start
-from beheld.inputs.media.workers import Workers
+from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
 from beheld.structured.rows import GrammarRows
@@ -14,18 +14,19 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """The engine, and the pipeline before it.
 
     Raises:
-        ConfigError, ModelError, CapacityError: with what to do; no process is left behind.
+        ConfigError, ModelError, CapacityError: with what to do; no process is left.
     """
     decided = resolve_and_decide(args)
     # Before the weights are loaded: a wrong word should not cost minutes.
     processor = option_checks.load_if_told(args, decided.info)
-    # Now, so that processes which will prepare media load a processor while the weights are loaded.
-    workers = Workers.of(decided.info, decided.config, args)
+    workers = MediaWorkers(decided.info, decided.config, args)
     try:
+        # Now, so that processes which will prepare media load a processor while the weights are loaded.
+        workers.warm()
         setup = start(args, decided)
         inputs = InputPipeline(setup.info, setup.config, args, workers, processor)
     except BaseException:
-        workers.close()
+        workers.sandbox.close()
         raise
     setup.core.grammars = GrammarRows(inputs.compiler)
     return setup, inputs

@@ -74,13 +74,40 @@ class AttnMetadata:
     stored: bool = False
 
 
+class LayerCache(Protocol):
+    """What the device holds of one layer, in blocks; each kind of layer knows its own tensors.
+
+    Attributes:
+        group: which of AttnMetadata.groups the layer belongs to.
+    """
+
+    group: int
+
+    @property
+    def num_blocks(self) -> int:
+        """The null block included."""
+
+    def clear(self, blocks: slice) -> None:
+        """Make these blocks zero."""
+
+
 @dataclass(eq=False)
 class LayerKV:
-    """One layer's cache: keys and values of shape (num_blocks, block_size, K, C), and the group it belongs to."""
+    """Keys and values of one layer, of shape (num_blocks, block_size, K, C); see LayerCache."""
 
     keys: Tensor
     values: Tensor
     group: int
+
+    @property
+    def num_blocks(self) -> int:
+        """The null block included."""
+        return len(self.keys)
+
+    def clear(self, blocks: slice) -> None:
+        """Make these blocks zero."""
+        self.keys[blocks].zero_()
+        self.values[blocks].zero_()
 
 
 class AttentionBackend(Protocol):

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerKV
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
 from beheld.attention.cross import CrossBackend, CrossMetadata
 
 
 @dataclass(eq=False)
-class Beside:
+class CrossContext:
     """What the layers of a cross group attend to: layer -> its index in the group; `called` counts calls per layer."""
 
     backend: CrossBackend
@@ -31,13 +31,16 @@ class Tail:
         first_layer: from this one on.
         rows_S: the tokens, as indices into the batch.
         metadata: of these tokens, each a sequence that decodes; nothing is stored.
-        storing: True while a layer that writes keys and values does so, for all tokens, and nothing else.
+        storing: True while a layer's attention is run to store keys and values, for all tokens, and nothing else
+            (models/surgery/last_layer.py).
+        stored: True once it has stored them.
     """
 
     first_layer: int
     rows_S: Tensor
     metadata: AttnMetadata
     storing: bool = False
+    stored: bool = False
 
 
 @dataclass(eq=False)
@@ -47,16 +50,16 @@ class ForwardContext:
     Attributes:
         lora: which tokens have which LoRA adapter (lora/step.py); None if none has any.
         called: hook calls per layer.
-        beside: None where no sequence of the step has anything beside its text.
+        cross: None where no sequence of the step has anything beside its text.
         tail: None where all tokens go through all layers.
     """
 
     backend: AttentionBackend
     metadata: AttnMetadata
-    kv: Mapping[int, LayerKV]
+    kv: Mapping[int, LayerCache]
     lora: Any = None
     called: dict[int, int] = field(default_factory=dict)
-    beside: Beside | None = None
+    cross: CrossContext | None = None
     tail: Tail | None = None
 
 

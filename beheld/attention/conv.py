@@ -1,4 +1,4 @@
-"""Short causal convolutions on the paged cache: what a layer convolves is kept as keys without values.
+"""Short causal convolutions on the paged cache.
 
 A convolution over L positions looks as far back as attention with a window of L does; so its inputs live in blocks as
 keys do. Chunks, shared prefixes, preemption and a step that is launched again then need nothing of their own.
@@ -9,6 +9,7 @@ table, S slots.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,23 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import current
 from beheld.core.errors import ModelError
+
+
+@dataclass(eq=False)
+class LayerInputs:
+    """What one layer has convolved, (num_blocks, block_size, C); see LayerCache."""
+
+    inputs: Tensor
+    group: int
+
+    @property
+    def num_blocks(self) -> int:
+        """The null block included."""
+        return len(self.inputs)
+
+    def clear(self, blocks: slice) -> None:
+        """Make these blocks zero."""
+        self.inputs[blocks].zero_()
 
 
 def convolve(module: Any, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
@@ -31,15 +49,15 @@ def convolve(module: Any, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None
 
 def _convolve_layer(layer: int, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
     context = current()
-    if layer not in context.kv:
-        raise ModelError(f"A convolution was called for layer {layer}, which the text model does not have.")
-    kv = context.kv[layer]
-    group = context.metadata.groups[kv.group]
+    cache = context.kv.get(layer)
+    if not isinstance(cache, LayerInputs):
+        raise ModelError(f"A convolution was called for layer {layer}, which has no cache for one.")
+    group = context.metadata.groups[cache.group]
     context.called[layer] = context.called.get(layer, 0) + 1
     length = weight_CL.shape[1]
     if group.window != length:
         raise ModelError(f"Layer {layer} convolves {length} positions, its cache was made for {group.window}.")
-    kept_SC = kv.keys.view(-1, x_TC.shape[1])
+    kept_SC = cache.inputs.view(-1, x_TC.shape[1])
     kept_SC.index_copy_(0, group.slots_T, x_TC.to(kept_SC.dtype))
     # Slot 0 stands for what was before the first token, and padding writes there.
     kept_SC[:1].zero_()

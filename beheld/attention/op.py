@@ -8,17 +8,15 @@ Shapes: T tokens, H query heads, K key-value heads, C head size, D value size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from beheld.attention.backend import LayerKV
 from beheld.attention.context import current
 from beheld.core.errors import ModelError
-
-
-class KeysStored(Exception):
-    """Ends a layer that is run for its keys and values alone; see models/last_layer.py."""
 
 
 def attend_layer(
@@ -28,12 +26,11 @@ def attend_layer(
 
     Raises:
         ModelError: the text model has no such layer, or its cache was made for another window.
-        KeysStored: the layer was asked for no more.
     """
     context = current()
-    if layer not in context.kv:
-        raise ModelError(f"Attention was called for layer {layer}, which the text model does not have.")
-    kv = context.kv[layer]
+    kv = context.kv.get(layer)
+    if not isinstance(kv, LayerKV):
+        raise ModelError(f"Attention was called for layer {layer}, which has no keys and values in the text model.")
     group = context.metadata.groups[kv.group]
     known = group.window if group.chunk is None else None
     if window != known:
@@ -42,7 +39,9 @@ def attend_layer(
     if tail is not None and layer >= tail.first_layer:
         if tail.storing:
             context.backend.store(k_1KTC[0].transpose(0, 1), v_1KTD[0].transpose(0, 1), kv, metadata)
-            raise KeysStored
+            tail.stored = True
+            # Nobody reads what comes of it: the attention is run for its keys and values alone.
+            return q_1HTC.new_zeros((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
         metadata = tail.metadata
     context.called[layer] = context.called.get(layer, 0) + 1
     out_THD = context.backend.attend(
@@ -57,13 +56,13 @@ def attend_layer(
     return out_THD.unsqueeze(0)
 
 
-def attend_beside(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
+def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
     """Attention of one layer to the states beside the text of the pass under way; returns (1, T, H, C).
 
     Raises:
         ModelError: the pass knows nothing of such a layer.
     """
-    beside = current().beside
+    beside = current().cross
     if beside is None or layer not in beside.index_by_layer:
         raise ModelError(
             f"Attention beside the text was called for layer {layer}, where there is nothing to attend to."
@@ -72,14 +71,18 @@ def attend_beside(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
     return beside.backend.attend(q_1THC[0], beside.index_by_layer[layer], beside.metadata, scale).unsqueeze(0)
 
 
-def number_layers(model: Any) -> int:
-    """Give every module that knows its layer index the same as a tensor, for compiled code; returns how many."""
+def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:
+    """Give every module that knows its layer index the same as a tensor, for compiled code; returns how many.
+
+    Args:
+        give: sets an attribute.
+    """
     numbered = 0
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int):
             # On the CPU, where reading it waits for nothing, and no buffer: it must not follow the model's moves.
-            module.layer_number = torch.tensor(layer, device="cpu")
+            give(module, "layer_number", torch.tensor(layer, device="cpu"))
             numbered += 1
     return numbered
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
-from beheld.attention.columns import DenseCopies
+from beheld.attention.dense_decode_cache import DenseDecodeCache
 
 
 class TorchBackend:
@@ -24,7 +24,7 @@ class TorchBackend:
     stores_beside_decodes = False
 
     def __init__(self) -> None:
-        self._dense = DenseCopies()
+        self._dense = DenseDecodeCache()
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Work out, once for all layers, which slots are read and which of them are padding."""

@@ -53,7 +53,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "pipeline_parallel_size": ("", "all but 1 is refused"),
     "distributed_executor_backend": ("none", "`mp`, `uni` or `ray` are known; changes nothing"),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
-    "enable_lora": ("", "requests may name adapters: [adapters.md](adapters.md)"),
+    "enable_lora": ("", "requests may name LoRA adapters"),
     "max_loras": ("", "different adapters in one step"),
     "max_lora_rank": ("", "greatest rank of an adapter"),
     "max_cpu_loras": ("as many as are named", "adapters kept in memory"),

@@ -51,8 +51,8 @@ def command() -> NoReturn:
     os._exit(status)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
+def build_parser() -> Parser:
+    """The parser of all commands: what a command line means, and what the reference of the documentation says."""
     parser = Parser(prog="beheld", description="An engine for vision- and video-language models.")
     parser.add_argument("--version", action="version", version=f"beheld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
@@ -62,7 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.any_order = name in _ANY_ORDER
         if name == "serve":
             command.vllm_flags = vllm_flags.answer
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
+    arguments = build_parser().parse_args(argv)
     try:
         _check_environment()
         status: int = arguments.run(arguments)

@@ -105,7 +105,7 @@ class VideoAsset:
         options: dict[str, Any] = {"num_frames": self.num_frames}
         if self.fps is not None:
             options["fps"] = self.fps
-        return video.open_bytes(Path(self.video_path).read_bytes(), video.Sampling.of(options), _LIMITS)
+        return video.open_bytes(Path(self.video_path).read_bytes(), video.FrameSampling.of(options), _LIMITS)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def fetch_video(video_url: str, *, num_frames: int | None = None, fps: float | N
         ParamsError: num_frames or fps is out of range.
     """
     options = {name: value for name, value in (("num_frames", num_frames), ("fps", fps)) if value is not None}
-    return frames_and_metadata(video.open_bytes(_bytes(video_url, "video"), video.Sampling.of(options), _LIMITS))
+    return frames_and_metadata(video.open_bytes(_bytes(video_url, "video"), video.FrameSampling.of(options), _LIMITS))
 
 
 def fetch_audio(audio_url: str) -> tuple[Any, int]:

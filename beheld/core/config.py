@@ -123,11 +123,6 @@ class KVGroup:
     readers: tuple[tuple[int, int], ...] = ()
     num_states: int = 0
 
-    @property
-    def chunk(self) -> int | None:
-        """Length of the chunks within which alone a query sees; None if it sees beyond."""
-        return self.window if self.kind == "chunked" else None
-
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values of one position (of one state, in a cross group) over all layers of the group."""
         return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
@@ -195,9 +190,9 @@ class ModelInfo:
 
     @property
     def cross(self) -> KVGroup | None:
-        """The group of layers that attend beside the text, if there is one."""
+        """The group whose layers attend to states of media items, if there is one."""
         last = self.kv_groups[-1]
-        return last if last.kind == "cross" else None
+        return last if last.num_states else None
 
     @property
     def paged_groups(self) -> tuple[KVGroup, ...]:
@@ -235,6 +230,7 @@ class EngineConfig:
         max_lora_rank: the greatest rank of one.
         max_cpu_loras: how many are kept in the host's memory.
         media_loras: pairs (modality, adapter) for requests that name none, most important modality first.
+        num_draft_tokens: the most draft tokens that one slice checks; 0: the engine does not speculate.
     """
 
     device: str
@@ -268,6 +264,7 @@ class EngineConfig:
     max_lora_rank: int = 16
     max_cpu_loras: int = 1
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
+    num_draft_tokens: int = 0
 
     def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
         """The adapter for a request with these items by modality, if it names none itself."""

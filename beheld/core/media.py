@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -12,7 +13,7 @@ MODALITIES = ("image", "video", "audio")
 
 
 def item_name(modality: str, number: int) -> str:
-    """What errors and receipts call a request's item: "image 2" is the second of its pictures, whatever else it has."""
+    """What errors and receipts call a request's item: "image 2" is the second of its images, whatever else it has."""
     return f"{modality} {number}"
 
 
@@ -37,9 +38,14 @@ class MediaRef:
     place: str | None = None
 
 
+def count_by_modality(media: Iterable[MediaRef]) -> dict[str, int]:
+    """Modality -> how many items of it there are."""
+    return dict(Counter(ref.modality for ref in media))
+
+
 @dataclass(frozen=True, eq=False)
 class MediaItem:
-    """One processed picture, video or sound: identity, no position.
+    """One processed image, video or audio: identity, no position.
 
     Attributes:
         modality: "image", "video" or "audio".
@@ -117,7 +123,7 @@ class MediaReceipt:
         given: what came in, for example {"source": "path", "format": "PNG", "width": 640, "height": 480}.
         used: what the model saw, for example {"width": 896, "height": 672, "tiles": 5, "exif_rotated": True} or
             {"frames": 16, "width": 448, "height": 336, "timestamps_s": (0.0, 0.5, ...)}. A size is that of the whole
-            picture where it is largest, without padding; tiles are the pieces that the tower is given, an overview
+            image where it is largest, without padding; tiles are the pieces that the tower is given, an overview
             included. What cannot be known is left out.
         lost: one sentence for every loss ("transparency was flattened onto white", "284 of 300 frames were not used").
         tokens: placeholder tokens that the item takes in the prompt.

@@ -4,39 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.core.errors import BeheldError
 from beheld.core.media import MediaReceipt
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, LoRARequest
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 @dataclass(frozen=True, eq=False)
 class TokenEvent:
-    """One new token of one request, or its end.
+    """What one step gave to one request: new tokens, its vector, or its end.
 
     Attributes:
-        request_id: whose.
-        token_id: the new token; None when the event only tells of an end (abort, error) or of prompt log-probabilities.
+        request_id: the request.
+        token_ids: the new tokens; none when the event only says that the request has ended (abort, error), or brings
+            its vector.
         finish: set on the last event of the request.
         stop_id: the token id that ended it, if one of the request's own stop ids did.
-        logprobs: of this token, where asked for.
+        logprobs: of each new token, where asked for.
         prompt_logprobs: those of the prompt (without its first token), once, where asked for.
-        num_cached: prompt tokens that came from the prefix cache; told with the first event.
+        num_cached: prompt tokens that came from the prefix cache; in the first event.
         error: why it failed, when finish is ERROR.
-        waited_s: from its arrival at the scheduler to its first step; told with the first event.
+        waited_s: from its arrival at the scheduler to its first step; in the first event.
+        pooled: the vector (D), scores (C) or vectors (N, D) of a request that pools, float32.
     """
 
     request_id: str
-    token_id: int | None
+    token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     stop_id: int | None = None
-    logprobs: TokenLogprobs | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     num_cached: int = 0
     error: BeheldError | None = None
     waited_s: float = 0.0
+    pooled: np.ndarray | None = None
 
 
 @dataclass(slots=True)

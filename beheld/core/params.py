@@ -89,6 +89,29 @@ class Sampling:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+@dataclass(frozen=True)
+class Pooling:
+    """Sealed pooling parameters of one sequence: nothing is sampled, and its prompt gives a vector or scores.
+
+    Attributes:
+        task: "embed" (a vector), "token_embed" (a vector for each position), "classify" or "score".
+        method: which hidden states count: those of the "last" position, of the first ("cls"), the "mean" of all, or
+            "all" of them.
+        normalize: vectors have the length 1.
+        dimensions: vectors are cut to so many numbers; None: the whole.
+    """
+
+    task: str = "embed"
+    method: str = "last"
+    normalize: bool = True
+    dimensions: int | None = None
+
+    @property
+    def reads_all(self) -> bool:
+        """True if hidden states before the last position's are needed: they exist only for positions computed now."""
+        return self.method != "last"
+
+
 @dataclass
 class StructuredOutputs:
     """A grammar that the answer must follow: exactly one of them. `calls` is the server's own: see

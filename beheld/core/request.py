@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from beheld.core.errors import LoRAError
 from beheld.core.media import MediaReceipt, MediaSpan
-from beheld.core.params import Sampling
+from beheld.core.params import Grammar, Pooling, Sampling
 
 
 class FinishReason(StrEnum):
@@ -54,13 +54,13 @@ class LoRARequest:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One sequence to be generated.
+    """One sequence to be generated, or one prompt to be pooled.
 
     Attributes:
         id: unique while the request lives.
         token_ids: the prompt with every placeholder already replaced.
         spans: where the media stand in it, in order.
-        params: the sealed sampling parameters.
+        params: the sealed sampling or pooling parameters.
         lora: the adapter, if any.
         salt: separates the prefix cache of one user from another's.
         priority: smaller runs sooner under the priority policy.
@@ -71,7 +71,7 @@ class Request:
 
     id: str
     token_ids: tuple[int, ...]
-    params: Sampling
+    params: Sampling | Pooling
     spans: tuple[MediaSpan, ...] = ()
     lora: LoRARequest | None = None
     salt: bytes = b""
@@ -79,3 +79,8 @@ class Request:
     arrival: float = 0.0
     receipts: tuple[MediaReceipt, ...] = ()
     prompt: str | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must follow."""
+        return self.params.grammar if isinstance(self.params, Sampling) else None

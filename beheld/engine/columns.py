@@ -1,14 +1,18 @@
-"""Events as they cross the border of a process: the many that tell of a token and nothing else as two columns.
+"""Events as they cross the border of a process: those that bring tokens and nothing else travel as columns.
 
-Written out one by one, an event takes six microseconds on either side; a step of many sequences has many of them.
+Written out one by one, an event takes six microseconds on either side, and a step of many sequences has many events.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from beheld.core.outputs import TokenEvent
 from beheld.engine.messages import Events
+
+# Stands for the tokens of an event that travels whole.
+_ONE = (0,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,10 +20,11 @@ class EventColumns:
     """The events of a step, in order.
 
     Attributes:
-        request_ids: of all.
-        token_ids: of all; 0 where the whole event is in `others`.
-        places: where the others stand, ascending.
-        others: events that tell of more than a token.
+        request_ids: the request of each event.
+        token_ids: the tokens of all events, one after the other; one 0 for an event that is in `others`.
+        counts: how many tokens each event has; empty if each has one.
+        places: which events are in `others`, ascending.
+        others: the events that bring more than tokens.
 
     Raises:
         ValueError: the columns do not fit together.
@@ -27,12 +32,16 @@ class EventColumns:
 
     request_ids: tuple[str, ...]
     token_ids: tuple[int, ...]
+    counts: tuple[int, ...]
     places: tuple[int, ...]
     others: tuple[TokenEvent, ...]
 
     def __post_init__(self) -> None:
         count = len(self.request_ids)
-        if len(self.token_ids) != count or len(self.places) != len(self.others):
+        counts = self.counts or (1,) * count
+        if len(counts) != count or min(counts, default=0) < 0 or len(self.token_ids) != sum(counts):
+            raise ValueError("the columns of events differ in length")
+        if len(self.places) != len(self.others):
             raise ValueError("the columns of events differ in length")
         if not all(0 <= place < count for place in self.places):
             raise ValueError("an event stands outside the columns")
@@ -40,35 +49,47 @@ class EventColumns:
 
 def columns_of(message: Events) -> EventColumns:
     """The same events as columns."""
-    request_ids, token_ids, places, others = [], [], [], []
+    request_ids: list[str] = []
+    token_ids: list[int] = []
+    counts: list[int] = []
+    places: list[int] = []
+    others: list[TokenEvent] = []
     for place, event in enumerate(message.events):
         request_ids.append(event.request_id)
-        if _is_plain(event):
-            token_ids.append(event.token_id or 0)
-        else:
-            token_ids.append(0)
+        own = event.token_ids if _is_plain(event) else _ONE
+        if own is _ONE:
             places.append(place)
             others.append(event)
-    return EventColumns(tuple(request_ids), tuple(token_ids), tuple(places), tuple(others))
+        token_ids += own
+        counts.append(len(own))
+    if len(token_ids) == len(counts) and set(counts) <= {1}:
+        counts.clear()
+    return EventColumns(tuple(request_ids), tuple(token_ids), tuple(counts), tuple(places), tuple(others))
 
 
 def events_of(columns: EventColumns) -> Events:
     """The events that the columns hold."""
-    made = list(map(TokenEvent, columns.request_ids, columns.token_ids))
+    ids = iter(columns.token_ids)
+    if columns.counts:
+        tokens = [tuple(itertools.islice(ids, count)) for count in columns.counts]
+    else:
+        tokens = list(zip(ids, strict=False))
+    made = list(map(TokenEvent, columns.request_ids, tokens))
     for place, event in zip(columns.places, columns.others, strict=True):
         made[place] = event
     return Events(tuple(made))
 
 
 def _is_plain(event: TokenEvent) -> bool:
-    """True if all but the token is as in an event that was given nothing else."""
+    """True if the event brings tokens and nothing else."""
     return (
-        event.token_id is not None
+        bool(event.token_ids)
         and event.finish is None
         and event.stop_id is None
-        and event.logprobs is None
+        and not event.logprobs
         and event.prompt_logprobs is None
         and not event.num_cached
         and event.error is None
         and not event.waited_s
+        and event.pooled is None
     )

@@ -34,7 +34,7 @@ class EngineCore:
     """Scheduler and executor, and the step that joins them."""
 
     def __init__(self, info: ModelInfo, executor: Executor) -> None:
-        # Set by whoever has a tokenizer; without it no request has a grammar.
+        # Set where a tokenizer is at hand; without it no request has a grammar.
         self.grammars: GrammarRows | None = None
         self.executor = executor
         self.scheduler = Scheduler(executor.config, info, executor.capacity)
@@ -148,12 +148,12 @@ class EngineCore:
 
     def _update(self, step: InFlight) -> list[TokenEvent]:
         if not self.scheduler.awaits(step.plan):
-            # Read by a step that was interrupted behind that.
+            # The interrupted step had already read this result.
             return []
         result = self._collect(step) if step.result is None else step.result
         self._encode_s += result.encode_s
         if self.grammars is not None:
-            result = self.grammars.taken(result)
+            result = self.grammars.advanced(result)
         return self.scheduler.update(step.plan, result)
 
     def _collect(self, step: InFlight) -> StepResult:
@@ -179,7 +179,7 @@ class EngineCore:
         """Run a failed plan again, one sequence at a time: only the culprit fails."""
         self._retried += 1
         logger.warning("A step failed (%s); retrying its %d sequences one by one.", reason, len(plan.slices))
-        merged = StepResult(plan.id, {})
+        parts: list[StepResult] = []
         for index, piece in enumerate(plan.slices):
             try:
                 own = self.executor.collect(self.executor.launch(_part(plan, piece, first=index == 0)))
@@ -187,15 +187,16 @@ class EngineCore:
                 raise
             except Exception as culprit:
                 own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)})
-            merged = StepResult(
-                plan.id,
-                {**merged.tokens, **own.tokens},
-                {**merged.logprobs, **own.logprobs},
-                {**merged.prompt_logprobs, **own.prompt_logprobs},
-                {**merged.failed, **own.failed},
-            )
-        # Asked of the device: no part need have come as far as telling it.
-        return dataclasses.replace(merged, lost=self._missing(plan))
+            parts.append(own)
+        # The device is asked what is lost: a part may have failed before it could say so.
+        return _merged(plan.id, parts, self._missing(plan))
+
+
+def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> StepResult:
+    """The result of a plan from those of its sequences."""
+    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
+    merged = {name: {row: own for part in parts for row, own in getattr(part, name).items()} for name in by_row}
+    return StepResult(plan_id, **merged, lost=lost, encode_s=sum(part.encode_s for part in parts))
 
 
 def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:

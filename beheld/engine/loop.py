@@ -80,7 +80,7 @@ class _Waiting:
 
     def takes(self, core: EngineCore, request: Request) -> bool:
         """True if something that the request needs is not there yet; Prepared will say when it is."""
-        grammar, lora, rows = request.params.grammar, request.lora, core.grammars
+        grammar, lora, rows = request.grammar, request.lora, core.grammars
         work: list[Callable[[], object]] = []
         if grammar is not None and rows is not None and not rows.compiler.holds(grammar):
             work.append(partial(rows.compiler.matcher, grammar))
@@ -134,14 +134,14 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
     elif isinstance(message, Prepared):
         request = waiting.pop(message.request_id)
         if request is not None and message.error is not None:
-            tell(Events((TokenEvent(request.id, None, FinishReason.ERROR, error=message.error),)))
+            tell(Events((TokenEvent(request.id, (), FinishReason.ERROR, error=message.error),)))
         elif request is not None:
             _add_all(core, [request], tell)
     elif isinstance(message, Abort):
         ended = []
         for name in message.request_ids:
             waited = waiting.pop(name) is not None
-            event = TokenEvent(name, None, FinishReason.ABORT) if waited else core.abort(name)
+            event = TokenEvent(name, (), FinishReason.ABORT) if waited else core.abort(name)
             ended += [] if event is None else [event]
         if ended:
             tell(Events(tuple(ended)))
@@ -190,5 +190,5 @@ def _add(core: EngineCore, request: Request) -> TokenEvent | None:
     try:
         core.add(request)
     except (UserError, EngineError) as error:
-        return TokenEvent(request.id, None, FinishReason.ERROR, error=error)
+        return TokenEvent(request.id, (), FinishReason.ERROR, error=error)
     return None

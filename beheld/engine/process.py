@@ -185,7 +185,7 @@ class EngineProcess:
                 self._link.send(_bare(message), label=label_of(message))
             except BeheldError as error:
                 assert isinstance(message, Submit)
-                ends = [TokenEvent(r.id, None, FinishReason.ERROR, error=error) for r in message.requests]
+                ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
                 self._receive(Events(tuple(ends)))
             except OSError:
                 return
@@ -194,7 +194,7 @@ class EngineProcess:
         """The first request with a grammar is preceded by the tokenizer."""
         if self._tokenizer is None or not isinstance(message, Submit):
             return
-        if any(request.params.grammar is not None for request in message.requests):
+        if any(request.grammar is not None for request in message.requests):
             self._link.send(self._tokenizer())
             self._tokenizer = None
 

@@ -5,7 +5,7 @@ A folder's inputs.py holds INPUTS. Its functions may use what inputs/ offers; no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,8 @@ class FamilyInputs:
             if it is absent.
         looks: modality -> how large an item stands before the tower, where the processor's outputs do not say it in one
             of the common forms (inputs/sight.py).
+        join_audio: makes what transformers' model takes for a whole prompt of the processor, the prompt's text and the
+            samples of its audio, where its own processor needs another library for that; `beheld verify` asks for it.
         frame_rate: of frames whose times nobody told, where the processor would sample them by their times: the frames
             per second that they are taken to have, by the processor's part for videos; or the reason, as a half
             sentence, why they cannot be taken; or "", which leaves it to the processor.
@@ -167,6 +169,7 @@ class FamilyInputs:
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
     frame_rate: Callable[[Any], float] | str = ""
+    join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
 
     @property
     def template_path(self) -> Path | None:

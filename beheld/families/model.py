@@ -16,6 +16,7 @@ from torch import Tensor
 
 from beheld.attention.cross import CrossView
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.models.surgery.operation import Changes
 
 # One tower call: modality (or "embeds" for embeddings given as input), indices of its items, keyword arguments.
 TowerCall = tuple[str, list[int], dict[str, Any]]
@@ -64,16 +65,17 @@ class FamilyModel:
     """How the family's model is run.
 
     Attributes:
-        adapt: replaces what in a loaded model cannot compute a batch as the engine lays it out, or cannot be captured.
+        adapt: replaces what in a loaded model cannot compute a batch as the engine lays it out, or cannot be captured,
+            and notes each change; an operation of the stage ADAPT, see models/surgery/operation.py.
         combine: how items share a tower call; None for items whose tensors differ in the first dimension alone.
         image_features, audio_features: makes embeddings (sum of E, H) of the model and the features of items, where no
             method of the model's own gives them, or not alone.
         embeds: makes embeddings of the model, a modality and a tower's result: a tensor (..., H), or one for each item.
-        extra_columns: makes the further columns of a model, if it has any.
+        extra_columns: makes the further columns of a model, if it has any; it notes what it changes.
         cross_inputs: makes what a model's layers attend to instead of the text.
         keywords: makes further keyword arguments of a pass, for all layers, of the model and the step's positions.
-        tail_from: lets the last layers take a pass's tail where they write no keys, and gives the first of them; None
-            if there are none.
+        tail_from: lets the last layers take a pass's tail where they write no keys, notes that, and gives the first of
+            them; None if there are none.
         plain_head: the model has no logits_to_keep; its head is one matrix over the last hidden states.
         position_unit: how many parts a position has, where a family has fractions of one.
         positions_by_kind: positions follow from the kinds of tokens and the sizes of items, whatever the ids.
@@ -88,15 +90,15 @@ class FamilyModel:
         unused_weights: prefixes of weights that belong to parts which are left out.
     """
 
-    adapt: Callable[[Any], None] | None = None
+    adapt: Callable[[Any, Changes], None] | None = None
     combine: CombineRule | None = None
     image_features: Callable[..., Tensor] | None = None
     audio_features: Callable[..., Tensor] | None = None
     embeds: Callable[[Any, str, Any], Any] = pooled
-    extra_columns: Callable[[Any], ExtraColumns | None] | None = None
+    extra_columns: Callable[[Any, Changes], ExtraColumns | None] | None = None
     cross_inputs: Callable[[Any], CrossInputs] | None = None
     keywords: Callable[[Any, Tensor], dict[str, Any]] | None = None
-    tail_from: Callable[[Any], int | None] | None = None
+    tail_from: Callable[[Any, Changes], int | None] | None = None
     plain_head: bool = False
     position_unit: int = 1
     positions_by_kind: bool = False

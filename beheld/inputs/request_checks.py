@@ -15,7 +15,7 @@ from beheld.inputs.media import embeds
 
 
 @dataclass(frozen=True, eq=False)
-class Checks:
+class RequestChecks:
     """The bounds of one engine on requests."""
 
     info: ModelInfo
@@ -40,7 +40,7 @@ class Checks:
                 )
             if self.info.cross is not None:
                 raise MediaError(
-                    f"{self.info.architecture} has no embeddings in its text: it attends to media beside it.",
+                    f"{self.info.architecture} has no embeddings in its text: its layers attend to media.",
                     "Give the media.",
                     param=ref.place,
                 )

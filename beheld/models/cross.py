@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.attention.op import attend_beside
+from beheld.attention.op import attend_cross
 
 
 class CrossAttention(nn.Module):
@@ -56,7 +56,7 @@ class CrossAttention(nn.Module):
 
         Whatever else the layer around it passes speaks of states, masks and caches that are not its own.
         """
-        out_1THC = attend_beside(self.layer, self._heads("q", hidden_states), self.scale)
+        out_1THC = attend_cross(self.layer, self._heads("q", hidden_states), self.scale)
         out: Tensor = getattr(self, self._projections["o"])(out_1THC.flatten(-2))
         return out, None
 

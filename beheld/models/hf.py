@@ -20,12 +20,14 @@ from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.families import registry
 from beheld.lora.slots import LoRASlots
-from beheld.models import last_layer, packed, tower_calls
+from beheld.models import packed, tower_calls
 from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
 from beheld.models.layers_once import layers_once
-from beheld.models.longrope import FAR
-from beheld.models.prepare import text_model
+from beheld.models.surgery import last_layer
+from beheld.models.surgery.longrope import FAR
+from beheld.models.surgery.operation import Surgery
+from beheld.models.surgery.parts import text_model
 from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
@@ -38,17 +40,19 @@ class HFAdapter:
     """Wraps a loaded transformers model; see ModelAdapter for the methods' shapes.
 
     Args:
-        model, info: it, and what its checkpoint says.
-        lora: its adapters' slots, if it has any.
+        surgery: the model, with all that was changed in it.
+        info: what its checkpoint says.
         windows: how towers that pack windows attend within them; see select_tower.
 
     Raises:
         ModelError: the model lacks one of the seams; the message names it.
     """
 
-    def __init__(self, model: Any, info: ModelInfo, lora: LoRASlots | None = None, windows: str = "torch") -> None:
+    def __init__(self, surgery: Surgery, info: ModelInfo, windows: str = "torch") -> None:
+        model = surgery.target.model
         self.info = info
-        self.lora = lora
+        self.surgery = surgery
+        self.lora: LoRASlots | None = surgery.target.slots
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.dtype = model.get_input_embeddings().weight.dtype
@@ -58,17 +62,22 @@ class HFAdapter:
         self._rope_index = self._positions_of(model)
         self.position_unit = family.position_unit
         self._speaker = model if family.plain_head else _speaker(model, info)
-        self._columns = family.extra_columns(model) if family.extra_columns is not None else None
+        columns = family.extra_columns
+        self._columns = None
+        if columns is not None:
+            self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
         self._own_features = {"audio": family.audio_features, "image": family.image_features}
         self._platform = platform_of(self.device)
         # On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
-        has_tail = family.tail_from is not None and self._platform.synchronous
-        self.tail_from = family.tail_from(model) if has_tail and family.tail_from is not None else None
+        self.tail_from: int | None = None
+        if family.tail_from is not None and self._platform.synchronous:
+            self.tail_from = surgery.apply("tail", "the forward of layers that write no keys", family.tail_from)
         self.tail_stores = self.tail_from is None and self._columns is None and self._cross is None
         if self.tail_stores:
             layers = text_model(model).layers
-            last_layer.shorten(layers[-1])
+            shorten = last_layer.shorten
+            surgery.apply("last layer", "its forward", lambda model, changes: shorten(layers[-1], changes))
             self.tail_from = len(layers) - 1
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
@@ -135,6 +144,10 @@ class HFAdapter:
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; items that can share a call do."""
+        with self.surgery.passing():
+            return self._encode(items)
+
+    def _encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         if self._cross is not None:
             return self._cross.encode(items)
         out: list[Tensor | None] = [None] * len(items)
@@ -265,6 +278,10 @@ class HFAdapter:
 
     def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         """One pass; logits (S, V)."""
+        with self.surgery.passing():
+            return self._forward(embeds_TH, positions_XT, wanted_S)
+
+    def _forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
         if self.lora is not None:
             self.lora.switch.on = current().lora is not None
         positions_XT = in_positions(positions_XT, self.position_unit)

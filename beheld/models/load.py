@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,19 @@ from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.models import out_of_memory, towers
 from beheld.models.shards import shard_bar
+from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.platform.registry import platform_of
-from beheld.quant import compressed_tensors, keep
-from beheld.quant.choose import FLOAT8, choose, objection
+from beheld.quant.method import QuantMethod
+from beheld.quant.registry import method_for
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 
-def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
-    """The transformers model of this checkpoint on the device, in the engine's dtype.
+def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery:
+    """The transformers model of this checkpoint on the device, in the engine's dtype, ready for surgery.
+
+    What its weights' method had to put in place after loading is the surgery's first operation.
 
     Raises:
         ModelError: no such class, no weights, weights missing or of the wrong shape, or quantized in a way not built.
@@ -40,9 +44,10 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
-        model = _dummy(model_class, hf_config, dtype, config.device)
+        surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
     else:
-        model = _from_files(model_class, hf_config, info, dtype, config)
+        surgery = _from_files(model_class, hf_config, info, dtype, config)
+    model = surgery.target.model
     if model_class is not known_class:
         model.__class__ = known_class
         logger.info("Not loaded, for its media are switched off: %s.", ", ".join(model.left_out) or "nothing")
@@ -50,7 +55,7 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Any:
     gib = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Model loading took %.4f GiB and %.6f seconds", gib, seconds)
-    return model
+    return surgery
 
 
 def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
@@ -114,12 +119,12 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
         model = model_class._from_config(hf_config, dtype=dtype)
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    quantization = quantization_of(hf_config, Path(info.path))
-    if quantization is None or config.load_format == "dummy" or not has_weights(Path(info.path)):
+    path = Path(info.path)
+    quantization = quantization_of(hf_config, path)
+    if quantization is None or config.load_format == "dummy" or not has_weights(path):
         return Weights(sum(counts), sum(sizes), sizes)
-    # A checkpoint's layers that are not FP8 are of two bytes there as they are here.
-    stored = objection(quantization, config.device, dtype) is None
-    return Weights(sum(counts), compressed_tensors.stored_bytes(Path(info.path)) if stored else sum(sizes), ())
+    stored = method_for(quantization, config.device, dtype).stored_bytes(path)
+    return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
 
 
 def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
@@ -133,12 +138,9 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
     return model
 
 
-def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Any:
+def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Surgery:
     path = Path(info.path)
     check_weights(path, info.name)
-    from transformers.utils import logging as hf_logging
-
-    hf_logging.set_verbosity_error()
     shortages = out_of_memory.count()
     try:
         options = {
@@ -147,14 +149,17 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             "output_loading_info": True,
             "trust_remote_code": config.trust_remote_code,
         }
-        quantization = quantization_of(hf_config, path)
-        with shard_bar(path, shown=config.show_progress):
-            if quantization is None:
-                weights = _renamed_weights(info, path)
-                source = info.path if weights is None else None
-                model, report = model_class.from_pretrained(source, state_dict=weights, config=hf_config, **options)
-            else:
-                model, report = _quantized(model_class, hf_config, quantization, path, options)
+        method = method_for(quantization_of(hf_config, path), config.device, dtype)
+        weights = method.weights(path)
+        if weights is None:
+            weights = _renamed_weights(info, path)
+        loading = method.loading(model_class, weights or {})
+        with _errors_alone(), shard_bar(path, shown=config.show_progress):
+            model, report = loading.from_pretrained(
+                info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options
+            )
+        surgery = Surgery(Target(model, config))
+        surgery.perform([_settling(method, model_class)])
     except ModelError:
         raise
     except Exception as error:
@@ -174,7 +179,30 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
     if unused:
         logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
-    return model
+    return surgery
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    """Within the block, transformers logs errors and nothing less."""
+    from transformers.utils import logging as hf_logging
+
+    before = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(before)
+
+
+def _settling(method: QuantMethod, model_class: Any) -> Operation:
+    return Operation(
+        "stored weights",
+        Stage.SETTLE,
+        needs=f"weights of the method {method.name!r} that passed the loader as they are stored",
+        replaces="linear layers and experts that hold such weights, by layers that multiply them",
+        apply=lambda target, changes: method.settle(target.model, model_class, changes.replace),
+    )
 
 
 def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, Any] | None, str]:
@@ -185,38 +213,15 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     """
     path = Path(info.path)
     raw = read_json(path / CONFIG)
-    quantization = stated(raw)
-    if quantization is not None:
-        compressed_tensors.check(quantization)
-        dequantized = compressed_tensors.open_weights(path, "cpu")
-        return compressed_tensors.without_quantization(hf_config), dequantized, "its FP8 weights dequantized"
+    method = method_for(stated(raw), "cpu", torch.float32)
+    quantized = method.weights(path)
+    if quantized is not None:
+        return method.config(hf_config), quantized, method.converted
     weights = _renamed_weights(info, path)
     if weights is not None:
         return hf_config, weights, f"configuration and weights of the layout {raw.get('model_type')!r} converted"
     words = "" if converted(raw) is None else f"the configuration of the layout {raw['model_type']!r} converted"
     return hf_config, None, words
-
-
-def _quantized(
-    model_class: Any, hf_config: Any, quantization: Mapping[str, Any], path: Path, options: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The model of a checkpoint with FP8 weights, and the loader's report."""
-    compressed_tensors.check(quantization)
-    device = options["device_map"] or "cpu"
-    options = options | {"config": compressed_tensors.without_quantization(hf_config)}
-    weights = compressed_tensors.open_weights(path, device)
-    if choose(quantization, device, options["dtype"]) != FLOAT8:
-        model, report = model_class.from_pretrained(None, state_dict=weights, **options)
-        return model, report
-    loading = keep.keeping(model_class, weights)
-    model, report = loading.from_pretrained(None, state_dict=weights, **options)
-    kept = keep.settle(model, model_class, options["dtype"])
-    logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
-    if kept.left:
-        logger.warning(
-            "%d FP8 weights are dequantized for their form or size, for example %r.", len(kept.left), kept.left[0]
-        )
-    return model, report
 
 
 def _renamed_weights(info: ModelInfo, path: Path) -> dict[str, torch.Tensor] | None:

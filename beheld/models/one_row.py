@@ -10,11 +10,18 @@ Shapes: N outputs, K inputs.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
-from beheld.models.early import early_start
 from beheld.platform.registry import platform_of
+
+
+@functools.cache
+def early_start(device: torch.device) -> bool:
+    """True if a kernel may start there before the one before it has ended (Hopper and later)."""
+    return platform_of(device).kernel_facts(device).early_launch
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,6 +47,12 @@ class StandIn(nn.Module):
         self.in_features = linear.in_features
         self.out_features = linear.out_features
 
+    def restored(self) -> nn.Linear:
+        """A plain linear layer with the same weights."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        linear.weight, linear.bias = self.weight, self.bias
+        return linear
+
 
 class OneRowLinear(StandIn):
     """Of a single row on a GPU, the product of `linear`."""
@@ -47,6 +60,12 @@ class OneRowLinear(StandIn):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)."""
         return linear(x, self.weight, self.bias)
+
+    def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
+        """residual + product, (N,), of one row on a GPU, in one launch."""
+        from beheld.models.one_row_kernel import one_row
+
+        return one_row(x_K, self.weight, self.bias, early=early_start(x_K.device), residual_N=residual_N)
 
 
 def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -1,11 +1,27 @@
-"""The Triton kernels of `one_row`: a vector times a matrix that lies output by output.
+"""The Triton kernels of a single row: products, and what stands between them in a decoder layer.
 
-Shapes: N outputs of a program, K inputs, J inputs read at a time.
+A product is a vector times a matrix that lies output by output; norms, rotations and gates stand between them.
+
+A kernel lets the next one start by a signal, and waits for the end of the one before it by another instruction
+("programmatic dependent launch"). Here each signals first of all, and then waits, but for weights, which nobody writes:
+
+    product      signal  read weights  wait  compute
+    norm         signal  read weights  wait  compute
+    others       signal  wait  compute                    so their successor reads weights meanwhile
+
+A kernel that waits has waited for all before it, since each of these has done so too: a kernel that did not would take
+that from those after it. What is read before the wait is older than a kernel that did not start early (a library's, or
+the first of a graph): a signal does not say that those before have ended.
+
+Each operation is rounded to the row's type, as where it runs alone in PyTorch.
+
+Shapes: N outputs of a program, K inputs, J inputs read at a time, H hidden size, C head size.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,7 +40,17 @@ _STAGES = 4
 
 
 @triton.jit
-def _short_rows(x_ptr, weight_ptr, bias_ptr, y_ptr, num_inputs, num_outputs, K: tl.constexpr, EARLY: tl.constexpr):
+def _short_rows(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    residual_ptr,
+    y_ptr,
+    num_inputs,
+    num_outputs,
+    K: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One program: an output, then others; the next one's weights are on their way while this one's are added up.
 
     EARLY: this kernel may have been started before the one before it has ended; weights are there all along.
@@ -46,6 +72,8 @@ def _short_rows(x_ptr, weight_ptr, bias_ptr, y_ptr, num_inputs, num_outputs, K: 
         y = tl.sum(w_K.to(tl.float32) * x_K, 0)
         if bias_ptr is not None:
             y += tl.load(bias_ptr + n).to(tl.float32)
+        if residual_ptr is not None:
+            y = y.to(y_ptr.dtype.element_ty).to(tl.float32) + tl.load(residual_ptr + n).to(tl.float32)
         tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty))
         w_K = next_K
 
@@ -55,6 +83,7 @@ def _long_rows(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    residual_ptr,
     y_ptr,
     num_inputs,
     num_outputs,
@@ -86,20 +115,25 @@ def _long_rows(
     y_N += tl.sum(sum_NJ, 1)
     if bias_ptr is not None:
         y_N += tl.load(bias_ptr + n_N, mask=there_N, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        y_N = y_N.to(y_ptr.dtype.element_ty).to(tl.float32)
+        y_N += tl.load(residual_ptr + n_N, mask=there_N, other=0.0).to(tl.float32)
     tl.store(y_ptr + n_N, y_N.to(y_ptr.dtype.element_ty), mask=there_N)
 
 
-def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: bool) -> Tensor:
-    """weight @ x + bias, (N,), all contiguous; sums are taken in float32.
+def one_row(
+    x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: bool, residual_N: Tensor | None = None
+) -> Tensor:
+    """weight @ x + bias (+ residual), (N,), all contiguous; sums are taken in float32.
 
     Args:
         early: start before the kernel before this one has ended; only where the hardware can.
     """
-    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N))
+    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N))
     num_outputs, num_inputs = weight_NK.shape
     y_N = x_K.new_empty(num_outputs)
-    given = x_K, weight_NK, bias_N, y_N, num_inputs, num_outputs
-    options = {"launch_pdl": True} if early else {}
+    given = x_K, weight_NK, bias_N, residual_N, y_N, num_inputs, num_outputs
+    options = _options(early)
     if num_inputs <= _MOST_AT_ONCE:
         programs = min(num_outputs, _PROGRAMS_PER_SM * platform_of(x_K.device).kernel_facts(x_K.device).side_by_side)
         at_once = max(16, triton.next_power_of_2(num_inputs))
@@ -109,3 +143,162 @@ def one_row(x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: boo
         programs = triton.cdiv(num_outputs, _LONG_OUTPUTS)
         _long_rows[(programs,)](*given, *sizes, early, num_warps=8, enable_fp_fusion=True, **options)
     return y_N
+
+
+@triton.jit
+def _norm(
+    x_ptr, weight_ptr, residual_ptr, y_ptr, size, eps, K: tl.constexpr, FROM_ONE: tl.constexpr, EARLY: tl.constexpr
+):
+    """One program: the whole row. FROM_ONE: weights are counted from one, and applied before rounding (Gemma)."""
+    if EARLY:
+        gdc_launch_dependents()
+    k_K = tl.arange(0, K)
+    inside_K = k_K < size
+    w_K = tl.load(weight_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc_wait()
+    x_K = tl.load(x_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    x_K *= tl.rsqrt(tl.sum(x_K * x_K, 0) / size + eps)
+    if not FROM_ONE:
+        x_K = x_K.to(y_ptr.dtype.element_ty).to(tl.float32)
+    y_K = x_K * (w_K + (1.0 if FROM_ONE else 0.0))
+    if residual_ptr is not None:
+        y_K = y_K.to(y_ptr.dtype.element_ty).to(tl.float32)
+        y_K += tl.load(residual_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    tl.store(y_ptr + k_K, y_K.to(y_ptr.dtype.element_ty), mask=inside_K)
+
+
+def norm(
+    x_H: Tensor, weight_H: Tensor, eps: float, *, from_one: bool, early: bool, residual_H: Tensor | None = None
+) -> Tensor:
+    """RMS norm of one row (H,), added to `residual_H` if that is given; all contiguous.
+
+    Args:
+        from_one: see `_norm`.
+        early: as for `one_row`.
+    """
+    assert all(each is None or each.is_contiguous() for each in (x_H, weight_H, residual_H))
+    y_H = torch.empty_like(x_H)
+    block = triton.next_power_of_2(x_H.numel())
+    warps = min(16, max(1, block // 512))
+    given = x_H, weight_H, residual_H, y_H, x_H.numel(), eps
+    _norm[(1,)](*given, block, from_one, early, num_warps=warps, enable_fp_fusion=True, **_options(early))
+    return y_H
+
+
+@triton.jit
+def _turn(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    weights_ptr,
+    q_heads,
+    size,
+    turned,
+    eps,
+    C: tl.constexpr,
+    FROM_ONE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One program: a head of q or of k, in place; its first `turned` elements are rotated, half against half."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(0)
+    c_C = tl.arange(0, C)
+    inside_C = c_C < size
+    rotated_C = c_C < turned
+    half = turned // 2
+    first_C = c_C < half
+    other_C = tl.where(rotated_C, tl.where(first_C, c_C + half, c_C - half), c_C)
+    base_ptr = qkv_ptr + head * size
+    x_C = tl.load(base_ptr + c_C, mask=inside_C, other=0.0).to(tl.float32)
+    y_C = tl.load(base_ptr + other_C, mask=inside_C, other=0.0).to(tl.float32)
+    if weights_ptr is not None:
+        scale = tl.rsqrt(tl.sum(x_C * x_C, 0) / size + eps)
+        weight_ptr = weights_ptr + tl.where(head < q_heads, 0, size)
+        w_C = tl.load(weight_ptr + c_C, mask=inside_C, other=0.0).to(tl.float32)
+        v_C = tl.load(weight_ptr + other_C, mask=inside_C, other=0.0).to(tl.float32)
+        if FROM_ONE:
+            x_C = x_C * scale * (1.0 + w_C)
+            y_C = y_C * scale * (1.0 + v_C)
+        else:
+            x_C = (x_C * scale).to(qkv_ptr.dtype.element_ty).to(tl.float32) * w_C
+            y_C = (y_C * scale).to(qkv_ptr.dtype.element_ty).to(tl.float32) * v_C
+        x_C = x_C.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+        y_C = y_C.to(qkv_ptr.dtype.element_ty).to(tl.float32)
+    cos_C = tl.load(cos_ptr + c_C, mask=rotated_C, other=1.0).to(tl.float32)
+    sin_C = tl.load(sin_ptr + c_C, mask=rotated_C, other=0.0).to(tl.float32)
+    own_C = (x_C * cos_C).to(qkv_ptr.dtype.element_ty).to(tl.float32)
+    cross_C = (tl.where(first_C, -y_C, y_C) * sin_C).to(qkv_ptr.dtype.element_ty).to(tl.float32)
+    # Every element is read by the threads of another before it is written.
+    tl.debug_barrier()
+    tl.store(base_ptr + c_C, (own_C + cross_C).to(qkv_ptr.dtype.element_ty), mask=inside_C)
+
+
+def turn(
+    qkv: Tensor,
+    heads: tuple[int, int],
+    cos_C: Tensor,
+    sin_C: Tensor,
+    norms: tuple[Tensor, float] | None,
+    *,
+    from_one: bool,
+    early: bool,
+) -> None:
+    """Normalize and rotate the heads of q and k, in place.
+
+    Args:
+        qkv: one row: the heads of q, of k and of v, one after the other.
+        heads: of q and of k.
+        norms: weights (2, C) of q and of k, and epsilon, if they are normalized.
+        cos_C, sin_C: of all elements of a head that are rotated, in its type.
+    """
+    assert all(each.is_contiguous() for each in (qkv, cos_C, sin_C))
+    q_heads, k_heads = heads
+    size = qkv.numel() // (q_heads + 2 * k_heads)
+    weights_2C, eps = norms or (None, 0.0)
+    given = qkv, cos_C, sin_C, weights_2C, q_heads, size, cos_C.numel(), eps
+    block = triton.next_power_of_2(size)
+    _turn[(q_heads + k_heads,)](*given, block, from_one, early, num_warps=1, enable_fp_fusion=True, **_options(early))
+
+
+@triton.jit
+def _gate(x_ptr, y_ptr, size, N: tl.constexpr, TANH: tl.constexpr, EARLY: tl.constexpr):
+    """One program: N inner units. TANH: GELU in its approximation by tanh; SiLU otherwise."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    n_N = tl.program_id(0) * N + tl.arange(0, N)
+    inside_N = n_N < size
+    g_N = tl.load(x_ptr + n_N, mask=inside_N, other=0.0).to(tl.float32)
+    u_N = tl.load(x_ptr + size + n_N, mask=inside_N, other=0.0).to(tl.float32)
+    if TANH:
+        inner_N = 0.7978845608028654 * (g_N + 0.044715 * g_N * g_N * g_N)
+        # tanh(z) = 2 / (1 + exp(-2 z)) - 1
+        a_N = 0.5 * g_N * (2.0 / (1.0 + tl.exp(-2.0 * inner_N)))
+    else:
+        a_N = g_N / (1.0 + tl.exp(-g_N))
+    y_N = a_N.to(y_ptr.dtype.element_ty).to(tl.float32) * u_N
+    tl.store(y_ptr + n_N, y_N.to(y_ptr.dtype.element_ty), mask=inside_N)
+
+
+_GATE_UNITS = 256
+
+
+def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
+    """(I,) of one row of (2 I,), contiguous: the activation of the first half times the second.
+
+    Args:
+        tanh: GELU in its approximation by tanh; SiLU otherwise.
+    """
+    assert x.is_contiguous()
+    size = x.numel() // 2
+    y = x.new_empty(size)
+    _gate[(triton.cdiv(size, _GATE_UNITS),)](x, y, size, _GATE_UNITS, tanh, early, num_warps=4, **_options(early))
+    return y
+
+
+def _options(early: bool) -> dict[str, bool]:
+    """How kernels are launched that start early; elsewhere Triton must not be asked."""
+    return {"launch_pdl": True} if early else {}

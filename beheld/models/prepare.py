@@ -1,4 +1,4 @@
-"""The fixed order of surgery on a loaded model: adapt, quantize, shard, fuse, LoRA, compile; so far, without two."""
+"""The surgery on a loaded model: every operation that beheld applies to one of transformers, in order."""
 
 from __future__ import annotations
 
@@ -9,126 +9,312 @@ import torch
 from torch import nn
 
 from beheld.attention.op import number_layers
-from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.config import ModelInfo
 from beheld.families import registry
-from beheld.lora.slots import LoRASlots
-from beheld.models.carry import attach
 from beheld.models.cross import crosses
-from beheld.models.experts import replace_experts
-from beheld.models.fuse import (
+from beheld.models.one_row import OneRowLinear
+from beheld.models.surgery.compiled import compile_layers, settings
+from beheld.models.surgery.experts import replace_experts
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.linears import (
     PackedLinear,
     PaddedLinear,
     SmallBatchLinear,
     can_pack,
-    compile_layers,
     pad_mlps,
     replace_linears,
     replace_patch_convolutions,
 )
-from beheld.models.joined import fuse_linears
-from beheld.models.longrope import settle
-from beheld.models.one_row import OneRowLinear
-from beheld.models.patches import pack_patch_convolutions
+from beheld.models.surgery.longrope import replace_two_scales
+from beheld.models.surgery.lora_attach import attach
+from beheld.models.surgery.one_row_layer import one_row_layers, one_row_norm
+from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
+from beheld.models.surgery.parts import text_model, tower_blocks
+from beheld.models.surgery.patches import pack_patch_convolutions
 from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Fewer like layers than this are not worth a compiler's time.
-_STACK = 4
-# What most text models have before and behind their layers: about ten kernels each, of a microsecond or two.
-_AROUND = ("rotary_emb", "norm")
 
-
-def prepare(model: Any, info: ModelInfo, config: EngineConfig) -> LoRASlots | None:
-    """Make a loaded transformers model fast on its device, and able to carry adapters if it is to; returns their slots.
+def prepare(surgery: Surgery, info: ModelInfo) -> None:
+    """Make a loaded transformers model fast on its device, and able to carry adapters if it is to.
 
     Raises:
         ConfigError: it is to carry adapters, and no layer can.
     """
-    platform = platform_of(config.device)
-    if config.dtype == "float32":
-        platform.exact_float32()
-    adapt = registry.model(info.family).adapt
-    if adapt is not None:
-        adapt(model)
-    settle(model.get_decoder() if hasattr(model, "get_decoder") else model)
-    if not config.enforce_eager:
-        _fuse(model, config)
-    slots = None if config.max_loras == 0 else attach(model, text_model(model), config)
-    if not config.enforce_eager and platform.compiles_layers and env.COMPILE():
-        text = text_model(model)
-        number_layers(text)
-        # Layers that attend beside the text find what they need in the forward context, which no compiler looks into.
-        compile_layers([layer for layer in text.layers if not crosses(layer)])
-        for around in (getattr(text, name, None) for name in _AROUND):
-            if isinstance(around, nn.Module):
-                # With many rows they weigh little, and each order of positions in memory would be compiled apart.
-                compile_layers([around], for_many=False, level=logging.DEBUG)
-        # Nor are their towers compiled: BART's encoder looks at its own numbers in float16, which no graph can hold.
-        for blocks in () if crosses(text) else tower_blocks(model, text):
-            compile_layers(list(blocks))
-    return slots
+    surgery.perform([_family(info.family), *OPERATIONS])
 
 
-def _fuse(model: Any, config: EngineConfig) -> None:
-    """Linear layers in the form that the device computes fastest."""
-    dtype = getattr(torch, config.dtype)
-    if platform_of(config.device).packs_linears:
-        if dtype == torch.float32:
-            _pack(model, dtype)
-        else:
-            logger.debug("%d linear layers are padded.", replace_linears(model, PaddedLinear, dtype))
-        return
-    if env.FUSE():
-        text = text_model(model)
-        padded = pad_mlps(model, text if config.max_loras else None)
-        logger.debug("Padded %d MLPs, replaced %d convolutions.", padded, replace_patch_convolutions(model))
-        logger.info("Fused %d groups of linear layers.", fuse_linears(model))
-        _ready_for_one_row(model, text, dtype)
+def _family(family: str) -> Operation:
+    adapt = registry.model(family).adapt
+    return Operation(
+        f"family {family}",
+        Stage.ADAPT,
+        needs="a family with modules that cannot compute a batch as the engine lays it out, or cannot be captured",
+        replaces="these modules or their methods; see the family's model.py",
+        apply=lambda target, changes: None if adapt is None else adapt(target.model, changes),
+        suits=lambda target: adapt is not None,
+    )
 
 
-def _pack(model: Any, dtype: torch.dtype) -> None:
-    """The products of a CPU. Experts and what is fused come first: their layers are packed with the others."""
+# ---------------------------------------------------------------------- when
+
+
+def _on_cpu(target: Target) -> bool:
+    return platform_of(target.config.device).packs_linears and not target.config.enforce_eager
+
+
+def _on_gpu(target: Target) -> bool:
+    return not platform_of(target.config.device).packs_linears and not target.config.enforce_eager
+
+
+def _float32(target: Target) -> bool:
+    return bool(target.config.dtype == "float32")
+
+
+def _dtype(target: Target) -> torch.dtype:
+    found: torch.dtype = getattr(torch, target.config.dtype)
+    return found
+
+
+def _packs(target: Target) -> bool:
+    return _on_cpu(target) and _float32(target)
+
+
+def _fuses_on_gpu(target: Target) -> bool:
+    return _on_gpu(target) and env.FUSE()
+
+
+def _compiles(target: Target) -> bool:
+    return platform_of(target.config.device).compiles_layers and not target.config.enforce_eager and env.COMPILE()
+
+
+# ---------------------------------------------------------------------- what
+
+
+def _exact_float32(target: Target, changes: Changes) -> None:
+    target.around.append(platform_of(target.config.device).exact_float32)
+    changes.undo_with(target.around.pop)
+
+
+def _two_scales(target: Target, changes: Changes) -> None:
+    model = target.model
+    replace_two_scales(model.get_decoder() if hasattr(model, "get_decoder") else model, changes)
+
+
+def _fuse_on_cpu(target: Target, changes: Changes) -> None:
+    # Only there: towers have many rows at once, for which a call more is nothing.
+    logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(target.model), changes))
+
+
+def _experts(target: Target, changes: Changes) -> None:
+    logger.debug("%d sets of experts are now layers.", replace_experts(target.model, _dtype(target), changes))
+
+
+def _pack_convolutions(target: Target, changes: Changes) -> None:
+    found = pack_patch_convolutions(target.model, _dtype(target), changes)
+    logger.debug("%d convolutions are now products.", found)
+
+
+def _pack(target: Target, changes: Changes) -> None:
     kind = PackedLinear if can_pack() else SmallBatchLinear
-    if env.FUSE():
-        # Only there: towers have many rows at once, for which a call more is nothing.
-        logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(model)))
-    logger.debug("%d sets of experts are now layers.", replace_experts(model, dtype))
-    if kind is PackedLinear:
-        logger.debug("%d convolutions are now products.", pack_patch_convolutions(model, dtype))
-    logger.debug("%d linear layers are now %s.", replace_linears(model, kind, dtype), kind.__name__)
+    found = replace_linears(target.model, kind, _dtype(target), changes)
+    logger.debug("%d linear layers are now %s.", found, kind.__name__)
 
 
-def _ready_for_one_row(model: Any, text: Any, dtype: torch.dtype) -> None:
-    if dtype == torch.float32:
-        return
-    replace_linears(text, OneRowLinear, dtype)
+def _pad_rows(target: Target, changes: Changes) -> None:
+    logger.debug("%d linear layers are padded.", replace_linears(target.model, PaddedLinear, _dtype(target), changes))
+
+
+def _pad_mlps(target: Target, changes: Changes) -> None:
+    spared = text_model(target.model) if target.config.max_loras else None
+    logger.debug("Padded %d MLPs.", pad_mlps(target.model, changes, spared))
+
+
+def _patch_products(target: Target, changes: Changes) -> None:
+    logger.debug("Replaced %d convolutions.", replace_patch_convolutions(target.model, changes))
+
+
+def _fuse_on_gpu(target: Target, changes: Changes) -> None:
+    logger.info("Fused %d groups of linear layers.", fuse_linears(target.model, changes))
+
+
+def _one_row_linears(target: Target, changes: Changes) -> None:
+    model = target.model
+    replace_linears(text_model(model), OneRowLinear, _dtype(target), changes)
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         model.set_output_embeddings(OneRowLinear(head))
+        changes.undo_with(lambda: model.set_output_embeddings(model.get_output_embeddings().restored()))
 
 
-def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
-    """The stacks of like layers outside the text model: the blocks of towers."""
-    inside = set(text.modules())
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and m not in inside]
-    return [stack for stack in stacks if len(stack) >= _STACK and len({type(layer) for layer in stack}) == 1]
+def _attach_lora(target: Target, changes: Changes) -> None:
+    target.slots = attach(target.model, text_model(target.model), target.config, changes)
 
 
-def text_model(model: Any) -> Any:
-    """The part of a transformers model that holds the decoder layers."""
-    decoder, outer = model, None
-    # A language model inside another has a decoder of its own.
-    while not hasattr(decoder, "layers") and hasattr(decoder, "get_decoder") and decoder is not outer:
-        decoder, outer = decoder.get_decoder(), decoder
-    if not hasattr(decoder, "layers"):
-        # Llama 4's language model is its own decoder, around the one with the layers.
-        decoder = getattr(decoder, "model", decoder)
-    if not hasattr(decoder, "layers"):
-        # Some name encoder and decoder together so.
-        decoder = getattr(decoder, "decoder", decoder)
-    layers = getattr(decoder, "layers", None)
-    assert isinstance(layers, nn.ModuleList), f"{type(decoder).__name__} keeps its layers elsewhere"
-    return decoder
+def _number_layers(target: Target, changes: Changes) -> None:
+    number_layers(text_model(target.model), changes.set)
+
+
+def _compile_text(target: Target, changes: Changes) -> None:
+    text = text_model(target.model)
+    # Layers that attend to states beside the text find what they need in the forward context, which no compiler looks
+    # into.
+    layers = [layer for layer in text.layers if not crosses(layer)]
+    fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
+    one_row = one_row_layers(text) if fits else {}
+    logger.debug("%d of %d layers have the form of a single row.", len(one_row), len(layers))
+    compile_layers(layers, changes, one_row=one_row)
+    # What most text models have before and after their layers: about ten kernels each, of a microsecond or two. With
+    # many rows they weigh little, and each order of positions in memory would be compiled apart.
+    for name in ("rotary_emb", "norm"):
+        around: Any = getattr(text, name, None)
+        if isinstance(around, nn.Module):
+            made = one_row_norm(around) if one_row and name == "norm" else None
+            own = {} if made is None else {around: made}
+            compile_layers([around], changes, for_many=False, level=logging.DEBUG, one_row=own)
+
+
+def _compile_towers(target: Target, changes: Changes) -> None:
+    text = text_model(target.model)
+    # BART's encoder looks at its own numbers in float16, which no graph can hold.
+    for blocks in () if crosses(text) else tower_blocks(target.model, text):
+        compile_layers(list(blocks), changes)
+
+
+def _compile_within(target: Target, changes: Changes) -> None:
+    target.around.append(settings)
+    changes.undo_with(target.around.pop)
+
+
+OPERATIONS = (
+    Operation(
+        "exact float32",
+        Stage.ADAPT,
+        needs="float32",
+        replaces="nothing of the model; in passes no library rounds operands",
+        apply=_exact_float32,
+        suits=_float32,
+    ),
+    Operation(
+        "two scales",
+        Stage.ADAPT,
+        needs="a rotary embedding of the type longrope",
+        replaces="it, by one that chooses its scale for each sequence",
+        apply=_two_scales,
+    ),
+    Operation(
+        "fused linears",
+        Stage.FUSE,
+        needs="a CPU and float32; text layers with q, k and v, or gate and up, of one input",
+        replaces="each group by one product, where the outputs stay the same",
+        apply=_fuse_on_cpu,
+        suits=lambda target: _packs(target) and env.FUSE(),
+    ),
+    Operation(
+        "experts as layers",
+        Stage.FUSE,
+        needs="a CPU and float32; experts of the usual form",
+        replaces="them, by layers that compute the rows that chose them alone",
+        apply=_experts,
+        suits=_packs,
+    ),
+    Operation(
+        "packed convolutions",
+        Stage.FUSE,
+        needs="a CPU with oneDNN and float32; convolutions that see each patch once",
+        replaces="them, by products with packed weights",
+        apply=_pack_convolutions,
+        suits=lambda target: _packs(target) and can_pack(),
+    ),
+    Operation(
+        "packed linears",
+        Stage.FUSE,
+        needs="a CPU and float32",
+        replaces="linear layers, by ones whose weights lie in oneDNN's order (or, without it, that tile outputs)",
+        apply=_pack,
+        suits=_packs,
+    ),
+    Operation(
+        "padded rows",
+        Stage.FUSE,
+        needs="a CPU and 16 bits",
+        replaces="linear layers, by ones whose products have few numbers of rows",
+        apply=_pad_rows,
+        suits=lambda target: _on_cpu(target) and not _float32(target),
+    ),
+    Operation(
+        "padded MLPs",
+        Stage.FUSE,
+        needs="a GPU; gated MLPs of an odd inner size",
+        replaces="their weights, by ones with some units of zeros",
+        apply=_pad_mlps,
+        suits=_fuses_on_gpu,
+    ),
+    Operation(
+        "patch products",
+        Stage.FUSE,
+        needs="a GPU; convolutions over time and space that see each patch once",
+        replaces="them, by products",
+        apply=_patch_products,
+        suits=_fuses_on_gpu,
+    ),
+    Operation(
+        "fused linears",
+        Stage.FUSE,
+        needs="a GPU; layers with q, k and v, or gate and up, of one input",
+        replaces="each group by one product, where the outputs stay the same",
+        apply=_fuse_on_gpu,
+        suits=_fuses_on_gpu,
+    ),
+    Operation(
+        "single-row linears",
+        Stage.FUSE,
+        needs="a GPU and 16 bits; the text model's linear layers and the head",
+        replaces="them, by ones with a product of their own for a single row",
+        apply=_one_row_linears,
+        suits=lambda target: _fuses_on_gpu(target) and not _float32(target),
+    ),
+    Operation(
+        "LoRA",
+        Stage.LORA,
+        needs="max_loras; the decoder's linear layers",
+        replaces="them, by ones that add what the adapters of a step's tokens say",
+        apply=_attach_lora,
+        suits=lambda target: target.config.max_loras > 0,
+    ),
+    Operation(
+        "layer numbers",
+        Stage.COMPILE,
+        needs="a GPU; modules with a layer index",
+        replaces="nothing; they get the index as a tensor, for compiled code",
+        apply=_number_layers,
+        suits=_compiles,
+    ),
+    Operation(
+        "compiled text",
+        Stage.COMPILE,
+        needs="a GPU; the decoder's layers, its last norm and its rotary embedding",
+        replaces="their forward, by a compiled one; for a single row by our kernels, where they have that form",
+        apply=_compile_text,
+        suits=_compiles,
+    ),
+    Operation(
+        "compiled towers",
+        Stage.COMPILE,
+        needs="a GPU; stacks of like blocks outside the text",
+        replaces="their forward, by a compiled one",
+        apply=_compile_towers,
+        suits=_compiles,
+    ),
+    Operation(
+        "compiler settings",
+        Stage.COMPILE,
+        needs="a GPU",
+        replaces="nothing of the model; passes run with the compiler's settings that its layers want",
+        apply=_compile_within,
+        suits=_compiles,
+    ),
+)

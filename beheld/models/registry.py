@@ -26,7 +26,8 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
 
     platform = platform_of(config.device)
     with explained("load the weights", platform, _SMALLER):
-        model = load_model(hf_config, info, config)
+        surgery = load_model(hf_config, info, config)
     with explained("join and arrange the weights", platform, _SMALLER):
         windows = select_tower(platform, config.attention_backend)
-        return HFAdapter(model, info, prepare(model, info, config), windows)
+        prepare(surgery, info)
+        return HFAdapter(surgery, info, windows)

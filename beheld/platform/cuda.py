@@ -82,12 +82,14 @@ class Cuda:
         """The stored one."""
         return stored, None
 
-    def exact_float32(self) -> None:
+    def exact_float32(self) -> AbstractContextManager[Any]:
         """Convolutions would run in TF32 otherwise, whose ten bits are not what float32 was asked for.
 
         Products of matrices do so only where the user's own program says it.
         """
-        torch.backends.cudnn.allow_tf32 = False
+        flags = torch.backends.cudnn
+        # All others as they are: what is not named, this function sets to its own default.
+        return flags.flags(flags.enabled, flags.benchmark, flags.benchmark_limit, flags.deterministic, allow_tf32=False)
 
     def is_available(self) -> bool:
         """See Platform."""

@@ -212,8 +212,8 @@ class Platform(Protocol):
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """The type to compute in for a checkpoint in type `stored`, and why if it is another one."""
 
-    def exact_float32(self) -> None:
-        """Compute float32 in float32, also where a library would round its operands."""
+    def exact_float32(self) -> AbstractContextManager[Any]:
+        """Within the block, float32 is computed in float32, also where a library would round its operands."""
 
     # ---- memory
 

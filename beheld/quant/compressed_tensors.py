@@ -1,21 +1,31 @@
-"""FP8 checkpoints in the form of compressed-tensors: what they say, and their weights, read one by one.
+"""FP8 checkpoints in the form of compressed-tensors: multiplied as they are stored, or dequantized as they are loaded.
 
-Beside each quantized weight lies its scale, one number for each output channel or one for the whole. Unless weights are
-kept as they are (keep.py), the product is made when transformers' loader asks for the weight, hence before it merges or
-renames anything: scales need not follow.
+Each quantized weight comes with its scale, one number for each output channel or one for the whole. Where the device
+multiplies FP8, weights are kept (row_bytes.py, float8.py). Elsewhere the product is made when transformers' loader asks
+for the weight, hence before it merges or renames anything: scales need not follow.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.platform.registry import platform_of
+from beheld.quant import row_bytes
+from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
+from beheld.quant.linear import StoredExperts, StoredLinear
+from beheld.quant.method import Replace
+from beheld.utils import env
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 METHOD = "compressed-tensors"
 FORMAT = "float-quantized"
@@ -25,6 +35,82 @@ _ACTIVATION_SCALE = ".input_scale"
 _STRATEGIES = ("channel", "tensor")
 _INDEX = "model.safetensors.index.json"
 _REMEDY = f"Use the unquantized checkpoint, or one of {METHOD!r} in the format {FORMAT!r} (FP8)."
+
+
+def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> CompressedTensors:
+    """The method of a checkpoint that says `stated`; see quant/method.py."""
+    check(stated)
+    return CompressedTensors(stated, device, dtype)
+
+
+class CompressedTensors:
+    """See QuantMethod.
+
+    Attributes:
+        objection: why weights are not kept as they are stored, in words; None if they are.
+    """
+
+    name = METHOD
+    converted = "its FP8 weights dequantized"
+
+    def __init__(self, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self.objection = objection(stated, device, dtype)
+
+    def config(self, hf_config: Any) -> Any:
+        """A copy that says nothing of quantization, so that transformers loads plain weights."""
+        return without_quantization(hf_config)
+
+    def weights(self, path: Path) -> dict[str, Any] | None:
+        """Quantized ones stand there dequantized, on the device, unless `loading` says otherwise."""
+        return open_weights(path, self._device)
+
+    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
+        """With room for rows that carry their scale, where weights are kept."""
+        if self.objection is None:
+            logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded by token.")
+            return row_bytes.keeping(model_class, weights, self)
+        logger.warning(
+            "FP8 weights are dequantized as they are loaded, since %s: the model takes the memory of an unquantized "
+            "one, and activations are not rounded.",
+            self.objection,
+        )
+        return model_class
+
+    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+        """Part rows and scales."""
+        if self.objection is not None:
+            return
+        kept = row_bytes.settle(model, model_class, self, replace)
+        logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
+        if kept.left:
+            logger.warning(
+                "%d FP8 weights are dequantized for their form or size, for example %r.", len(kept.left), kept.left[0]
+            )
+
+    def stored_bytes(self, path: Path) -> int | None:
+        """A checkpoint's layers that are not FP8 are of two bytes there as they are here."""
+        return stored_bytes(path) if self.objection is None else None
+
+    # ------------------------------------------------------------------ rows, see row_bytes.RowForm
+
+    def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
+        """The numbers of a row, and its scale."""
+        return (FP8, inputs), (torch.float32, 1)
+
+    def takes(self, parameter: Tensor) -> bool:
+        """True if both sizes are multiples of what products want."""
+        return all(size % ALIGNED == 0 for size in parameter.shape[-2:])
+
+    def linear(self, fields: Sequence[Tensor], bias_N: Tensor | None) -> StoredLinear:
+        """A layer that multiplies FP8."""
+        rows_NK, scale_N1 = fields
+        return Float8Linear(rows_NK, scale_N1.squeeze(-1), bias_N, self._dtype)
+
+    def experts(self, shell: nn.Module, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> StoredExperts:
+        """Experts that multiply FP8."""
+        both = [(rows, scale.squeeze(-1)) for rows, scale in (gate_up, down)]
+        return Float8Experts(shell, both[0], both[1], self._dtype)
 
 
 class Dequantized:
@@ -39,14 +125,32 @@ class Dequantized:
         float32, because the loader rounds to each parameter's own type, once.
         """
         # One byte for each number goes to the device, and becomes four there.
-        weight, scale = (part.to(self._device).float() for part in self.stored())
+        weight, scale = (part.to(self._device).float() for part in self._stored())
         whole: Tensor = weight.mul_(scale)
         return whole[index]
 
-    def stored(self) -> tuple[Tensor, Tensor]:
+    def _stored(self) -> tuple[Tensor, Tensor]:
         """FP8 numbers (N, K) and their scales in float32, (N, 1) or (1, 1), on the CPU."""
         scale: Tensor = self._scale[...]
         return self._weight[...], scale.float().reshape(-1, 1)
+
+    def fields(self) -> Sequence[Tensor]:
+        """FP8 numbers (N, K) and a scale for each row, (N, 1), on the CPU."""
+        weight_NK, scale = self._stored()
+        return weight_NK, scale.expand(weight_NK.shape[0], 1)
+
+
+def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
+    """Why not FLOAT8, in words; None if nothing speaks against it."""
+    if not platform_of(device).fp8_products:
+        return "this device has no products of FP8 numbers"
+    if not env.FP8():
+        return "BEHELD_FP8=0"
+    if dtype != torch.bfloat16:
+        return f"products of FP8 numbers are given in bfloat16, and {str(dtype).removeprefix('torch.')} was asked for"
+    if not rounds_activations(stated):
+        return "the checkpoint's activations are not FP8"
+    return None
 
 
 def check(stated: Mapping[str, Any]) -> None:
@@ -55,9 +159,6 @@ def check(stated: Mapping[str, Any]) -> None:
     Raises:
         ModelError: naming what is not built.
     """
-    method = stated.get("quant_method")
-    if method != METHOD:
-        raise ModelError(f"The weights are quantized by {method!r}, which is not built.", _REMEDY)
     if stated.get("kv_cache_scheme"):
         raise ModelError("The checkpoint asks for a quantized KV cache, which is not built.", _REMEDY)
     for name in ("sparsity_config", "transform_config"):

@@ -17,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from beheld.platform.registry import platform_of
+from beheld.quant.linear import ShardUnits, StoredExperts, StoredLinear, joined_bias, plain
 
 FP8 = torch.float8_e4m3fn
 MOST = 448.0
+# What a GPU's products of FP8 numbers want sizes to be a multiple of.
+ALIGNED = 16
 
 
 def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +124,7 @@ _library.impl("float8_grouped", _grouped, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::float8_grouped", _grouped_shape, lib=_library)
 
 
-class Float8Linear(nn.Module):
+class Float8Linear(StoredLinear):
     """A linear layer that keeps its weights in FP8 and multiplies in it.
 
     Attributes:
@@ -140,20 +143,29 @@ class Float8Linear(nn.Module):
     @classmethod
     def joined(cls, layers: Sequence[Float8Linear]) -> Float8Linear:
         """Several layers of one input as one; exact, since each row keeps its scale."""
-        first = layers[0]
         # Rows of bytes: not every version of PyTorch joins FP8.
-        rows = torch.cat([layer.rows_NK.view(torch.uint8) for layer in layers]).view(FP8)
-        bias = None
-        if any(layer.bias is not None for layer in layers):
-            empty = [first.weight.new_zeros(layer.out_features) for layer in layers]
-            bias = torch.cat([e if x.bias is None else x.bias for e, x in zip(empty, layers, strict=True)])
-        return cls(rows, torch.cat([layer.scale_N for layer in layers]), bias, first.weight.dtype)
+        rows = torch.cat([layer.rows_NK.data.view(torch.uint8) for layer in layers]).view(FP8)
+        scale = torch.cat([layer.scale_N.data for layer in layers])
+        return cls(rows, scale, joined_bias(layers), layers[0].weight.dtype)
 
-    def part(self, x: Tensor, outputs: slice) -> Tensor:
-        """x (..., K) -> those of the outputs."""
-        bias = None if self.bias is None else self.bias[outputs]
-        y: Tensor = torch.ops.beheld.float8_linear(x, self.rows_NK[outputs], self.scale_N[outputs], bias)
-        return y
+    @property
+    def units(self) -> ShardUnits:
+        """A GPU's products want multiples of 16."""
+        return ShardUnits(ALIGNED, ALIGNED)
+
+    def part(self, outputs: slice) -> Float8Linear:
+        """These outputs alone, on the same memory."""
+        bias = None if self.bias is None else self.bias.data[outputs]
+        return Float8Linear(self.rows_NK.data[outputs], self.scale_N.data[outputs], bias, self.weight.dtype)
+
+    def input_part(self, inputs: slice) -> Float8Linear:
+        """These inputs alone; activations are then rounded by scales of their own part."""
+        return Float8Linear(self.rows_NK.data[:, inputs].contiguous(), self.scale_N.data, None, self.weight.dtype)
+
+    def restored(self) -> nn.Module:
+        """A plain linear layer of the numbers that these weights stand for."""
+        weight_NK = self.rows_NK.data.float() * self.scale_N.data.unsqueeze(1)
+        return plain(weight_NK.to(self.weight.dtype), None if self.bias is None else self.bias.data)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., K) -> (..., N)."""
@@ -161,7 +173,7 @@ class Float8Linear(nn.Module):
         return y
 
 
-class Float8Experts(nn.Module):
+class Float8Experts(StoredExperts):
     """Stands where transformers' experts stood: each token goes through those it chose, gate and up in one matrix.
 
     What lies between the two products is done by the experts' own method.
@@ -169,18 +181,42 @@ class Float8Experts(nn.Module):
     Args:
         experts: the module in whose place this one stands; its own weights are gone.
         gate_up, down: rows (G, N, K) in FP8 and scales (G, N) of each.
+        dtype: of activations.
     """
 
     # Set where choices may name an expert that does not exist; the name is transformers'.
     _is_expert_parallel = False
 
-    def __init__(self, experts: nn.Module, gate_up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        experts: nn.Module,
+        gate_up: tuple[Tensor, Tensor],
+        down: tuple[Tensor, Tensor],
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         super().__init__()
         self.experts = experts
+        self.dtype = dtype
         for name, (rows_GNK, scale_GN) in {"gate_up": gate_up, "down": down}.items():
             self.register_parameter(f"{name}_rows", nn.Parameter(rows_GNK, requires_grad=False))
             self.register_parameter(f"{name}_scale", nn.Parameter(scale_GN, requires_grad=False))
         self.num_experts: int = gate_up[0].shape[0]
+
+    def part(self, experts: slice) -> Float8Experts:
+        """These experts alone, on the same memory."""
+        pairs = [
+            (getattr(self, f"{name}_rows").data[experts], getattr(self, f"{name}_scale").data[experts])
+            for name in ("gate_up", "down")
+        ]
+        return Float8Experts(self.experts, pairs[0], pairs[1], self.dtype)
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with the numbers that these weights stand for."""
+        for name in ("gate_up", "down"):
+            rows, scale = (getattr(self, f"{name}_{part}").data for part in ("rows", "scale"))
+            weight = (rows.float() * scale.unsqueeze(-1)).to(self.dtype)
+            setattr(self.experts, f"{name}_proj", nn.Parameter(weight, requires_grad=False))
+        return self.experts
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""

@@ -1,6 +1,6 @@
 """A plan and the rows it speaks of, as flat tensors.
 
-Shapes: T tokens, B sequences, S wanted logits, X position axes, N blocks of a table, P tokens sampled.
+Shapes: T tokens, B sequences, S wanted logits, X position axes, N blocks of a table, P tokens that will be sampled.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata
-from beheld.core.config import KVGroup, ModelInfo
+from beheld.attention.backend import AttnMetadata
+from beheld.core.config import ModelInfo
 from beheld.core.plan import SeqSlice, SpanView
+from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
 
@@ -26,9 +27,11 @@ class Layout:
         slices: the plan's slices in the order of the batch: those of one token first.
         counts: tokens of each slice.
         first_token: where each slice's tokens start in the batch.
-        arrays: by name what the device is to know, see `_tokens` and `_positions`; "wanted": places of the tokens whose
-            logits are wanted; "sampled": where in Rows.newest_P the tokens that are sampled will stand.
-        sampling: slices that sample, in order; the first len(sampling) of the wanted tokens are theirs.
+        arrays: by name what the device needs, see `_tokens` and `_positions`; "wanted": the places of the tokens whose
+            logits are wanted; "sampled": where in Rows.newest_P the sampled token of each slice will stand, were there
+            no drafts.
+        sampling: slices that sample, in order. The first of the wanted tokens are theirs: the last `SeqSlice.wanted`
+            of each.
         lora_slots_T: the slot of each token's LoRA adapter (0: none).
         prompt_targets: of slices that report prompt log-probabilities: (slice, its part of the wanted, ids predicted).
         both_ways: see AttnMetadata.
@@ -42,6 +45,11 @@ class Layout:
     lora_slots_T: np.ndarray
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
     both_ways: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def drafts(self) -> bool:
+        """True if some slice checks draft tokens."""
+        return any(piece.token_ids for piece in self.sampling)
 
     @property
     def num_decodes(self) -> int:
@@ -73,6 +81,11 @@ class Batch:
     lora_slots_T: np.ndarray
     prompt_targets: list[tuple[SeqSlice, slice, np.ndarray]]
 
+    @property
+    def num_sampled(self) -> int:
+        """How many of the wanted tokens are those of slices that sample."""
+        return sum(piece.wanted for piece in self.sampling)
+
 
 def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout:
     """Flatten the slices; see Layout."""
@@ -80,8 +93,8 @@ def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size:
     counts = [s.stop - s.start for s in ordered]
     stops = np.cumsum(counts).tolist()
     first_token = [stop - count for stop, count in zip(stops, counts, strict=True)]
-    sampling = [s for s in ordered if s.samples]
-    wanted = [stop - 1 for s, stop in zip(ordered, stops, strict=True) if s.samples]
+    sampling = [s for s in ordered if s.wanted]
+    wanted = [place for s, stop in zip(ordered, stops, strict=True) for place in range(stop - s.wanted, stop)]
     targets: list[tuple[SeqSlice, slice, np.ndarray]] = []
     for piece, first in zip(ordered, first_token, strict=True):
         _want_prompt(piece, first, rows, wanted, targets)
@@ -96,7 +109,7 @@ def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size:
     return Layout(ordered, counts, first_token, arrays, sampling, lora_slots_T, targets, both_ways)
 
 
-def build(laid: Layout, rows: Rows, info: ModelInfo, block_size: int) -> Batch:
+def build(laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int) -> Batch:
     """Take a step's numbers to the device."""
     made = to_device(laid.arrays, rows.newest_P.device)
     ids_T = made["ids"]
@@ -108,7 +121,7 @@ def build(laid: Layout, rows: Rows, info: ModelInfo, block_size: int) -> Batch:
         first_token=laid.first_token,
         ids_T=ids_T,
         positions_XT=made["positions"],
-        metadata=_metadata(laid, rows, info, block_size, made),
+        metadata=_metadata(laid, rows, caches, block_size, made),
         wanted_S=made["wanted"],
         sampling=laid.sampling,
         sampled_P=made["sampled"],
@@ -120,7 +133,7 @@ def build(laid: Layout, rows: Rows, info: ModelInfo, block_size: int) -> Batch:
 def _want_prompt(
     piece: SeqSlice, first: int, rows: Rows, wanted: list[int], targets: list[tuple[SeqSlice, slice, np.ndarray]]
 ) -> None:
-    """The logits at position p judge the prompt's token at p + 1."""
+    """The logits at position p are those of the prompt's token at p + 1."""
     row = rows[piece.row]
     last = min(piece.stop, row.num_prompt - 1)
     if row.params.prompt_logprobs is None or piece.start >= last:
@@ -131,8 +144,8 @@ def _want_prompt(
 
 
 def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Rows) -> dict[str, np.ndarray]:
-    """Ids and positions; and of tokens sampled since admission, which the host does not know, the places in the batch,
-    with where in Rows.newest_P they stand (sources).
+    """Ids and positions. Of tokens sampled since admission, which the host does not know: their places in the batch,
+    and where in Rows.newest_P they stand (sources). Draft tokens and the one before them come with their slice.
     """
     axes = rows[slices[0].row].positions_XN.shape[0]
     ids = np.zeros(total, dtype=np.int64)
@@ -147,9 +160,14 @@ def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Ro
         ids[place] = row.token_ids[piece.start : piece.stop]
         positions[:, place] = row.positions_XN[:, piece.start : piece.stop]
         _blank_embeds(ids, first, piece, rows)
-    assert all(slices[index].stop == slices[index].start + 1 for index in np.flatnonzero(sampled).tolist()), (
-        "only one sampled token is known at a time"
-    )
+    for index in np.flatnonzero(sampled).tolist():
+        piece, first = slices[index], first_token[index]
+        if piece.token_ids:
+            place = slice(first, first + len(piece.token_ids))
+            ids[place] = piece.token_ids
+            positions[:, place] = rows.position_of(np.arange(piece.start, piece.stop), rows.delta_R[piece.row])
+            sampled[index] = False
+        assert piece.stop - piece.start == (len(piece.token_ids) or 1), "the device knows one sampled token"
     places, row_index, starts = np.array(first_token)[sampled], row_index[sampled], starts[sampled]
     positions[:, places] = rows.position_of(starts, rows.delta_R[row_index])
     return {
@@ -209,13 +227,6 @@ def _stretches(mask_N: np.ndarray) -> list[tuple[int, int]]:
     return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
 
 
-def _ahead(where: str, group: KVGroup) -> str:
-    """How the group's layers look ahead; see GroupMetadata."""
-    if where == "joint":
-        return "joint"
-    return "never" if where == "windowed media" and group.window is None else "ranges"
-
-
 def _positions(
     slices: list[SeqSlice], counts: list[int], rows: Rows, info: ModelInfo, block_size: int
 ) -> dict[str, np.ndarray]:
@@ -239,25 +250,18 @@ def _positions(
     return made
 
 
-def _metadata(laid: Layout, rows: Rows, info: ModelInfo, block_size: int, made: Mapping[str, Tensor]) -> AttnMetadata:
+def _metadata(
+    laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int, made: Mapping[str, Tensor]
+) -> AttnMetadata:
     """The layout as attention knows it, from what `_positions` gave once it is on the device."""
-    groups = tuple(
-        GroupMetadata(
-            slots_T=made[f"slots {index}"],
-            tables_BN=made[f"tables {index}"],
-            window=group.window,
-            chunk=group.chunk,
-            ahead=_ahead(info.both_ways, group),
-        )
-        for index, group in enumerate(info.paged_groups)
-    )
+    slots, tables = ([made[f"{name} {index}"] for index in range(len(caches.tables))] for name in ("slots", "tables"))
     return AttnMetadata(
         num_decodes=laid.num_decodes,
         starts=tuple(s.start for s in laid.slices),
         lengths=tuple(s.stop for s in laid.slices),
         lengths_B=made["lengths"],
         cu_q_B1=made["bounds"],
-        groups=groups,
+        groups=caches.metadata(slots, tables),
         block_size=block_size,
         both_ways=laid.both_ways,
         sequences=tuple(rows[s.row].serial for s in laid.slices),

@@ -19,9 +19,10 @@ from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
-from beheld.runner import capacity, peaks
+from beheld.runner import capacity, memory_profile
+from beheld.runner.cache.registry import make_caches
+from beheld.runner.memory_share import MemoryShare
 from beheld.runner.runner import ModelRunner
-from beheld.runner.share import Share
 from beheld.utils.allocator import keep_freed_memory
 from beheld.utils.log import get_logger
 
@@ -60,15 +61,16 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     with explained("run a step beside the KV cache", platform, _less_cache(config)):
         runner.self_test()
     if platform.graphs is not None and not config.enforce_eager:
-        if cross_backend is None:
+        reason = runner.caches.no_graph
+        if reason is None:
             with explained("capture CUDA graphs", platform, f"{_less_cache(config)} Or set enforce_eager=True."):
                 runner.capture_graphs()
         else:
-            logger.info("Decode steps run without CUDA graphs: what they look at beside the text differs in length.")
+            logger.info("Decode steps run without CUDA graphs: %s.", reason)
     return runner
 
 
-def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | None:
+def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:
     """See that memory suffices for the weights, before any is read, and make room for them.
 
     Returns:
@@ -82,7 +84,7 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Share | Non
     if platform.shares_host_memory:
         _check_host(weights, config)
         return None
-    share = Share.of(platform, config.memory_fraction)
+    share = MemoryShare.of(platform, config.memory_fraction)
     if config.kv_cache_bytes is None:
         share.check()
     most = share.free_bytes if config.kv_cache_bytes is not None else share.limit_bytes
@@ -135,8 +137,8 @@ def _activation_bytes(
 ) -> int:
     """Memory that a step takes beside weights and cache, and what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
-    captures = not config.enforce_eager and cross_backend is None
-    found = peaks.measure(probe, adapter, info, config, captures=captures)
+    captures = not config.enforce_eager and make_caches(info).no_graph is None
+    found = memory_profile.measure(probe, adapter, info, config, captures=captures)
     del probe
     platform_of(config.device).empty_cache()
     logger.info("A full step takes %s of activations, choosing its tokens %s.", gib(found.text), gib(found.sampling))

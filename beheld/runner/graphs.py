@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttentionBackend, AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
 from beheld.attention.context import ForwardContext, forward_context
-from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.config import EngineConfig
 from beheld.core.plan import SeqSlice
 from beheld.models.adapter import ModelAdapter
 from beheld.platform.platform import Graph
 from beheld.platform.registry import platform_of
+from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.capture import capture
 from beheld.runner.rows import Rows
 from beheld.runner.staging import Ring, to_device
@@ -70,19 +71,19 @@ class DecodeGraphs:
         self,
         adapter: ModelAdapter,
         backend: AttentionBackend,
-        kv: dict[int, LayerKV],
-        info: ModelInfo,
+        kv: dict[int, LayerCache],
+        caches: DeviceCaches,
         config: EngineConfig,
         rows: Rows,
     ) -> None:
         self._adapter, self._backend, self._kv = adapter, backend, kv
-        self._groups = info.paged_groups
-        self._axes = info.position_axes
+        self._caches, self._num_groups = caches, len(caches.tables)
+        self._axes = adapter.info.position_axes
         self._block_size = config.block_size
         self._rows = rows
         self._sizes = ladder(config.max_num_seqs)
         device, most = adapter.device, self._sizes[-1]
-        fields = _FIELDS + len(self._groups)
+        fields = _FIELDS + self._num_groups
         self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
         self._ring = Ring(lambda pinned: torch.zeros(fields, most, dtype=torch.int64, pin_memory=pinned), device)
         self._counting_B = torch.arange(most, device=device)
@@ -115,25 +116,16 @@ class DecodeGraphs:
         kind, size = wanted
         rows_B, lengths_B, position_B, slots_B, newest_B, _ = self._input_FB[:_FIELDS, :size]
         ids_B = self._rows.newest_P.index_select(0, newest_B)
-        groups = tuple(
-            GroupMetadata(
-                slots_T=self._input_FB[_FIELDS + index, :size],
-                tables_BN=self.tables_GRN[index].index_select(0, rows_B),
-                window=group.window,
-                chunk=group.chunk,
-                # Only a single row's kernels start early and can do something before it is their turn; convolutions
-                # have no plan.
-                kv_heads=group.num_kv_heads if size == 1 and group.kind != "conv" else None,
-            )
-            for index, group in enumerate(self._groups)
-        )
+        slots_GB = [self._input_FB[_FIELDS + index, :size] for index in range(self._num_groups)]
+        tables_GBN = [self.tables_GRN[index].index_select(0, rows_B) for index in range(self._num_groups)]
         metadata = AttnMetadata(
             num_decodes=size,
             starts=(0,) * size,
             lengths=(1,) * size,
             lengths_B=lengths_B.int(),
             cu_q_B1=self._bounds_B1[: size + 1],
-            groups=groups,
+            # Only a single row's kernels start early and can do something before it is their turn.
+            groups=self._caches.metadata(slots_GB, tables_GBN, early=size == 1),
             block_size=self._block_size,
         )
         self._backend.begin(metadata)
@@ -194,6 +186,6 @@ class DecodeGraphs:
         fields[3, :count] = self._rows.lora_slots_R[rows]
         fields[4, :count] = self._rows.newest_places(rows, starts)
         fields[5, :count] = self._rows.newest_places(rows, starts + 1)
-        for index in range(len(self._groups)):
+        for index in range(self._num_groups):
             blocks = self._rows.tables_GRN[index, rows, starts // size]
             fields[_FIELDS + index, :count] = blocks.astype(np.int64) * size + starts % size

@@ -24,20 +24,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttentionBackend, AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
 from beheld.attention.context import ForwardContext, Tail, forward_context
-from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.config import EngineConfig
 from beheld.models.adapter import ModelAdapter
 from beheld.platform.platform import Graph
 from beheld.platform.registry import platform_of
 from beheld.runner.batch import Layout
+from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.capture import capture
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
+from beheld.runner.last_layer_rows import FEWEST_ON_GPU
 from beheld.runner.mixed_layout import Plan, Size, lay_in
 from beheld.runner.rows import Rows
 from beheld.runner.staging import Ring
-from beheld.runner.tail import FEWEST_ON_GPU
 
 # A step of few sequences computes logits of few rows, which its first token need not wait for.
 _FEW = 32
@@ -112,22 +113,22 @@ class MixedGraphs:
         self,
         adapter: ModelAdapter,
         backend: AttentionBackend,
-        kv: dict[int, LayerKV],
-        info: ModelInfo,
+        kv: dict[int, LayerCache],
+        caches: DeviceCaches,
         config: EngineConfig,
         rows: Rows,
         encoder: EncoderStore,
         decode: DecodeGraphs,
     ) -> None:
         self._adapter, self._backend, self._kv = adapter, backend, kv
-        self._groups = info.kv_groups
+        self._caches = caches
         self._block_size = config.block_size
         self._rows, self._encoder, self._decode = rows, encoder, decode
         device = adapter.device
         self._sizes = ladder(config)
         self._kept_rows = kept_rows(config)
         self._logits_SV: Tensor | None = None
-        self._plans = {size: Plan.of(size, info.position_axes, len(self._groups)) for size in self._sizes}
+        self._plans = {size: Plan.of(size, adapter.info.position_axes, len(caches.tables)) for size in self._sizes}
         most = max(size.tokens + size.decodes for size in self._sizes)
         num_bytes = max(plan.num_bytes for plan in self._plans.values())
         # A tensor made outside of inference mode is of another kind to the compiler, which would compile all anew.
@@ -172,17 +173,14 @@ class MixedGraphs:
     def _step(self, size: Size) -> Tensor:
         """The step itself, on the tensors that stay in place."""
         fields, sequences = self._fields[size], size.sequences + size.decodes
-        groups = tuple(
-            GroupMetadata(slots_T, tables_RN.index_select(0, fields.rows_B), group.window, chunk=group.chunk)
-            for group, slots_T, tables_RN in zip(self._groups, fields.slots_GT, self._decode.tables_GRN, strict=True)
-        )
+        tables_GBN = [tables_RN.index_select(0, fields.rows_B) for tables_RN in self._decode.tables_GRN]
         metadata = AttnMetadata(
             num_decodes=size.decodes,
             starts=(int(size.prefixes),) * sequences,
             lengths=(1,) * sequences,
             lengths_B=fields.lengths_B,
             cu_q_B1=fields.bounds_B,
-            groups=groups,
+            groups=self._caches.metadata(tuple(fields.slots_GT), tables_GBN),
             block_size=self._block_size,
             starts_B=fields.starts_B,
         )
@@ -197,7 +195,7 @@ class MixedGraphs:
         return self._logits_SV[: size.sequences].copy_(logits_SV)
 
     def _tail(self, size: Size, metadata: AttnMetadata) -> Tail | None:
-        """As runner/tail.py makes it, of tensors that stay in place.
+        """As runner/last_layer_rows.py makes it, of tensors that stay in place.
 
         Padding sees itself alone: all that stands before the first token would be read as often.
         """
@@ -232,8 +230,8 @@ class MixedGraphs:
         return config.max_num_batched_tokens >= _SMALL[0]
 
     def _size_of(self, laid: Layout) -> Size | None:
-        """The graph that carries out this step, if one can; those with LoRA adapters go without."""
-        if laid.prompt_targets or laid.both_ways or laid.lora_slots_T.any():
+        """The graph that carries out this step, if one can. Steps with LoRA adapters or draft tokens have none."""
+        if laid.prompt_targets or laid.both_ways or laid.drafts or laid.lora_slots_T.any():
             return None
         decodes = laid.num_decodes
         need = Need(

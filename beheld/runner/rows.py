@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from beheld.attention.cross import CrossView
+from beheld.core.errors import StepError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
 from beheld.core.request import LoRARequest
@@ -86,6 +88,10 @@ class Rows:
         """
         return np.asarray(rows, dtype=np.int64) + np.asarray(positions, dtype=np.int64) % 2 * len(self._rows)
 
+    def keep_newest(self, rows_B: Tensor, positions_B: Tensor, ids_B: Tensor) -> None:
+        """Keep the tokens of rows at positions that only the device knows, where `newest_places` will look for them."""
+        self.newest_P.index_copy_(0, rows_B + positions_B % 2 * len(self._rows), ids_B)
+
     def release(self, row: int) -> None:
         """The row is free."""
         self._rows[row] = None
@@ -101,7 +107,10 @@ class Rows:
 
         Raises:
             LoRAError: its adapter is gone.
+            StepError: it is to be pooled.
         """
+        if not isinstance(admission.params, Sampling):
+            raise StepError("This engine samples tokens and makes no vectors.")
         self._take_slot(admission.row, admission.lora)
         positions_XN, delta = self._adapter.positions(admission.token_ids[: admission.num_prompt], admission.spans)
         extra = len(admission.token_ids) - admission.num_prompt

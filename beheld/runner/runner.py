@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from beheld.attention.backend import AttentionBackend
-from beheld.attention.context import Beside, ForwardContext, Tail, forward_context
-from beheld.attention.cross import CrossBackend, CrossMetadata, CrossRun
+from beheld.attention.context import CrossContext, ForwardContext, Tail, forward_context
+from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import LoRAError, ModelError, first_line
 from beheld.core.params import Sampling
@@ -19,15 +19,16 @@ from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
-from beheld.runner import beside, kv
+from beheld.runner import cross_inputs
 from beheld.runner.batch import Batch, build, lay_out
+from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.graphs import DecodeGraphs
+from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
-from beheld.runner.tail import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
 from beheld.utils.frames import clear_frames
@@ -44,14 +45,18 @@ class Handle:
     """A launched step.
 
     Attributes:
-        sampled: what it chooses, in the host's memory, once `ready` has come; there at once where that is None.
+        lost: see StepResult.
+        prompt_logprobs: see StepResult.
+        slices: those that sample, in the order of the batch.
+        sampled: what they give in the host's memory, complete once `ready` has happened (at once if that is None): at
+            place i, the tokens of the i-th wanted position of each slice that has so many.
     """
 
     plan_id: int
-    sampled: SampleOutput | None
-    rows: list[int]
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
     lost: tuple[bytes, ...] = ()
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    slices: Sequence[SeqSlice] = ()
+    sampled: Sequence[SampleOutput] = ()
     ready: Event | None = None
 
 
@@ -67,7 +72,8 @@ class ModelRunner:
         capacity: Capacity,
         cross_backend: CrossBackend | None = None,
     ) -> None:
-        assert (cross_backend is None) == (info.cross is None), "a cross group needs a backend"
+        self.caches = make_caches(info)
+        assert (cross_backend is None) == (self.caches.states is None), "states of items need a backend"
         self._adapter = adapter
         self._backend = backend
         self._info = info
@@ -77,7 +83,7 @@ class ModelRunner:
         self.capacity = capacity
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
-        self.kv = kv.allocate(info, config, capacity, adapter.device)
+        self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         # For whoever compares stages: called with "embeds", "positions" and "logits" of each step and their tensors.
@@ -85,12 +91,10 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
-        cross_layers = () if info.cross is None else info.cross.layers
-        self._cross_index = {layer: index for index, layer in enumerate(cross_layers)}
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
-        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self._info, self.config, self.rows)
+        graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self.caches, self.config, self.rows)
         try:
             graphs.capture(show_progress=self.config.show_progress)
         except NotCapturedError as error:
@@ -98,9 +102,9 @@ class ModelRunner:
             logger.warning("%s runs without CUDA graphs, which is slower: %s", self._info.architecture, error)
             return
         self._graphs = graphs
-        if self._backend.captures_prefill and self._cross_backend is None and MixedGraphs.worth(self.config):
+        if self._backend.captures_prefill and MixedGraphs.worth(self.config):
             mixed = MixedGraphs(
-                self._adapter, self._backend, self.kv, self._info, self.config, self.rows, self.encoder, graphs
+                self._adapter, self._backend, self.kv, self.caches, self.config, self.rows, self.encoder, graphs
             )
             try:
                 mixed.capture(show_progress=self.config.show_progress)
@@ -120,30 +124,33 @@ class ModelRunner:
         lost = self.encoder.encode(plan.encode)
         for admission in plan.admitted:
             self.rows.admit(admission)
-            self.sampler.admit(admission.row, admission.params, admission.token_ids, admission.num_prompt)
+            params = self.rows[admission.row].params
+            self.sampler.admit(admission.row, params, admission.token_ids, admission.num_prompt)
         for piece in plan.slices:
             self.rows.append_blocks(piece, self.config.block_size)
         if self._graphs is None:
             self.rows.forget_changes()
+        handle = Handle(plan.id, lost)
         if not plan.slices:
-            return Handle(plan.id, None, [], {}, lost)
+            return handle
         replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
         if replayed is not None:
             logits_BV, places_B, best = replayed
-            return self._sample(Handle(plan.id, None, [], {}, lost), plan.slices, logits_BV, places_B, plan.masks, best)
+            return self._sample(handle, plan.slices, logits_BV, places_B, plan.masks, best)
         laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
-        handle = Handle(plan.id, None, [], {}, lost)
         mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
         if mixed is not None:
             return self._sample(handle, laid.sampling, *mixed, plan.masks) if laid.sampling else handle
-        batch = build(laid, self.rows, self._info, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
         sampled_SV, handle.prompt_logprobs = self._forward(batch)
         if sampled_SV is None:
             return handle
+        if laid.drafts:
+            return self._check_drafts(handle, batch.sampling, sampled_SV, plan.masks)
         return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits (S, V) of the sequences that sample, if any do, and reports of prompts by row."""
+        """Logits (S, V) of what is sampled, if anything is, and reports of prompts by row."""
         embeds_TH = self._adapter.embed(batch.ids_T)
         for piece, first in zip(batch.slices, batch.first_token, strict=True):
             spans = self.rows[piece.row].spans
@@ -152,11 +159,11 @@ class ModelRunner:
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:
-            found = beside.look(batch.slices, batch.first_token, self.rows, self.encoder)
+            found = cross_inputs.gather(batch.slices, batch.first_token, self.rows, self.encoder)
         slots = self._adapter.lora
         lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
         tail = None if lora is not None else self._tail(batch)
-        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, beside=self._beside(found), tail=tail)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=self._cross(found), tail=tail)
         with forward_context(context):
             if batch.prompt_targets:
                 logits_SV, prompts = self._report_prompts(batch, embeds_TH)
@@ -183,21 +190,20 @@ class ModelRunner:
             return False
         return len(batch.ids_T) >= max(self._fewest_for_tail, FEWEST_EACH * len(batch.sampling))
 
-    def _beside(self, found: CrossMetadata | None) -> Beside | None:
-        if found is None or self._cross_backend is None:
-            return None
-        return Beside(self._cross_backend, found, self._cross_index)
+    def _cross(self, found: CrossMetadata | None) -> CrossContext | None:
+        states, backend = self.caches.states, self._cross_backend
+        return None if found is None or states is None or backend is None else states.context(backend, found)
 
     def _report_prompts(
         self, batch: Batch, embeds_TH: torch.Tensor
     ) -> tuple[torch.Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits of the sequences that sample, and reports of prompts, whose logits are never held all at once."""
+        """Logits of what is sampled, and reports of prompts, whose logits are never held all at once."""
         parts = [
             (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
             for piece, part, target in batch.prompt_targets
             for start in range(part.start, part.stop, PROMPT_ROWS)
         ]
-        pieces_S = [batch.wanted_S[: len(batch.sampling)], *(batch.wanted_S[part] for _, part, _ in parts)]
+        pieces_S = [batch.wanted_S[: batch.num_sampled], *(batch.wanted_S[part] for _, part, _ in parts)]
         logits = self._adapter.forward_pieces(embeds_TH, batch.positions_XT, pieces_S)
         sampled_SV = next(logits)
         reports: dict[int, list[TokenLogprobs]] = {}
@@ -213,47 +219,108 @@ class ModelRunner:
         slices: Sequence[SeqSlice],
         logits_BV: torch.Tensor,
         places_B: torch.Tensor,
-        masks: Mapping[int, bytes],
+        masks: Mapping[int, tuple[bytes, ...]],
         best: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Handle:
-        """Choose the next token of each slice, keep it at `places_B` of the rows' newest, and send it to the host."""
+        """Sample the next token of each slice, keep it at `places_B` of the rows' newest, and send it to the host."""
         rows = [piece.row for piece in slices]
         out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._masks(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
         self.rows.newest_P.index_copy_(0, places_B, out.ids_B)
-        # Copied now and waited for later: asking for it then would wait for the next step as well.
-        handle.sampled, handle.rows = out.start_copy(), rows
+        return self._send(handle, slices, [out])
+
+    def _check_drafts(
+        self,
+        handle: Handle,
+        slices: Sequence[SeqSlice],
+        logits_SV: torch.Tensor,
+        masks: Mapping[int, tuple[bytes, ...]],
+    ) -> Handle:
+        """Sample every wanted position of each slice, keep its newest token, and send all to the host.
+
+        Position by position, so that each is sampled after the tokens before it, as it would be without drafts: the
+        same draws of the same seed, the same penalties. What follows a wrong draft is sampled for nothing; the host
+        drops it, and the sampler takes it back when it samples that position again.
+        """
+        device, most = self._adapter.device, max(piece.wanted for piece in slices)
+        drafts_BD = np.full((len(slices), most), -1, dtype=np.int64)
+        first, at_SD = 0, np.full((len(slices), most), -1, dtype=np.int64)
+        for b, piece in enumerate(slices):
+            drafts_BD[b, : len(piece.token_ids[1:])] = piece.token_ids[1:]
+            at_SD[b, : piece.wanted] = range(first, first + piece.wanted)
+            first += piece.wanted
+        made = to_device(
+            {
+                "drafts": drafts_BD,
+                "rows": np.array([piece.row for piece in slices], dtype=np.int64),
+                "positions": np.array([piece.stop - piece.wanted + 1 for piece in slices], dtype=np.int64),
+            },
+            device,
+        )
+        ids_BD = torch.zeros_like(made["drafts"])
+        outs = []
+        for depth in range(most):
+            places = np.flatnonzero(at_SD[:, depth] >= 0)
+            deep = [slices[b] for b in places.tolist()]
+            rows, lengths = [p.row for p in deep], [p.stop - p.wanted + 1 + depth for p in deep]
+            where = to_device({"logits": at_SD[places, depth], "places": places}, device)
+            out = self.sampler.sample(logits_SV[where["logits"]], rows, lengths, self._masks(rows, masks, depth))
+            self.sampler.append(rows, out.ids_B)
+            ids_BD[where["places"], depth] = out.ids_B
+            outs.append(out)
+        # No token is -1, so the first wanted position without a draft ends the count.
+        right_B = (ids_BD == made["drafts"]).long().cumprod(1).sum(1)
+        newest_B = ids_BD.gather(1, right_B.unsqueeze(1)).squeeze(1)
+        self.rows.keep_newest(made["rows"], made["positions"] + right_B, newest_B)
+        return self._send(handle, slices, outs)
+
+    def _send(self, handle: Handle, slices: Sequence[SeqSlice], outs: Sequence[SampleOutput]) -> Handle:
+        """Start copying to the host what was sampled. Copied later, it would wait for the next step as well."""
+        handle.slices, handle.sampled = slices, [out.start_copy() for out in outs]
         if not self._platform.synchronous:
             handle.ready = self._platform.event()
             handle.ready.record()
         return handle
 
-    def _masks(self, rows: Sequence[int], masks: Mapping[int, bytes]) -> Masks | None:
-        """What the grammars of these rows allow; rows without one are not sent."""
+    def _masks(self, rows: Sequence[int], masks: Mapping[int, tuple[bytes, ...]], depth: int = 0) -> Masks | None:
+        """What the grammars of these rows allow at a wanted position; rows without one are not sent."""
         places = [place for place, row in enumerate(rows) if row in masks]
         if not places:
             return None
-        allowed_MW = np.stack([np.frombuffer(masks[rows[place]], dtype=np.uint8) for place in places])
+        allowed_MW = np.stack([np.frombuffer(masks[rows[place]][depth], dtype=np.uint8) for place in places])
         made = to_device({"places": np.array(places, dtype=np.int64), "allowed": allowed_MW}, self._adapter.device)
         return Masks(made["places"], made["allowed"])
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
-        if handle.sampled is None:
-            return StepResult(
-                handle.plan_id,
-                {},
-                prompt_logprobs=handle.prompt_logprobs,
-                lost=handle.lost,
-                encode_s=self.encoder.spent_s(),
-            )
         if handle.ready is not None:
             handle.ready.synchronize()
-        ids, broken = handle.sampled.ids_B.tolist(), handle.sampled.nan_B.tolist()
-        tokens = {row: token for row, token, nan in zip(handle.rows, ids, broken, strict=True) if not nan}
-        failed = {row: NAN for row, nan in zip(handle.rows, broken, strict=True) if nan}
-        logprobs, prompts = handle.sampled.to_host(), handle.prompt_logprobs
-        return StepResult(handle.plan_id, tokens, logprobs, prompts, failed, handle.lost, self.encoder.spent_s())
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        failed: dict[int, str] = {}
+        for depth, out in enumerate(handle.sampled):
+            reports = out.to_host()
+            pieces = [piece for piece in handle.slices if piece.wanted > depth]
+            for piece, token, nan in zip(pieces, out.ids_B.tolist(), out.nan_B.tolist(), strict=True):
+                row, before = piece.row, tokens.get(piece.row, ())
+                if len(before) != depth or (before and before[-1] != piece.token_ids[depth]):
+                    # A draft before this position was wrong.
+                    continue
+                if nan:
+                    failed[row] = NAN
+                    continue
+                tokens[row] = (*before, token)
+                if row in reports:
+                    logprobs[row] = (*logprobs.get(row, ()), reports[row])
+        return StepResult(
+            handle.plan_id,
+            tokens,
+            logprobs,
+            handle.prompt_logprobs,
+            failed=failed,
+            lost=handle.lost,
+            encode_s=self.encoder.spent_s(),
+        )
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
         """Those of `digests` whose embeddings are not on the device."""
@@ -310,38 +377,28 @@ class ModelRunner:
                 ids, blocks = (range(length), range(block, block + count)) if block else ((0,) * length, (0,) * count)
                 tables = (tuple(blocks),) * len(self._info.kv_groups)
                 self.rows.admit(Admission(row, tuple(ids), length, (), Sampling(), None, 0, tables))
-            return self._dry_pass([SeqSlice(row, 0, length, (), True) for row, length in enumerate(lengths)], tail)
+            return self._dry_pass([SeqSlice(row, 0, length, (), 1) for row, length in enumerate(lengths)], tail)
         finally:
             for row in range(len(lengths)):
                 self.rows.release(row)
             self.rows.forget_changes()
             used = slice(block, block + max(counts)) if block else slice(1)
             for layer in self.kv.values():
-                layer.keys[used].zero_()
-                layer.values[used].zero_()
+                layer.clear(used)
 
     def _dry_pass(self, slices: Sequence[SeqSlice], tail: bool) -> tuple[torch.Tensor, ForwardContext]:
         laid = lay_out(slices, self.rows, self._info, self.config.block_size)
-        batch = build(laid, self.rows, self._info, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
         self._backend.begin(batch.metadata)
-        blank = self._beside(self._blank_states(len(batch.ids_T)))
+        states = self.caches.states
+        blank = None if states is None else self._cross(states.blank(len(batch.ids_T), self._adapter))
         part = tail_of(batch, self._adapter.tail_from) if tail and self._adapter.tail_from is not None else None
         if part is not None:
             self._backend.begin(part.metadata)
-        context = ForwardContext(self._backend, batch.metadata, self.kv, beside=blank, tail=part)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, cross=blank, tail=part)
         with forward_context(context):
             embeds_TH = self._adapter.embed(batch.ids_T)
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), context
-
-    def _blank_states(self, num_tokens: int) -> CrossMetadata | None:
-        """All tokens look at one item of zeros, of the greatest size."""
-        group, adapter = self._info.cross, self._adapter
-        if group is None:
-            return None
-        shape = (len(group.layers), 2, group.num_states, group.num_kv_heads, group.head_dim)
-        states = torch.zeros(shape, dtype=adapter.dtype, device=adapter.device).movedim(2, 0)
-        run = CrossRun(((0, num_tokens),), (states,))
-        return CrossMetadata((run,), torch.ones(num_tokens, device=adapter.device))
 
     def self_test(self) -> None:
         """Every text layer must call the attention hook exactly once, and the logits be as wide as the vocabulary.
@@ -350,9 +407,11 @@ class ModelRunner:
             ModelError: it is not so; the message names the layers.
         """
         logits_SV, context = self.dry_run([2])
-        beside_called = {} if context.beside is None else context.beside.called
+        states = self.caches.states
+        cross_layers = () if states is None else states.spec.layers
+        cross_called = {} if context.cross is None else context.cross.called
         wrong = [layer for layer in self.kv if context.called.get(layer, 0) != 1]
-        wrong += [layer for layer in self._cross_index if beside_called.get(layer, 0) != 1]
+        wrong += [layer for layer in cross_layers if cross_called.get(layer, 0) != 1]
         if wrong:
             raise ModelError(
                 f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."
@@ -367,7 +426,7 @@ class ModelRunner:
 
     def _try_tail(self) -> None:
         """Compare a pass with a tail and one without; without tails from now on, if they differ or cannot be run."""
-        room = min(len(layer.keys) for layer in self.kv.values()) - 1
+        room = min(layer.num_blocks for layer in self.kv.values()) - 1
         length = min(TRIED, self.config.max_model_len, room * self.config.block_size)
         wanted_SV, _ = self.dry_run([length], 1)
         try:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from beheld.core.params import Sampling
+from beheld.core.plan import MAX_DRAFT_TOKENS
 from beheld.platform.registry import platform_of
 
-# A step may be launched again after an error, with at most one more in flight: far fewer than this.
-_REMEMBERED = 8
+# Tokens that may have to be taken back: those of a step that is launched again, with at most one more in flight, and
+# those after a draft that was wrong.
+_REMEMBERED = 8 + MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from beheld.core.params import Sampling
+from beheld.core.plan import MAX_DRAFT_TOKENS
 from beheld.sample.history import History
 
-# A step may be launched again, so a row remembers more of its tokens than its longest bad word asks for.
-_SPARE = 8
+# A row remembers more of its tokens than its longest bad word asks for: a step may be launched again, and drafts may be
+# wrong.
+_SPARE = 8 + MAX_DRAFT_TOKENS
 # What a batch says of a word beside the tokens that it begins with: its row among the R, that row's slot, the shortest
 # sequence that can hold its beginning in its answer, how many tokens that has, and where in all logits its last is.
 _FIELDS = 5

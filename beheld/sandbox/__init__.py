@@ -1,1 +1,1 @@
-"""Processes of our own and how they speak: frames without pickle, and workers that can be killed."""
+"""Work on what strangers sent, in processes that can be killed; and the wire between processes, without pickle."""

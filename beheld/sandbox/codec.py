@@ -1,4 +1,4 @@
-"""Messages as bytes and back, without pickle: JSON that names known classes, and raw buffers behind it.
+"""Messages as bytes and back, without pickle: JSON that names known classes, followed by raw buffers.
 
     body     length of the JSON (8 bytes) | JSON | gap | buffer 0 | gap | buffer 1 | ...
     JSON     {"value": ..., "sizes": [bytes of each buffer]}
@@ -35,6 +35,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 _NESTED = frozenset({list, dict})
 # Kinds of numpy's types whose every bit pattern is a value.
 _NUMBERS = "biuf"
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 Buffer = bytes | memoryview
 
@@ -146,10 +147,8 @@ class Codec:
             name, word = inner
             return self._classes[name](word)
         if kind == "tensor":
-            from beheld.sandbox import tensors
-
             dtype, shape, index = inner
-            return tensors.of(dtype, shape, buffers[index])
+            return _to_tensor(dtype, shape, buffers[index])
         if kind == "array":
             dtype, shape, index = inner
             return _to_array(dtype, shape, buffers[index])
@@ -211,9 +210,7 @@ def _numbers(value: Any, buffers: list[Buffer]) -> Any:
     """Arrays, tensors and numpy's own numbers; neither library is loaded to find out."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        from beheld.sandbox import tensors
-
-        dtype, shape, buffer = tensors.parts(value)
+        dtype, shape, buffer = _tensor_parts(value)
         buffers.append(buffer)
         return {"tensor": [dtype, shape, len(buffers) - 1]}
     if numpy is not None and isinstance(value, numpy.generic):
@@ -233,17 +230,41 @@ def _to_array(dtype: str, shape: list[int], buffer: memoryview) -> Any:
     kind = numpy.dtype(dtype)
     if kind.kind not in _NUMBERS or kind.names is not None:
         raise ValueError(f"an array cannot hold {dtype!r}")
-    if count_of(shape) * kind.itemsize != len(buffer):
+    if _count(shape) * kind.itemsize != len(buffer):
         raise ValueError("an array's shape does not fit its buffer")
     return numpy.frombuffer(buffer, dtype=kind).reshape(shape)
 
 
-def count_of(shape: list[int]) -> int:
-    """Entries of an array of this shape.
+def _tensor_parts(tensor: Any) -> tuple[str, list[int], memoryview]:
+    """Type, shape and bytes of a tensor in the host's memory; the bytes are the tensor's own where it is contiguous."""
+    import torch
 
-    Raises:
-        ValueError: it is not a shape.
-    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    try:
+        if dtype not in _DTYPES:
+            raise TypeError(dtype)
+        # numpy sees what lies in the host's memory.
+        array = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (TypeError, RuntimeError) as error:
+        reason = f"A tensor of {dtype} on {tensor.device} cannot be handed to another process."
+        raise ConfigError(reason) from error
+    return dtype, list(tensor.shape), memoryview(array)
+
+
+def _to_tensor(name: str, shape: list[int], buffer: memoryview) -> Any:
+    import torch
+
+    if name not in _DTYPES:
+        raise ValueError(f"a tensor cannot hold {name!r}")
+    dtype: torch.dtype = getattr(torch, name)
+    count = _count(shape)
+    if count * dtype.itemsize != len(buffer):
+        raise ValueError("a tensor's shape does not fit its buffer")
+    return torch.frombuffer(buffer, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+def _count(shape: list[int]) -> int:
+    """Entries of an array of this shape; ValueError if it is not one."""
     count = 1
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:

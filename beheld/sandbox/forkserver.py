@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from beheld.core.errors import BeheldError, EngineError
+from beheld.sandbox.codec import Codec
 from beheld.sandbox.link import FrameError, Link, pair
 from beheld.utils.allocator import keep_freed_memory
 
@@ -37,15 +38,18 @@ _MOST_KEPT_BYTES = 64 << 20
 Work = Callable[[Any], Any]
 
 
-def main(descriptor: int, module: str, memory_bytes: int) -> None:
-    """Load `module`, tell how that went, and fork workers until the other side ends.
+def main(descriptor: int, name: str, memory_bytes: int) -> None:
+    """Load what workers of a task type need, say how that went, and fork workers until the other side ends.
 
-    The module has CODEC, which knows the classes of its tasks and answers, and load(settings), which gives the function
-    that does the work.
+    Args:
+        descriptor: of the socket to the parent.
+        name: of the task type.
+        memory_bytes: see TaskType.
     """
     control = socket.socket(fileno=descriptor)
     # Loaded here for all workers: a C library's handle survives a fork.
     libc = ctypes.CDLL(None, use_errno=True)
+    module, _, function = name.partition(":")
     tasks = importlib.import_module(module)
     link = Link(control, tasks.CODEC)
     try:
@@ -53,7 +57,7 @@ def main(descriptor: int, module: str, memory_bytes: int) -> None:
     except EOFError:
         return
     try:
-        work = tasks.load(settings)
+        work = getattr(tasks, function)(settings)
     except Exception as error:
         link.send((FAILED, _told(error)))
         return
@@ -66,7 +70,7 @@ def main(descriptor: int, module: str, memory_bytes: int) -> None:
     control.settimeout(None)
     while command := control.recv(len(END) + NUMBER.size):
         if command == FORK:
-            _fork(control, tasks, work, memory_bytes, libc)
+            _fork(control, tasks.CODEC, work, memory_bytes, libc)
         elif command.startswith(END):
             (number,) = NUMBER.unpack(command.removeprefix(END))
             os.kill(number, signal.SIGKILL)
@@ -74,7 +78,7 @@ def main(descriptor: int, module: str, memory_bytes: int) -> None:
             control.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
 
-def _fork(control: socket.socket, tasks: Any, work: Work, memory_bytes: int, libc: Any) -> None:
+def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, libc: Any) -> None:
     ours, theirs = pair()
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -91,7 +95,7 @@ def _fork(control: socket.socket, tasks: Any, work: Work, memory_bytes: int, lib
             # If it had died before that call, nobody would tell.
             if os.getppid() == parent:
                 _bound(memory_bytes)
-                _serve(Link(theirs, tasks.CODEC), work)
+                _serve(Link(theirs, codec), work)
                 code = 0
         finally:
             os._exit(code)

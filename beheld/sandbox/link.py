@@ -35,7 +35,7 @@ _MAGIC = b"bhld"
 _INLINE, _SHARED, _KEPT = 0, 1, 2
 _KEPT_HEAD = 64
 _UNREAD, _READ = b"\1".ljust(_KEPT_HEAD, b"\0"), b"\0"
-# Larger bodies are rare, and the time for their pages is little beside that for what they hold.
+# Larger bodies are rare, and mapping their pages takes little time compared with making what they hold.
 _MAX_KEPT_BYTES = 8 << 20
 _MAX_PIECES = 512
 _FILE_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
@@ -74,8 +74,8 @@ class Link:
     Args:
         end: the socket, one of `pair`'s.
         codec: puts values into bytes; the same on both sides.
-        max_kept: memory files that are kept for further bodies, each of up to 8 MiB. Whoever is at the other end can
-            read and write them as long as they are kept: none, unless that is trusted.
+        max_kept: memory files that are kept for further bodies, each of up to 8 MiB. The other end can read
+            and write them as long as they are kept: none, unless it is trusted.
 
     Attributes:
         num_unread: frames that came and could not be read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
 from beheld.core.media import item_name
+from beheld.core.params import Sampling
 from beheld.core.request import Request
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
@@ -28,10 +29,12 @@ def refuse(
         )
     if length == 0:
         raise PromptError("The prompt is empty.")
-    if length >= config.max_model_len:
+    longest, answer = config.max_model_len, ""
+    if isinstance(request.params, Sampling):
+        longest, answer = longest - 1, "with at least one token of answer, "
+    if length > longest:
         raise PromptTooLongError(
-            f"The prompt has {length} tokens; with at least one token of answer, max_model_len allows "
-            f"{config.max_model_len - 1}.",
+            f"The prompt has {length} tokens; {answer}max_model_len allows {longest}.",
             "Shorten the prompt, or use smaller or fewer media.",
             or_engine="raise max_model_len",
         )
@@ -116,7 +119,9 @@ def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, cach
         )
     piece = length if not config.chunked_prefill else 1
     piece = max([piece, *(high - low for low, high in atomic_ranges(request, info))])
-    if not cache.fits(piece, length + request.params.max_tokens):
+    params = request.params
+    total = length + (params.max_tokens if isinstance(params, Sampling) else 0)
+    if not cache.fits(piece, total):
         raise CapacityError(
             f"The KV cache is too small to compute {piece} tokens in one step.",
             "Send less at once.",

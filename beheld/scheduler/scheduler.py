@@ -15,11 +15,22 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.plan import NAN, STUCK, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.params import Pooling, Sampling
+from beheld.core.plan import (
+    MAX_DRAFT_TOKENS,
+    NAN,
+    STUCK,
+    Admission,
+    SeqSlice,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from beheld.core.request import FinishReason, Request
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
@@ -31,12 +42,16 @@ from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
 from beheld.scheduler.step_builder import Flight, SchedulerStats, StepBuilder
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 class Scheduler:
     """Who runs next. Calls alternate freely between add, abort, schedule and update; nothing here is thread-safe."""
 
     def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity) -> None:
         assert config.policy in ("fcfs", "priority"), config.policy
+        assert 0 <= config.num_draft_tokens <= MAX_DRAFT_TOKENS, config.num_draft_tokens
         self._config = config
         self._info = info
         self._cache = CacheCoordinator(
@@ -80,6 +95,7 @@ class Scheduler:
             self._config.max_model_len,
             self._most_positions,
             self._info.rope_switch,
+            self._config.num_draft_tokens if self._cache.can_truncate else 0,
         )
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
@@ -151,9 +167,9 @@ class Scheduler:
                 # Decoding into a block that is there: by far the most frequent case, kept short.
                 sequence.num_computed = end
                 sequence.num_in_flight += 1
-                if end < sequence.most_positions and sequence.params.grammar is None:
+                if end < sequence.most_positions and not sequence.settles:
                     sequence.end = end + 1
-                step.add(sequence, SeqSlice(sequence.row, start, end, none, True))
+                step.add(sequence, SeqSlice(sequence.row, start, end, none, 1))
                 index += 1
             else:
                 self._serve(sequence, step)
@@ -249,14 +265,11 @@ class Scheduler:
         start = sequence.num_computed
         if sequence.next_range < len(sequence.embed_ranges):
             self._encoder_refs.hold(sequence, start, stop, step)
-        samples = stop == len(sequence.token_ids) + sequence.num_in_flight
+        wanted = sequence.num_wanted(start, stop)
         new_blocks = self._cache.extend(sequence, stop)
         sequence.advance(stop)
-        if samples:
-            sequence.num_in_flight += 1
-            if sequence.params.grammar is None:
-                sequence.end = min(stop + 1, sequence.most_positions)
-        step.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, samples))
+        token_ids = sequence.launched(stop, wanted) if wanted else ()
+        step.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, wanted, token_ids))
 
     def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """Shorten a slice that would end strictly inside what this model computes in one step."""
@@ -279,24 +292,28 @@ class Scheduler:
         size = self._config.block_size
         tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
         for piece, sequence, epoch in zip(plan.slices, flight.sequences, flight.epochs, strict=True):
-            if piece.samples:
-                sequence.num_in_flight -= 1
+            row, stop, wanted = piece.row, piece.stop, piece.wanted
+            sequence.num_in_flight -= wanted
             if sequence.status is Status.FINISHED:
                 continue
-            if failed and piece.row in failed:
-                events.append(self._fail_step(sequence, failed[piece.row]))
-                continue
+            given = tokens.get(row, ()) if wanted else ()
             if sequence.prompt_logprobs is not None:
-                _collect_prompt(sequence, piece, result.prompt_logprobs.get(piece.row, ()))
-            if piece.samples:
-                sequence.token_ids.append(tokens[piece.row])
-                if sequence.params.grammar is not None:
-                    # What may follow is known only now.
-                    sequence.end = min(len(sequence.token_ids), sequence.most_positions)
-            if piece.stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
-                self._cache.register(sequence, piece.stop)
-            if piece.samples:
-                self._grown(sequence, logprobs.get(piece.row), events)
+                _collect_prompt(sequence, piece, result.prompt_logprobs.get(row, ()))
+            if given:
+                sequence.token_ids += given
+                # What stands behind the drafts that are right was computed for nothing.
+                stop -= wanted - len(given)
+                if sequence.settles:
+                    self._settle(sequence, stop, result.draft_ids.get(row, ()) if sequence.epoch == epoch else ())
+            if failed and row in failed:
+                self._fail_step(sequence, given, logprobs.get(row, ()), failed[row], events)
+                continue
+            if stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
+                self._cache.register(sequence, stop)
+            if given:
+                self._grown(sequence, given, logprobs.get(row, ()), events)
+            elif row in result.pooled:
+                events.append(self._pooled(sequence, result.pooled[row]))
         return events
 
     def awaits(self, plan: StepPlan) -> bool:
@@ -326,19 +343,39 @@ class Scheduler:
             self._encoder.forget_again(digest for digest in flight.plan.forget if digest not in encoded)
         return plans
 
-    def _grown(self, sequence: Sequence, logprobs: TokenLogprobs | None, events: list[TokenEvent]) -> None:
-        """Tell of the token that was just appended, and end the sequence if it was the last."""
+    def _settle(self, sequence: Sequence, stop: int, draft_ids: tuple[int, ...]) -> None:
+        """Its result is known: positions from `stop` on were computed with wrong drafts, and others are expected."""
+        if sequence.status is Status.RUNNING and sequence.num_computed > stop:
+            sequence.num_computed = stop
+            self._cache.truncate(sequence)
+        sequence.settle(draft_ids)
+
+    def _grown(
+        self,
+        sequence: Sequence,
+        given: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        events: list[TokenEvent],
+    ) -> None:
+        """Announce the tokens that were just appended, and end the sequence at the first that ends it."""
         params = sequence.params
-        length = len(sequence.token_ids)
-        token = sequence.token_ids[-1]
+        assert isinstance(params, Sampling)
+        length = len(sequence.token_ids) - len(given)
         finish: FinishReason | None = None
         stop_id: int | None = None
-        if token in params.stop_ids and length - sequence.num_prompt >= params.min_tokens:
-            finish = FinishReason.STOP
-            stop_id = token if token in params.own_stop_ids else None
-        elif length >= sequence.most_tokens:
-            finish = FinishReason.LENGTH
-        events.append(self._event(sequence, token, finish, stop_id, logprobs))
+        for token in given:
+            length += 1
+            if token in params.stop_ids and length - sequence.num_prompt >= params.min_tokens:
+                finish = FinishReason.STOP
+                stop_id = token if token in params.own_stop_ids else None
+                break
+            if length >= sequence.most_tokens:
+                finish = FinishReason.LENGTH
+                break
+        behind = len(sequence.token_ids) - length
+        if behind:
+            given, logprobs = given[:-behind], logprobs[:-behind]
+        events.append(self._event(sequence, given, finish, stop_id, logprobs))
         if finish is not None:
             self._finish(sequence)
         elif length > sequence.most_positions:
@@ -350,33 +387,50 @@ class Scheduler:
             )
             events.append(self._end(sequence, FinishReason.ERROR, error))
 
-    def _fail_step(self, sequence: Sequence, reason: str) -> TokenEvent:
-        """End a sequence whose step failed; none of its blocks is shared any more."""
+    def _pooled(self, sequence: Sequence, pooled: np.ndarray) -> TokenEvent:
+        """The vector of a prompt, which is all that its request wants."""
+        event = self._event(sequence, (), FinishReason.STOP, pooled=pooled)
+        self._finish(sequence)
+        return event
+
+    def _fail_step(
+        self,
+        sequence: Sequence,
+        given: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        reason: str,
+        events: list[TokenEvent],
+    ) -> None:
+        """End a sequence whose step failed, unless a token before the failure ends it; none of its blocks is shared."""
         self._cache.drop_keys(sequence)
-        return self._end(sequence, FinishReason.ERROR, _failure(reason))
+        if given:
+            self._grown(sequence, given, logprobs, events)
+        if sequence.status is not Status.FINISHED:
+            events.append(self._end(sequence, FinishReason.ERROR, _failure(reason)))
 
     def _event(
         self,
         sequence: Sequence,
-        token: int | None,
+        given: tuple[int, ...],
         finish: FinishReason | None,
         stop_id: int | None = None,
-        logprobs: TokenLogprobs | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
         error: BeheldError | None = None,
+        pooled: np.ndarray | None = None,
     ) -> TokenEvent:
         if not sequence.silent:
-            return TokenEvent(sequence.request.id, token, finish, stop_id, logprobs, error=error)
+            return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, error=error, pooled=pooled)
         sequence.silent = False
         prompt = None
-        if token is not None and sequence.prompt_logprobs is not None:
+        if given and sequence.prompt_logprobs is not None:
             prompt = tuple(sequence.prompt_logprobs)
         cached = sequence.num_cached or 0
         waited = sequence.waited_s
-        return TokenEvent(sequence.request.id, token, finish, stop_id, logprobs, prompt, cached, error, waited)
+        return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled)
 
     def _end(self, sequence: Sequence, finish: FinishReason, error: BeheldError | None = None) -> TokenEvent:
         self._finish(sequence)
-        return self._event(sequence, None, finish, error=error)
+        return self._event(sequence, (), finish, error=error)
 
     def _finish(self, sequence: Sequence) -> None:
         """Give back all that a sequence has. Results of it that are still in flight will be ignored."""
@@ -457,11 +511,13 @@ class Scheduler:
         orders = [sequence.order for sequence in self._running]
         assert orders == sorted(orders), "running sequences are out of order"
         for sequence in self._sequences.values():
-            known = len(sequence.token_ids) + sequence.num_in_flight
-            ready = known if sequence.params.grammar is None else len(sequence.token_ids)
+            pools = isinstance(sequence.params, Pooling)
+            known = len(sequence.token_ids) + (0 if pools else sequence.num_in_flight)
+            ready = len(sequence.token_ids) + len(sequence.draft_ids) if sequence.settles else known
             assert sequence.end == min(ready, sequence.most_positions), "a sequence miscounts what it may compute"
             assert 0 <= sequence.num_computed <= sequence.end
             assert known <= sequence.most_tokens
+            assert len(sequence.draft_ids) <= sequence.max_drafts
             if sequence.status is Status.WAITING:
                 assert sequence.held is None, "a waiting sequence holds embeddings"
                 assert not sequence.states, "a waiting sequence holds states"

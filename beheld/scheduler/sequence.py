@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from beheld.core.media import MediaItem, MediaSpan
-from beheld.core.params import Sampling
+from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import SpanView, TokenLogprobs
 from beheld.core.request import Request
 
@@ -81,8 +81,11 @@ class Sequence:
         kept: for each KV group, the first index whose block was not given back.
         num_slots: positions that the tables have room for.
         num_computed: positions that have been scheduled; while waiting, without meaning.
-        num_in_flight: tokens that the device has been told to sample and the host does not know.
-        end: positions up to here can be scheduled: known tokens and those in flight, within most_positions.
+        num_in_flight: what steps in flight may give: tokens that the host does not know, or what a pool reads.
+        settles: it is planned again only once its last result is known: it follows a grammar, pools, or speculates.
+        max_drafts: draft tokens that one of its slices may check.
+        draft_ids: what its runner expects to follow its newest token, or, in flight, those that are being checked.
+        end: positions up to here can be scheduled: known tokens, those in flight, and drafts, within most_positions.
         block_keys: keys of its first blocks, as far as they were computed.
         key_span: index of the first span that may still overlap a block without a key.
         num_keyed: blocks whose key has been given to the pools (or came from them).
@@ -102,10 +105,12 @@ class Sequence:
     """
 
     request: Request
-    params: Sampling
+    params: Sampling | Pooling
     order: tuple[int, float, int]
     most_tokens: int
     most_positions: int
+    settles: bool
+    max_drafts: int
     token_ids: list[int]
     num_prompt: int
     rope_scale: str
@@ -124,6 +129,7 @@ class Sequence:
     num_slots: int = 0
     num_computed: int = 0
     num_in_flight: int = 0
+    draft_ids: tuple[int, ...] = ()
     block_keys: list[bytes] = field(default_factory=list)
     key_span: int = 0
     num_keyed: int = 0
@@ -144,22 +150,29 @@ class Sequence:
         max_model_len: int,
         most_positions: int,
         rope_switch: int | None = None,
+        num_draft_tokens: int = 0,
     ) -> Sequence:
         """The sequence of a request that has just been added."""
         num_prompt = len(request.token_ids)
         far = rope_switch is not None and num_prompt > rope_switch
-        most_tokens = min(num_prompt + request.params.max_tokens, max_model_len)
+        params = request.params
+        sampling = params if isinstance(params, Sampling) else None
+        most_tokens = min(num_prompt + (0 if sampling is None else sampling.max_tokens), max_model_len)
         if rope_switch is not None and not far:
             # The token at that position is never computed.
             most_tokens = min(most_tokens, rope_switch + 1)
-        # The last token of an answer is never computed, hence the - 1.
-        most_positions = min(most_tokens - 1, most_positions)
+        # The last token of an answer is never computed, that of a prompt to be pooled is.
+        most_positions = min(most_tokens if sampling is None else most_tokens - 1, most_positions)
+        # A logits processor would see tokens that are taken back.
+        max_drafts = 0 if sampling is None or sampling.processors else num_draft_tokens
         return cls(
             request=request,
-            params=request.params,
+            params=params,
             order=order,
             most_tokens=most_tokens,
             most_positions=most_positions,
+            settles=sampling is None or sampling.grammar is not None or max_drafts > 0,
+            max_drafts=max_drafts,
             token_ids=list(request.token_ids),
             num_prompt=num_prompt,
             rope_scale="long" if far else "short",
@@ -168,7 +181,7 @@ class Sequence:
             embed_ranges=tuple(found for found in map(embed_range, request.spans) if found is not None),
             views=tuple(map(_view, request.spans)),
             state_items=tuple({s.item.digest: s.item for s in request.spans if s.item.num_states}.values()),
-            prompt_logprobs=None if request.params.prompt_logprobs is None else [],
+            prompt_logprobs=None if sampling is None or sampling.prompt_logprobs is None else [],
             end=num_prompt,
         )
 
@@ -179,8 +192,33 @@ class Sequence:
 
     @property
     def may_hit(self) -> bool:
-        """False while logits of the prompt are still wanted: they exist only for positions that are computed."""
+        """False while something of every position is wanted: logits and hidden states exist only where computed."""
+        if isinstance(self.params, Pooling):
+            return not self.params.reads_all
         return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt - 1
+
+    def num_wanted(self, start: int, stop: int) -> int:
+        """How many of the positions from `start` to before `stop` give something, see SeqSlice."""
+        if isinstance(self.params, Pooling):
+            return stop - start if self.params.reads_all else int(stop == self.num_prompt)
+        return max(0, stop + 1 - len(self.token_ids) - self.num_in_flight)
+
+    def launched(self, stop: int, wanted: int) -> tuple[int, ...]:
+        """A slice up to `stop` is launched, which gives so much; returns the ids for its plan if it checks drafts."""
+        self.num_in_flight += wanted
+        if not self.settles:
+            self.end = min(stop + 1, self.most_positions)
+            return ()
+        if isinstance(self.params, Pooling):
+            return ()
+        self.draft_ids = self.draft_ids[: wanted - 1]
+        self.end = stop
+        return (self.token_ids[-1], *self.draft_ids) if self.draft_ids else ()
+
+    def settle(self, draft_ids: tuple[int, ...]) -> None:
+        """All that was in flight has arrived; `draft_ids` are expected to follow."""
+        self.end = min(len(self.token_ids) + min(len(draft_ids), self.max_drafts), self.most_positions)
+        self.draft_ids = draft_ids[: max(0, self.end - len(self.token_ids))]
 
     def begin(self, start: int) -> None:
         """If it is admitted now, positions before `start` are there already."""
@@ -200,6 +238,8 @@ class Sequence:
         assert not any(self.tables), "rewind a sequence that still holds blocks"
         self.epoch += 1
         self.begin(0)
+        if self.draft_ids:
+            self.settle(())
 
 
 def _view(span: MediaSpan) -> SpanView:

@@ -70,8 +70,7 @@ class ServerOptions:
     loras: tuple[LoRARequest, ...] = _said(
         (),
         "lora-modules",
-        "NAME=FOLDER...: LoRA adapters that requests may name as their model, with `--enable-lora`; see "
-        "[adapters.md](adapters.md)",
+        "NAME=FOLDER...: LoRA adapters that requests may name as their model, with `--enable-lora`",
         many=True,
         metavar="NAME=FOLDER",
         shown="none",

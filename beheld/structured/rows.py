@@ -1,12 +1,13 @@
-"""The state of every row's grammar: masks for a plan, and the tokens of its result taken in."""
+"""The state of every row's grammar: it makes the masks of a plan and advances by the tokens of its result."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
+from beheld.core.params import Grammar, Sampling
 from beheld.core.plan import STUCK, Admission, StepPlan, StepResult
 from beheld.structured.compile import Compiler
 
@@ -19,10 +20,10 @@ class _State:
 
 
 class GrammarRows:
-    """Follows plans and results; a sequence with a grammar has at most one token in flight.
+    """Follows plans and results; a sequence with a grammar has at most one step in flight.
 
     Attributes:
-        compiler: where the grammars come from; what it holds already costs no time here.
+        compiler: makes the grammars; those that it holds already cost no time here.
     """
 
     def __init__(self, compiler: Compiler) -> None:
@@ -31,47 +32,61 @@ class GrammarRows:
         self._flights: dict[int, dict[int, _State]] = {}
 
     def masked(self, plan: StepPlan) -> StepPlan:
-        """The plan with the masks of those of its rows that sample under a grammar."""
+        """The plan with masks for the rows that sample under a grammar."""
         for row in plan.released:
             self._states.pop(row, None)
         for admission in plan.admitted:
             self._states.pop(admission.row, None)
-            if admission.params.grammar is not None:
-                self._states[admission.row] = self._state(admission)
+            params = admission.params
+            if isinstance(params, Sampling) and params.grammar is not None:
+                self._states[admission.row] = self._state(admission, params.grammar)
         if not self._states:
             return plan
-        rows = {
-            piece.row: self._states[piece.row] for piece in plan.slices if piece.samples and piece.row in self._states
-        }
-        if not rows:
+        pieces = [piece for piece in plan.slices if piece.wanted and piece.row in self._states]
+        if not pieces:
             return plan
-        self._flights[plan.id] = rows
-        return dataclasses.replace(plan, masks={row: self._mask(state) for row, state in rows.items()})
+        self._flights[plan.id] = {piece.row: self._states[piece.row] for piece in pieces}
+        masks = {piece.row: self._masks(self._states[piece.row], piece.token_ids[1:]) for piece in pieces}
+        return dataclasses.replace(plan, masks=masks)
 
-    def taken(self, result: StepResult) -> StepResult:
-        """The result, in which rows whose grammar cannot go on have failed; its tokens move the others on."""
+    def advanced(self, result: StepResult) -> StepResult:
+        """Advance each grammar by the row's tokens; in the result returned, rows whose grammar is stuck have failed."""
         rows = self._flights.pop(result.plan_id, None)
         if rows is None:
             return result
-        failed: dict[int, str] = {}
+        # By row, how many of its tokens its grammar has accepted before it was stuck.
+        stuck: dict[int, int] = {}
         for row, state in rows.items():
-            token = result.tokens.get(row)
-            if token is None:
-                continue
-            if state.matcher is None or not state.matcher.consume_token(token):
-                state.matcher = None
-                failed[row] = STUCK
-        return _with_failed(result, failed) if failed else result
+            for index, token in enumerate(result.tokens.get(row, ())):
+                if state.matcher is None or not state.matcher.consume_token(token):
+                    state.matcher = None
+                    stuck[row] = index
+                    break
+        return _with_stuck(result, stuck) if stuck else result
 
-    def _state(self, admission: Admission) -> _State:
+    def _state(self, admission: Admission, grammar: Grammar) -> _State:
         """The machine at the end of what was generated before a preemption."""
-        assert admission.params.grammar is not None
         try:
-            matcher = self.compiler.matcher(admission.params.grammar)
+            matcher = self.compiler.matcher(grammar)
         except ParamsError:
             return _State(None)
         before = list(admission.token_ids[admission.num_prompt :])
         return _State(matcher if not before or matcher.consume_tokens(before) else None)
+
+    def _masks(self, state: _State, draft_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """What may follow now, and after each of the draft tokens.
+
+        After one that the grammar does not allow, everything may follow: it is never sampled.
+        """
+        masks = [self._mask(state)]
+        if draft_ids and state.matcher is not None:
+            # Drafts may be wrong, so the row's own machine stays where it is.
+            ahead = _State(state.matcher.deep_copy())
+            for token in draft_ids[: ahead.matcher.validate_tokens(list(draft_ids))]:
+                if ahead.matcher is None or not ahead.matcher.consume_token(token):
+                    break
+                masks.append(self._mask(ahead))
+        return (*masks, *[self._anything] * (1 + len(draft_ids) - len(masks)))
 
     def _mask(self, state: _State) -> bytes:
         """One bit for each token, 32 to a little-endian word."""
@@ -81,9 +96,19 @@ class GrammarRows:
             if not state.matcher.is_error() and any(mask):
                 return mask
             state.matcher = None
+        return self._anything
+
+    @property
+    def _anything(self) -> bytes:
         return b"\xff" * (4 * self.compiler.num_words)
 
 
-def _with_failed(result: StepResult, failed: Mapping[int, str]) -> StepResult:
-    tokens = {row: token for row, token in result.tokens.items() if row not in failed}
-    return dataclasses.replace(result, tokens=tokens, failed={**result.failed, **failed})
+def _with_stuck(result: StepResult, stuck: Mapping[int, int]) -> StepResult:
+    """The result in which these rows failed after so many of their tokens."""
+    tokens, logprobs = dict(result.tokens), dict(result.logprobs)
+    for row, count in stuck.items():
+        tokens[row] = tokens[row][:count]
+        if row in logprobs:
+            logprobs[row] = logprobs[row][:count]
+    failed = {**result.failed, **dict.fromkeys(stuck, STUCK)}
+    return dataclasses.replace(result, tokens=tokens, logprobs=logprobs, failed=failed)

@@ -54,32 +54,44 @@ class Answer:
         """Take an event in; True if it completed a stop string and the engine does not know yet of the end."""
         if self.finished:
             return False
-        if event.token_id is not None:
-            self._token_ids.append(event.token_id)
-        if event.logprobs is not None and self._params.logprobs is not None:
-            self._logprobs.append(self._candidates.of(event.logprobs, self._params.logprobs))
-            self._cumulative += event.logprobs.logprob
+        ids = event.token_ids
+        if self._params.stop and len(ids) > 1:
+            # The answer ends with the token that completes a stop string.
+            for count in range(1, len(ids)):
+                found = self._take(ids[count - 1 : count], event.logprobs[count - 1 : count], None)
+                if found is not None:
+                    return self._end_with(found, event)
+            found = self._take(ids[-1:], event.logprobs[-1:], event.finish)
+        else:
+            found = self._take(ids, event.logprobs, event.finish)
         if event.finish is not None:
             self._finish_reason = str(event.finish)
             self._stop_reason = event.stop_id
-        found = self._read(event)
-        if found is None:
-            return False
+        return found is not None and self._end_with(found, event)
+
+    def _end_with(self, found: str, event: TokenEvent) -> bool:
+        """The answer has ended with a stop string; True unless the engine has ended it too."""
         self._finish_reason = str(FinishReason.STOP)
         self._stop_reason = found
         return event.finish is None
 
-    def _read(self, event: TokenEvent) -> str | None:
-        """Extend the text, if it is time to; the stop string that was found, if one was."""
+    def _take(
+        self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], finish: FinishReason | None
+    ) -> str | None:
+        """Append tokens, and decode them if it is time to; the stop string that was found, if one was."""
+        self._token_ids += token_ids
+        if logprobs and self._params.logprobs is not None:
+            for entry in logprobs:
+                self._logprobs.append(self._candidates.of(entry, self._params.logprobs))
+                self._cumulative += entry.logprob
         if self._detokenizer is None:
             return None
         # The token that ended the answer is kept as an id; its text is shown only where the user asked for it.
-        silent = event.finish is FinishReason.STOP and not self._params.include_stop_str_in_output
-        if event.token_id is not None and not silent:
-            self._undecoded.append(event.token_id)
-        if event.finish is None and not self._params.stop and len(self._undecoded) < self._most_undecoded:
+        silent = finish is FinishReason.STOP and not self._params.include_stop_str_in_output
+        self._undecoded += token_ids[:-1] if silent else token_ids
+        if finish is None and not self._params.stop and len(self._undecoded) < self._most_undecoded:
             return None
-        return self._decode(last=event.finish is not None)
+        return self._decode(last=finish is not None)
 
     def _decode(self, *, last: bool = False) -> str | None:
         """Bring the text up to date with the tokens; the stop string that was found, if one was."""

@@ -1,4 +1,4 @@
-"""Whether whoever asked for something has gone away, for threads that work or wait for it."""
+"""The cancel token: it says to threads that work or wait for a result that nobody wants it any more."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Departed(BaseException):
-    """Nobody waits for the result any more. No Exception, so that nothing takes it for an error of the work."""
+class Cancelled(BaseException):
+    """The result is no longer wanted. No Exception, so that nothing takes it for an error of the work."""
 
 
-class Departure:
-    """The leaving of one who asked, which happens at most once. Safe to use from several threads."""
+class CancelToken:
+    """Is cancelled at most once, and never taken back. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._gone = False
-        self._told: dict[object, Callable[[], None]] = {}
+        self._cancelled = False
+        self._callbacks: dict[object, Callable[[], None]] = {}
 
     @property
-    def gone(self) -> bool:
-        """True once they have left."""
-        return self._gone
+    def cancelled(self) -> bool:
+        """True once it was cancelled."""
+        return self._cancelled
 
     def check(self) -> None:
-        """Raise Departed once they have left."""
-        if self._gone:
-            raise Departed
+        """Raise Cancelled once it was cancelled."""
+        if self._cancelled:
+            raise Cancelled
 
-    def leave(self) -> None:
-        """They have left: tell all who want to be told."""
+    def cancel(self) -> None:
+        """Cancel the work, and call every callback."""
         with self._lock:
-            self._gone = True
-            for tell in self._told.values():
-                tell()
+            self._cancelled = True
+            for callback in self._callbacks.values():
+                callback()
 
     @contextmanager
-    def told(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have `tell` called if they leave within the block, and never behind it.
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have `callback` called if the token is cancelled within the block, and never after it.
 
-        `tell` must neither wait nor fail. Whoever enters the block must hold nothing that `tell` takes.
+        `callback` must neither wait nor fail. Enter the block without any lock that `callback` takes.
 
         Raises:
-            Departed: they had left before.
+            Cancelled: the token was cancelled before.
         """
         key = object()
         with self._lock:
             self.check()
-            self._told[key] = tell
+            self._callbacks[key] = callback
         try:
             yield
         finally:
             with self._lock:
-                del self._told[key]
+                del self._callbacks[key]

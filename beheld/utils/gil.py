@@ -1,34 +1,32 @@
-"""How quickly Python's threads take turns, and when Ctrl-C may come."""
+"""Turns at Python's interpreter lock for threads that prepare requests, so that the engine's thread gets its share."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from types import FrameType
 
 # Launching a step on a device makes hundreds of calls, each of which gives the interpreter away and wants it back; by
-# default a thread that computes keeps it for 5 ms. On an H200, 256 new pictures: 105 requests/s against 100.
+# default a thread that computes keeps it for 5 ms. On an H200, 256 new images: 105 requests/s against 100.
 _SECONDS = 0.0002
 
 
-# Threads that prepare and are at work in the interpreter at a time. On an H200 with six such threads, known pictures,
+# Threads that prepare and are at work in the interpreter at a time. On an H200 with six such threads, known images,
 # 7B: 181 requests/s with two, 169 with all, 174 with one.
 _MOST_AT_WORK = 2
 
 
-class _Turns(threading.local):
+class _ThreadTurn(threading.local):
     """Of a thread: whether it takes turns, and whether it has one."""
 
     counted = False
     held = False
 
 
-_mine = _Turns()
+_mine = _ThreadTurn()
 _free: SimpleQueue[None] = SimpleQueue()
 
 
@@ -41,21 +39,21 @@ def _begin() -> None:
 
 
 _begin()
-# Whoever had a turn is not there in a process that was forked.
+# A process that was forked has none of the threads that have turns.
 os.register_at_fork(after_in_child=_begin)
 
 
 def take_turns() -> None:
-    """The calling thread takes turns from now on: to be called by those of a pool as they start.
+    """Let the calling thread take turns from now on; the initializer of a pool of threads.
 
-    A main thread had better not: an interrupt between any two instructions could lose a turn for good.
+    Not for a main thread: an interrupt between any two instructions could lose a turn for good.
     """
     _mine.counted = True
 
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Of all threads that take turns, few are within such a block at a time; others pass, as who drives a device does.
+    """Of all threads that take turns, few are within such a block at a time; other threads pass.
 
     Each thread that wants the interpreter takes a share of it from the one that drives the device.
     """
@@ -74,7 +72,7 @@ def in_turn() -> Iterator[None]:
 
 @contextmanager
 def out_of_turn() -> Iterator[None]:
-    """Within the block, which waits or needs no interpreter, a turn that the thread has is another one's."""
+    """Give up the thread's turn within the block, which waits for something or needs no interpreter."""
     if not _mine.held:
         yield
         return
@@ -90,38 +88,10 @@ def out_of_turn() -> Iterator[None]:
 
 @contextmanager
 def quick_turns() -> Iterator[None]:
-    """Within the block, all threads of the process take quicker turns."""
+    """Let the interpreter pass from thread to thread more quickly within the block, in the whole process."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _SECONDS))
     try:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Within the block, Ctrl-C waits for its end; a second one does not.
-
-    Python raises KeyboardInterrupt between any two instructions, and what counts rows and blocks would not survive
-    that in the midst of one of its changes. Handlers of one's own, and other threads, are left as they are.
-    """
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    asked = 0
-
-    def wait(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:
-        raise KeyboardInterrupt

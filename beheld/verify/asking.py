@@ -120,7 +120,7 @@ def _opened(ref: MediaRef, args: EngineArgs) -> Any:
         wave = audio.open_bytes(data, MediaLimits())
         return wave.samples, wave.rate
     options = (args.media_io_kwargs or {}).get("video", {})
-    clip = video.open_bytes(data, video.Sampling.of(options), MediaLimits())
+    clip = video.open_bytes(data, video.FrameSampling.of(options), MediaLimits())
     return clip.frames, _metadata(clip.total, clip.fps, clip.indices or ()) if clip.fps else {}
 
 

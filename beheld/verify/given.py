@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from beheld.checkpoint.code import own_first
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
 from beheld.families import registry
@@ -20,12 +18,6 @@ from beheld.inputs.media import audio, processor_options
 from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question, Trace
 
-# Families with markers that only the repository's own code reads.
-_OTHER_MARKERS = frozenset({"ernie4_5_vl_moe", "phi4_multimodal"})
-# Families whose processor takes a rate of its own for that of the chosen frames, unless it is told otherwise.
-_TOLD_RATES = frozenset({"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"})
-# Families whose processor, before transformers 5.23, counts what lies in the list of a prompt.
-_COUNTED_BY_PROMPT = frozenset({"smolvlm"})
 # The bounds of a picture's pixels -> what they are called in a processor's size.
 _BOUNDS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
@@ -36,6 +28,7 @@ class Processor:
     def __init__(self, info: ModelInfo, args: EngineArgs) -> None:
         self._info = info
         self._family: FamilyInputs = registry.inputs(info.family)
+        self._asking = registry.facts(info.family).reference
         self._options = dict(args.mm_processor_kwargs or {})
         self._parts = _load(info, args, self._family)
         self._tokenizer = getattr(self._parts, "tokenizer", self._parts)
@@ -46,8 +39,8 @@ class Processor:
     def inputs(self, question: Question, made: Trace) -> dict[str, Any]:
         """The model's inputs, by the processor in one call; what it renders goes into `made`."""
         text, ends = self._text(question, made)
-        if self._info.model_type == "voxtral":
-            return self._joined(text, question)
+        if self._family.join_audio is not None:
+            return self._family.join_audio(self._parts, text, self._waves(question))
         told = self._told(question)
         return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **told, **ends))
 
@@ -118,12 +111,12 @@ class Processor:
             given["images"] = [pictures(question)]
         if question.videos:
             clips = [frames for frames, _ in question.videos]
-            given["videos"] = [clips] if self._info.model_type in _COUNTED_BY_PROMPT else clips
+            given["videos"] = [clips] if self._asking.nests_videos else clips
             known = [metadata for _, metadata in question.videos]
             if all(known):
                 # The frames are chosen; some processors would choose among them again.
                 given |= {"video_metadata": known, "do_sample_frames": False}
-                if self._info.model_type in _TOLD_RATES:
+                if self._asking.wants_frame_rate:
                     given["fps"] = known[0]["fps"] * len(known[0]["frames_indices"]) / known[0]["total_num_frames"]
         if question.sounds:
             given |= {"audio": self._waves(question), "audio_kwargs": {"sampling_rate": self._rate}}
@@ -141,33 +134,20 @@ class Processor:
             for samples, rate in question.sounds
         ]
 
-    def _joined(self, text: str, question: Question) -> dict[str, Any]:
-        """Text and sound joined by hand: this processor does it by means of another library, mistral-common."""
-        parts, ears = self._parts, _audio_config(self._info)
-        options = {
-            "sampling_rate": self._rate,
-            "padding": True,
-            "truncation": False,
-            "pad_to_multiple_of": 480000,
-            "return_tensors": "pt",
-        }
-        sounds = [parts._retrieve_input_features([wave], 3000, **options) for wave in self._waves(question)]
-        embeds = ears.max_source_positions * ears.hidden_size // ears.intermediate_size
-        first, *rest = text.split(parts.audio_token)
-        filled = [parts.audio_token * (embeds * len(made)) + piece for made, piece in zip(sounds, rest, strict=True)]
-        made = {"input_ids": self._tokenizer(first + "".join(filled), return_tensors="pt")["input_ids"]}
-        return made | ({"input_features": torch.cat(sounds)} if sounds else {})
-
     def _with_markers(self, text: str, question: Question) -> str:
         """The text with markers that transformers' processor reads, where the published code reads others."""
         marks = {
             kind: self._tokenizer.convert_ids_to_tokens(index) for kind, index in self._info.placeholder_ids.items()
         }
-        if "image" in self._family.numbered:
+        around = self._family.embedded.get("image")
+        if "image" in self._family.numbered and isinstance(around, tuple):
             first, *rest = text.split(marks["image"])
-            marked = [f"(image {number}: <Image>{marks['image']}</Image>){part}" for number, part in enumerate(rest, 1)]
-            return first + "".join(marked)
-        if self._info.model_type not in _OTHER_MARKERS or self._family.rewrite is None:
+            numbered = [
+                around[0].format(setting=number) + marks["image"] + around[1] + part
+                for number, part in enumerate(rest, 1)
+            ]
+            return first + "".join(numbered)
+        if not self._asking.rewrites or self._family.rewrite is None:
             return text
         written = self._family.rewrite(text, {kind: len(items) for kind, items in question.media.items()})
         pieces = (written,) if isinstance(written, str) else written
@@ -198,9 +178,3 @@ def _load(info: ModelInfo, args: EngineArgs, family: FamilyInputs) -> Any:
     if args.tokenizer is not None:
         parts.tokenizer = load_tokenizer(info, args)
     return parts
-
-
-def _audio_config(info: ModelInfo) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(info.path).audio_config

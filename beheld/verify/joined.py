@@ -16,10 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Families whose video takes the places of pictures, and whose model is given one kind of both alone.
-_FAMILIES = frozenset({"glm4v", "glm4v_moe", "glm46v", "molmo2", "smolvlm"})
-# Those that add what is seen to the embedding of its place.
-_ADDED = frozenset({"molmo2"})
 # What generate() needs beside embeddings: which kind of token each is, and how items lie.
 _BESIDE = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 
@@ -27,17 +23,12 @@ _BESIDE = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 Item = tuple[str, Mapping[str, Any]]
 
 
-def needed(model_type: str, kinds: Sequence[str]) -> bool:
-    """Whether a prompt with these kinds of media must be put together for a model of this type."""
-    return model_type in _FAMILIES and {"image", "video"} <= set(kinds)
-
-
 def embeddings(model: Any, items: Sequence[Item]) -> list[Tensor]:
     """What the model's own methods make of each item alone, (E, H) each."""
     return [_embeds(model, kind, made) for kind, made in items]
 
 
-def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place: int) -> dict[str, Any]:
+def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place: int, *, added: bool) -> dict[str, Any]:
     """What generate() takes in place of `whole`, the processor's outputs for the prompt.
 
     Args:
@@ -45,13 +36,13 @@ def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place:
         whole: with "input_ids" (1, T).
         parts: the embeddings of each item, in the order of the prompt.
         place: the id that stands for one of them.
+        added: they are added to the embedding of that id.
     """
     ids_1T = whole["input_ids"]
     embeds_1TH = model.get_input_embeddings()(ids_1T)
     made_EH, places_1T = torch.cat(list(parts)), ids_1T == place
     if int(places_1T.sum()) != len(made_EH):
         raise ValueError(f"the prompt has {int(places_1T.sum())} places for {len(made_EH)} embeddings of its items")
-    added = model.config.model_type in _ADDED
     embeds_1TH[places_1T] = made_EH + embeds_1TH[places_1T] if added else made_EH
     told = {name: whole[name] for name in _BESIDE if name in whole}
     return {"input_ids": ids_1T, "attention_mask": whole["attention_mask"], "inputs_embeds": embeds_1TH} | told

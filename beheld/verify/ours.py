@@ -13,7 +13,7 @@ from beheld.core.errors import EngineError
 from beheld.core.params import SamplingParams
 from beheld.engine.setup import start
 from beheld.executor.executor import Executor
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
 
@@ -64,8 +64,7 @@ class Engine:
             for event in events:
                 if event.error is not None:
                     raise event.error
-                if event.token_id is not None:
-                    made.token_ids.append(event.token_id)
+                made.token_ids += event.token_ids
         watch.finish(request)
         return made
 
@@ -74,10 +73,10 @@ def _request(pipeline: InputPipeline, question: Question) -> Any:
     params = SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True)
     if question.templated == "plain":
         data = {"multi_modal_data": {kind: list(items) for kind, items in question.media.items()}}
-        return pipeline.prepare({"prompt": question.text, **data}, params, request_id="verify")
+        return pipeline.prepare(RequestOrder({"prompt": question.text, **data}, params, request_id="verify"))
     parts = [{"type": kind, kind: item} for kind, items in question.media.items() for item in items]
     content = [*parts, {"type": "text", "text": question.text}] if parts else question.text
-    return pipeline.prepare_chat([{"role": "user", "content": content}], params, request_id="verify")
+    return pipeline.prepare(RequestOrder(Chat([{"role": "user", "content": content}]), params, request_id="verify"))
 
 
 class _Watch:

@@ -20,17 +20,12 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
+from beheld.families import registry
 from beheld.models.load import converted_weights, model_class_of
 from beheld.verify import decoding, joined
 from beheld.verify.given import Processor
 from beheld.verify.trace import Question, Trace
 
-# (Family, kind of media) whose method gives what is projected or filled up before it enters the prompt.
-_COMPLETED_LATER = frozenset({("llama4", "image"), ("molmo2", "image"), ("molmo2", "video"), ("gemma3n", "audio")})
-# Families whose decoder is given ids and pictures, and merges them itself.
-_MERGED_INSIDE = frozenset({"chameleon", "phi4_multimodal"})
-# Families that transformers computes right with this attention alone; None leaves the choice to it, part by part.
-_ATTENTION: dict[str, str | None] = {"gemma4": None, "phi4_multimodal": "eager"}
 # What a processor says of pictures, by the names that methods have for it.
 _OF_PICTURES = frozenset({"pixel_values", "image_sizes"})
 # What a processor says of a prompt as a whole, not of an item.
@@ -59,6 +54,7 @@ class Reference:
         path = resolve(args)
         hf_config = read_config(path, args)
         self._info = read_info(path, args, hf_config)
+        self._options = registry.facts(self._info.family).reference
         fetch_weights(args, path)
         self._args = args
         self._model, self._converted = _told(lambda: _model(hf_config, self._info, args))
@@ -80,7 +76,7 @@ class Reference:
         kinds = list(question.media)
         inputs = self._of_model(self._processor.inputs(question, made))
         made.prompt_ids = tuple(inputs["input_ids"][0].tolist())
-        if joined.needed(info.model_type, kinds):
+        if self._options.joins_media and {"image", "video"} <= set(kinds):
             return self._trace_joined(question, inputs, made)
         made.features = _features([inputs])
         if info.is_encoder_decoder:
@@ -91,8 +87,7 @@ class Reference:
         with torch.inference_mode():
             if not info.is_encoder_decoder:
                 made.encoded = self._encoded(question, inputs)
-            # BLIP-2's own generate wants a picture; without one, its language model answers alone.
-            speaker = model.language_model if info.model_type == "blip-2" and not question.media else model
+            speaker = model.language_model if self._options.text_model_alone and not question.media else model
             _answer(speaker, info, inputs, question.max_tokens, made)
         for kind in kinds:
             rows = _placed(made, info, kind, kinds)
@@ -107,11 +102,12 @@ class Reference:
         made.features = _features([inputs for _, inputs in items])
         with torch.inference_mode():
             parts, place = joined.embeddings(model, items), info.placeholder_ids["image"]
-            _answer(model, info, joined.inputs(model, whole, parts, place), question.max_tokens, made)
+            prompt = joined.inputs(model, whole, parts, place, added=self._options.adds_to_placeholder)
+            _answer(model, info, prompt, question.max_tokens, made)
         assert made.embeds_TH is not None
         placed = made.embeds_TH[torch.tensor(made.prompt_ids) == place].split([len(part) for part in parts])
         for kind in question.media:
-            made.encoded |= _by_kind(items, placed if (info.model_type, kind) in _COMPLETED_LATER else parts, (kind,))
+            made.encoded |= _by_kind(items, placed if kind in self._options.completed_later else parts, (kind,))
         return made
 
     def _items(self, question: Question) -> list[joined.Item]:
@@ -175,7 +171,7 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
         info.path if weights is None else None,
         state_dict=weights,
         config=hf_config,
-        attn_implementation="eager" if capped else _ATTENTION.get(info.model_type, "sdpa"),
+        attn_implementation="eager" if capped else registry.facts(info.family).reference.attention,
         dtype=getattr(torch, args.dtype),
         trust_remote_code=args.trust_remote_code,
     )
@@ -229,7 +225,7 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
     for kind in kinds:
         # Some processors give the frames of a video as pictures.
         as_pictures = kind == "video" and "pixel_values_videos" not in inputs
-        if (info.model_type, kind) in _COMPLETED_LATER:
+        if kind in registry.facts(info.family).reference.completed_later:
             continue
         name = f"get_{'image' if as_pictures else kind}_features"
         # Older versions of transformers call a video's pixels by the name of pictures'.
@@ -272,7 +268,7 @@ def _rows(output: Any, kind: str) -> Tensor:
 def _answer(model: Any, info: ModelInfo, inputs: dict[str, Any], max_tokens: int, made: Trace) -> None:
     """Generate, and watch what enters the decoder."""
     embed = model.get_input_embeddings()
-    merges = info.model_type in _MERGED_INSIDE
+    merges = registry.facts(info.family).reference.merges_inside
 
     def enters(decoder: Any, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         embeds = keywords.get("inputs_embeds")

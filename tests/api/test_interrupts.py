@@ -14,7 +14,7 @@ from beheld.engine.core import EngineCore
 from beheld.runner.runner import ModelRunner
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.scheduler import Scheduler
-from beheld.utils.gil import uninterrupted
+from beheld.utils.interrupts import uninterrupted
 from tests import tiny
 from tests.engine.test_retry import before_statement, body, failing, idle
 

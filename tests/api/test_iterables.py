@@ -16,6 +16,7 @@ from beheld import LLM, SamplingParams
 from beheld.api import iterables, run
 from beheld.api.feed import Reading
 from beheld.core.errors import EngineError, ParamsError, PromptError
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -177,7 +178,7 @@ def test_what_is_queued_is_bounded_by_the_bytes_of_its_features(workers: int, mo
     ]
     options = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 32, "block_size": 16, "seed": 0}
     with LLM(str(tiny.checkpoint(family)), media_workers=workers, num_gpu_blocks_override=8, **options) as llm:
-        one = llm._inputs.prepare(prompts[0], GREEDY, request_id="x").spans[0].item.feature_bytes
+        one = llm._inputs.prepare(RequestOrder(prompts[0], GREEDY, request_id="x")).spans[0].item.feature_bytes
         monkeypatch.setattr(run, "MAX_BYTES", 5 * one)
         core, waiting = llm._live().core, [0]
         watched(llm, monkeypatch, lambda number: waiting.append(core.num_waiting))
@@ -198,7 +199,7 @@ def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.Monk
     options |= {"max_num_batched_tokens": 128, "media_workers": 2, "async_scheduling": True}
     with LLM(str(tiny.checkpoint(family)), **options) as llm:
         core, first = llm._live().core, list[int]()
-        length = len(llm._inputs.prepare(prompts[0], GREEDY, request_id="x").token_ids)
+        length = len(llm._inputs.prepare(RequestOrder(prompts[0], GREEDY, request_id="x")).token_ids)
         assert 15 * length > 128
         # Whoever waits where nothing more comes waits for long here.
         monkeypatch.setattr(run, "_LULL_S", 20.0)

@@ -25,6 +25,8 @@ from beheld.core.errors import (
     PromptTooLongError,
     TemplateError,
 )
+from beheld.core.request import Request
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 
 FAMILY = "qwen2_vl"
@@ -353,10 +355,10 @@ def test_whatever_goes_wrong_in_preparing_one_request_the_others_finish(
 ) -> None:
     honest = llm._inputs.prepare
 
-    def broken(prompt: Any, *args: Any, **options: Any) -> Any:
-        if prompt == "break":
+    def broken(order: RequestOrder) -> Request:
+        if order.prompt == "break":
             raise ZeroDivisionError("a defect of ours")
-        return honest(prompt, *args, **options)
+        return honest(order)
 
     monkeypatch.setattr(llm._inputs, "prepare", broken)
     bad, good = llm.generate(["break", ask("x")], GREEDY, use_tqdm=False, on_error="return")

@@ -12,31 +12,32 @@ import pytest
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api import start
 from beheld.core.errors import CapacityError, ConfigError, ModelError, TemplateError, WorkerError
+from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.processor import ItemProcessor
-from beheld.inputs.media.workers import Workers
+from beheld.inputs.media.tasks import ProcessTask
+from beheld.inputs.media.workers import MediaWorkers
 from tests import tiny
 
 
 def test_workers_begin_before_the_weights_and_end_with_a_start_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Workers] = []
-    make = Workers.of
+    begun: list[MediaWorkers] = []
 
-    def of(*given: Any) -> Workers:
-        begun.append(make(*given))
+    def make(*given: Any) -> MediaWorkers:
+        begun.append(MediaWorkers(*given))
         return begun[-1]
 
     def fails(*given: Any) -> Any:
         assert len(begun) == 1, "they load what they need meanwhile"
         raise CapacityError("There is not enough memory.")
 
-    monkeypatch.setattr(start.Workers, "of", of)
+    monkeypatch.setattr(start, "MediaWorkers", make)
     monkeypatch.setattr(start, "start", fails)
     with pytest.raises(CapacityError):
         LLM(str(tiny.checkpoint("qwen2_vl")), media_work="process", media_workers=1, max_model_len=128)
     (workers,) = begun
     assert workers.process_too
     with pytest.raises(WorkerError, match="closed"):
-        workers._run("image", None, None)  # type: ignore[arg-type]
+        workers.process(ProcessTask("image", Source("bytes", b"", b""), {}, "", b""), lambda: 0)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from beheld.attention import triton_cross
 from beheld.attention.cross import CrossMetadata, SDPACross
 from beheld.attention.triton_cross import TritonCross
 from tests import tiny
-from tests.attention.beside import LAYERS, decode, expected, metadata, states
+from tests.attention.cross_reference import LAYERS, decode, expected, metadata, states
 
 SCALE = 0.3
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from beheld.attention import conv
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import ForwardContext, forward_context
-from beheld.attention.conv import convolve
+from beheld.attention.conv import LayerInputs, convolve
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
 
@@ -29,10 +29,10 @@ class Paged:
         blocks = -(-most // BLOCK)
         order = torch.randperm(num_sequences * blocks, generator=generator) + 1
         self.tables = order.view(num_sequences, blocks).int()
-        keys = torch.full((num_sequences * blocks + 1, BLOCK, 1, CHANNELS), float("nan"))
+        keys = torch.full((num_sequences * blocks + 1, BLOCK, CHANNELS), float("nan"))
         keys[0] = 0.0
         self.window = length
-        self.kv = LayerKV(keys, keys.new_zeros((len(keys), BLOCK, 1, 0)), 0)
+        self.kv = LayerInputs(keys, 0)
 
     def run(self, pieces: list[tuple[int, int, int]], *, padding: int = 0) -> list[torch.Tensor]:
         """Compute (sequence, start, stop) in one step; with padding, as a captured pass has its numbers."""

@@ -11,7 +11,7 @@ from beheld.attention.select import select_cross
 from beheld.platform.cuda import Cuda
 from beheld.platform.registry import CPU, platform_of
 from beheld.platform.triton import HAS_TRITON
-from tests.attention.beside import decode, expected, metadata, states
+from tests.attention.cross_reference import decode, expected, metadata, states
 
 
 def check(backend: cross.CrossBackend, q_THC: torch.Tensor, known: CrossMetadata) -> None:

@@ -1,4 +1,4 @@
-"""The workloads of docs/performance.md on one GPU: shapes and numbers are those that the page names."""
+"""The workloads of docs/explanation/measurements.md on one GPU: shapes and numbers are those that the page names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from beheld import EngineArgs, SamplingParams
 from beheld.engine.setup import describe
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from benchmarks import gpu
 from benchmarks.causes import Profiled
 from benchmarks.shapes import checkpoint, prompt
@@ -36,7 +36,7 @@ def test_shapes_are_the_real_ones(
     pipe = InputPipeline(model, config, args)
     for count, (length, embeds) in tokens.items():
         asked = {"prompt": prompt(name, count), "multi_modal_data": {"image": gpu.pictures(count, 1)}}
-        request = pipe.prepare(asked, pipes.ONE_TOKEN, request_id="x")
+        request = pipe.prepare(RequestOrder(asked, pipes.ONE_TOKEN, request_id="x"))
         assert len(request.token_ids) == length
         assert [span.item.num_embeds for span in request.spans] == [embeds] * count
         assert len({span.item.digest for span in request.spans}) == count

@@ -150,7 +150,7 @@ def test_a_video_by_its_old_and_its_new_name(offline: Path) -> None:
         assert [picture.size for picture in asset.pil_images] == [(84, 56)] * 5
         assert asset.metadata["frames_indices"] == [0, 2, 5, 8, 11]
     assert len(VideoAsset("baby_reading").np_ndarrays) == 12
-    with pytest.raises(DecodeError, match="no sound"):
+    with pytest.raises(DecodeError, match="no audio"):
         VideoAsset("baby_reading").get_audio()
 
 

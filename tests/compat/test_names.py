@@ -83,7 +83,7 @@ def test_the_real_one_must_not_be_there_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_page_lists_every_name() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "vllm-scripts.md").read_text(encoding="utf-8")
     for module, names in MODULES.items():
         if names:
             (row,) = (line for line in page.splitlines() if line.startswith("|") and f"`{module}`" in line)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from beheld.core.config import EngineArgs, MediaWork
 from beheld.core.errors import ConfigError, DecodeError, StepError
 from beheld.core.outputs import TokenEvent
-from beheld.core.params import Grammar
+from beheld.core.params import Grammar, Pooling
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.engine.codec import CODEC
@@ -101,13 +103,13 @@ def test_events_and_errors_come_back() -> None:
     logprobs = TokenLogprobs(5, -math.inf, 3, (1, 2), (-0.5, -1.25))
     error = DecodeError("It is broken.", "Mend it.", item="image 2", param="x")
     events = (
-        TokenEvent("a", 5, FinishReason.STOP, 5, logprobs, (logprobs,), 7),
-        TokenEvent("b", None, FinishReason.ERROR, error=error),
-        TokenEvent("c", None, FinishReason.ERROR, error=StepError("nan")),
+        TokenEvent("a", (5,), FinishReason.STOP, 5, (logprobs,), (logprobs,), 7),
+        TokenEvent("b", (), FinishReason.ERROR, error=error),
+        TokenEvent("c", (), FinishReason.ERROR, error=StepError("nan")),
     )
     found = through(Events(events)).events
     assert found[0].finish is FinishReason.STOP
-    assert found[0].logprobs.logprob == -math.inf
+    assert found[0].logprobs[0].logprob == -math.inf
     assert (found[0].num_cached, found[0].stop_id, found[0].prompt_logprobs[0].top_ids) == (7, 5, (1, 2))
     assert type(found[1].error) is DecodeError
     assert str(found[1].error) == str(error)
@@ -115,6 +117,8 @@ def test_events_and_errors_come_back() -> None:
     assert type(found[2].error) is StepError
     config = fake_config(media_work=MediaWork.PROCESS)
     assert through(config) == config
+    params = Pooling("embed", "mean", dimensions=64)
+    assert through(fake_request("r", 1, 2, params=params)).params == params
     assert isinstance(through(config).media_work, MediaWork)
     args = EngineArgs(model="m", limit_mm_per_prompt={"image": 2}, seed=None)
     assert through(args) == args
@@ -123,21 +127,25 @@ def test_events_and_errors_come_back() -> None:
 def test_events_cross_as_columns_in_their_order() -> None:
     logprobs = TokenLogprobs(5, -0.5, 1, (5,), (-0.5,))
     others = [
-        TokenEvent("a", None, FinishReason.ABORT),
-        TokenEvent("b", 7, FinishReason.LENGTH),
-        TokenEvent("c", 0, num_cached=16, waited_s=0.5),
-        TokenEvent("d", 3, stop_id=3),
-        TokenEvent("e", 3, logprobs=logprobs),
-        TokenEvent("f", 3, prompt_logprobs=(logprobs,)),
-        TokenEvent("g", 3, waited_s=0.25),
-        TokenEvent("h", None, error=StepError("nan")),
+        TokenEvent("a", (), FinishReason.ABORT),
+        TokenEvent("b", (7,), FinishReason.LENGTH),
+        TokenEvent("c", (0,), num_cached=16, waited_s=0.5),
+        TokenEvent("d", (3,), stop_id=3),
+        TokenEvent("e", (3,), logprobs=(logprobs,)),
+        TokenEvent("f", (3,), prompt_logprobs=(logprobs,)),
+        TokenEvent("g", (3,), waited_s=0.25),
+        TokenEvent("h", (), error=StepError("nan")),
+        TokenEvent("i", (), FinishReason.STOP, pooled=np.arange(20, dtype=np.float32) / 7),
+        TokenEvent("j", (4, 5, 6), FinishReason.LENGTH),
     ]
     chance = random.Random(4)
-    for count in (0, 1, 15, 16, 100):
-        events = [chance.choice([*others, *(TokenEvent(f"p{k}", k) for k in range(20))]) for _ in range(count)]
+    for count, more in itertools.product((0, 1, 15, 16, 100), (1, 3)):
+        events = [
+            chance.choice([*others, *(TokenEvent(f"p{k}", (k,) * more) for k in range(20))]) for _ in range(count)
+        ]
         found = events_of(through(columns_of(Events(tuple(events))))).events
         assert list(map(told, found)) == list(map(told, events))
-    plain = Events(tuple(TokenEvent("x" * 30, k) for k in range(100)))
+    plain = Events(tuple(TokenEvent("x" * 30, (k,)) for k in range(100)))
     assert sum(map(len, encode(columns_of(plain)))) < 100 * (33 + 8) + 400
 
 
@@ -177,10 +185,10 @@ def test_18_garbage_is_refused_and_runs_nothing() -> None:
         '{"words": ["list", ["a", 1]]}',
         '{"words": ["list", "ab"]}',
         '{"words": ["set", ["a"]]}',
-        '{"class": ["EventColumns", [["a"], [], [], []]]}',
-        '{"class": ["EventColumns", [["a"], [1], [1], [null]]]}',
-        '{"class": ["EventColumns", [["a"], [1], [-1], [null]]]}',
-        '{"class": ["EventColumns", [["a"], [1], [], [null]]]}',
+        '{"class": ["EventColumns", [["a"], [], [], [], []]]}',
+        '{"class": ["EventColumns", [["a"], [1], [], [1], [null]]]}',
+        '{"class": ["EventColumns", [["a"], [1], [], [-1], [null]]]}',
+        '{"class": ["EventColumns", [["a"], [1], [], [], [null]]]}',
     ):
         text = f'{{"value": {made}, "sizes": [0]}}'.encode()
         with pytest.raises(ValueError):

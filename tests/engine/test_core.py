@@ -61,7 +61,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[str, list[TokenEvent]
 
 
 def tokens(events: list[TokenEvent]) -> list[int]:
-    return [event.token_id for event in events if event.token_id is not None]
+    return [token for event in events for token in event.token_ids]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -114,7 +114,7 @@ def test_what_a_failed_step_took_is_free_when_its_sequences_are_tried_alone(wher
     def collect(plan: StepPlan) -> StepResult:
         if where == "collect":
             crowded(plan)
-        return StepResult(plan.id, {piece.row: 5 + piece.row for piece in plan.slices})
+        return StepResult(plan.id, {piece.row: (5 + piece.row,) for piece in plan.slices})
 
     def crowded(plan: StepPlan) -> None:
         alive.extend(ref() is not None for ref in taken)

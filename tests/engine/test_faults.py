@@ -16,6 +16,7 @@ from beheld.core.errors import EngineDeadError, StepError
 from beheld.core.outputs import RequestOutput
 from beheld.core.plan import StepPlan, StepResult
 from beheld.engine.core import EngineCore
+from beheld.inputs.pipeline import RequestOrder
 from beheld.runner import faults
 from beheld.server.errors import http_error
 from tests import tiny
@@ -133,7 +134,7 @@ def test_72_a_tower_without_memory_fails_one_request(llm: LLM, monkeypatch: pyte
     llm.reset_prefix_cache()
     encode = adapter.encode
     fresh = [picture(11), picture(12), MATES[0], picture(13)]
-    digest = llm._inputs.prepare(fresh[1], GREEDY, request_id="x").spans[0].item.digest
+    digest = llm._inputs.prepare(RequestOrder(fresh[1], GREEDY, request_id="x")).spans[0].item.digest
 
     def tight(items: Any) -> Any:
         if any(item.digest == digest for item in items):
@@ -159,7 +160,7 @@ def test_32_features_that_do_not_fit_their_places_fail_one_request(
     llm.reset_prefix_cache()
     encode = adapter.encode
     fresh = [picture(3201 + more), picture(3401 + more), MATES[0], picture(3601 + more)]
-    digest = llm._inputs.prepare(fresh[1], GREEDY, request_id="x").spans[0].item.digest
+    digest = llm._inputs.prepare(RequestOrder(fresh[1], GREEDY, request_id="x")).spans[0].item.digest
 
     def miscounted(items: Any) -> Any:
         rows = encode(items)

@@ -17,7 +17,7 @@ from tests.fakes import fake_request
         (Submit((fake_request("a#0", 1), fake_request("a#1", 1))), Unread(("a#0", "a#1"))),
         (Abort(("b", 'ü"\n')), Unread(("b", 'ü"\n'))),
         (Stop("c"), Unread(("c",))),
-        (Events((TokenEvent("d", 1), TokenEvent("e", None))), Unread(("d", "e"))),
+        (Events((TokenEvent("d", (1,)), TokenEvent("e", ()))), Unread(("d", "e"))),
         (Ping(7), Unread((), 7)),
         (ClearCache(), Unread(())),
     ],

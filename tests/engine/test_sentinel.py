@@ -12,6 +12,7 @@ import torch
 
 from beheld import LLM, SamplingParams
 from beheld.core.plan import StepPlan
+from beheld.scheduler.cache.paged import PagedGroup
 from tests import tiny
 from tests.long import LONG
 from tests.oracle import cases
@@ -39,7 +40,7 @@ class Sentinel:
         assert llm._run is not None
         core = llm._run.core
         self.filled: Counter[str] = Counter()
-        self._stores = core.scheduler._tables.stores
+        self._groups = [group for group in core.scheduler._cache.groups if isinstance(group, PagedGroup)]
         self._runner: Any = core.executor.runner  # type: ignore[attr-defined]
         self._around(self._runner, "launch", before=self._free_blocks)
         self._around(self._runner, "_sample", after=self._logits)
@@ -68,12 +69,12 @@ class Sentinel:
         self.filled[kind] += tensor.numel() > 0
 
     def _free_blocks(self, plan: StepPlan) -> None:
-        for store in self._stores:
-            free = torch.tensor(store.pool._plain, dtype=torch.long)
+        for group in self._groups:
+            free = torch.tensor(group.pool._plain, dtype=torch.long)
             for layer in self._runner.kv.values():
-                if layer.group == store.group:
-                    layer.keys[free] = float("nan")
-                    layer.values[free] = float("nan")
+                if layer.group == group.index:
+                    for tensor in tensors_of(layer):
+                        tensor[free] = float("nan")
             self.filled["blocks"] += len(free)
 
     def _logits(self, handle: Any, slices: Any, logits_BV: torch.Tensor, *rest: Any) -> None:
@@ -104,6 +105,11 @@ class Sentinel:
             if kv.group == index:
                 for copy in copies:
                     self._fill("dense copies", copy)
+
+
+def tensors_of(layer: Any) -> list[torch.Tensor]:
+    """All that the device holds of a layer."""
+    return [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
 
 
 @contextmanager
@@ -167,8 +173,8 @@ def test_60_what_reads_unwritten_memory_would_be_seen(monkeypatch: pytest.Monkey
         answers(llm, "qwen2_vl", (cases.ONE, cases.OTHER, cases.LONG))
         runner, filled = sentinel._runner, sentinel.filled
         assert filled["dense copies"] > 0
-        free = sentinel._stores[0].pool._plain[0]
-        assert all(layer.keys[free].isnan().all() for layer in runner.kv.values())
+        free = sentinel._groups[0].pool._plain[0]
+        assert all(t[free].isnan().all() for layer in runner.kv.values() for t in tensors_of(layer))
         assert (runner.rows.newest_P < 0).any()
         kept = next(iter(runner.encoder._embeds.values()))
         with torch.inference_mode():

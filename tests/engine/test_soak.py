@@ -61,8 +61,7 @@ def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
             request = live.get(event.request_id)
             if request is None:
                 continue
-            if event.token_id is not None:
-                told[event.request_id].append(event.token_id)
+            told[event.request_id] += event.token_ids
             if event.finish is not None:
                 del live[event.request_id]
                 finished += 1

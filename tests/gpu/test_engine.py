@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
+from beheld.inputs.pipeline import RequestOrder
+
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
@@ -89,7 +91,7 @@ def test_nan_before_a_graph_fails_one_row(llm: LLM, monkeypatch: pytest.MonkeyPa
     """A tower's embeddings are NaN; the step that takes them is a replay, as those of its mates."""
     adapter = runner_of(llm)._adapter
     encode = adapter.encode
-    digest = llm._inputs.prepare(picture(22), GREEDY, request_id="x").spans[0].item.digest
+    digest = llm._inputs.prepare(RequestOrder(picture(22), GREEDY, request_id="x")).spans[0].item.digest
     clean = tokens_of(llm, [PROMPTS[1], PROMPTS[3]])
 
     def broken(items: Any) -> Any:
@@ -156,7 +158,7 @@ def test_a_tower_without_memory_fails_its_request(llm: LLM, monkeypatch: pytest.
     """A real lack of memory: the tower asks for more than the device has."""
     adapter = runner_of(llm)._adapter
     encode = adapter.encode
-    digest = llm._inputs.prepare(picture(32), GREEDY, request_id="x").spans[0].item.digest
+    digest = llm._inputs.prepare(RequestOrder(picture(32), GREEDY, request_id="x")).spans[0].item.digest
 
     def greedy(items: Any) -> Any:
         if any(item.digest == digest for item in items):
@@ -310,7 +312,7 @@ def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:
             while number < count and len(live) < 16:
                 prompt = chance.choice(pool) if chance.random() < 0.3 else text(*chance.choices(range(5, 90), k=30))
                 params = SamplingParams(temperature=0.0, max_tokens=chance.randrange(1, 9), ignore_eos=True)
-                request = llm._inputs.prepare(prompt, params, request_id=f"r{number}")
+                request = llm._inputs.prepare(RequestOrder(prompt, params, request_id=f"r{number}"))
                 core.add(request)
                 live.add(request.id)
                 number += 1

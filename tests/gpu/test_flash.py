@@ -86,7 +86,7 @@ def test_steps_with_prefixes_are_left_to_triton(pieces: list[tuple[int, int]], c
 
 
 def test_heads_of_128_are_computed(counted: Counted) -> None:
-    """Those of the shapes in docs/performance.md: a build without them would do nothing."""
+    """Those of the shapes in docs/explanation/measurements.md: a build without them would do nothing."""
     assert flash.computes(CUDA, 128, 8, 0.0)
     assert flash.computes(CUDA, 128, 7, 0.0)
 

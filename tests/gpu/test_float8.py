@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
-from beheld.models.joined import fuse_linears
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.operation import Changes
 from beheld.platform.cpu import Cpu
 from beheld.quant.float8 import Float8Experts, Float8Linear, rounded_rows
 from tests import tiny
@@ -85,7 +86,7 @@ def test_joined_layers() -> None:
     parent.q_proj, parent.k_proj, parent.v_proj = layers
     x = numbers(5, 256)
     want = [each(x) for each in layers]
-    fuse_linears(parent)
+    fuse_linears(parent, Changes())
     assert all(close(getattr(parent, name)(x), y) for name, y in zip(("q_proj", "k_proj", "v_proj"), want, strict=True))
     assert close(parent.k_proj(x[:2].clone()), want[1][:2])
 

@@ -10,8 +10,16 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from beheld.models.early import compile_options, early_start
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import resolve_and_decide
+from beheld.models.load import load_model
 from beheld.models.one_row import OneRowLinear, linear
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.linears import replace_linears
+from beheld.models.surgery.one_row_layer import _probed, one_row_layers
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
+from tests import tiny
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -65,46 +73,34 @@ def test_a_long_chain_in_a_graph() -> None:
     check_in_a_graph(chain, want)
 
 
-class Block(torch.nn.Module):
-    """Products and what is between them in a layer, on random weights."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.norm = torch.nn.RMSNorm(size)
-        self.up = OneRowLinear(torch.nn.Linear(size, 3 * size))
-        self.down = OneRowLinear(torch.nn.Linear(3 * size, size))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.silu(self.up(self.norm(x))))
-
-
-def test_compiled_kernels_signal_first_and_wait() -> None:
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "gemma3_text", "molmo2", "phi4_mm"])
+def test_layers_by_our_kernels_are_the_originals(family: str) -> None:
     """In a chain whose kernels all begin as early as they can, each finds what all before it have written."""
-    if not early_start(torch.device("cuda")):
-        pytest.skip("needs a GPU whose kernels can start early")
-    from torch._inductor.utils import run_and_get_code
+    config = EngineArgs(model=str(tiny.checkpoint(family)), dtype="bfloat16", device="cuda")
+    resolved = resolve_and_decide(config)
+    surgery = load_model(resolved.hf_config, resolved.info, resolved.config)
+    text = text_model(surgery.target.model)
+    fuse_linears(text, Changes())
+    replace_linears(text, OneRowLinear, torch.bfloat16, Changes())
+    # Each is compared with the original as it is found.
+    found = one_row_layers(text)
+    assert len(found) == len(text.layers)
+    layers = [found[layer] for layer in text.layers]
+    for layer in layers:
+        layer.attend = lambda number, q, k, v, window, scale, softcap: _probed(q, k, v, scale)
+    x = torch.randn(1, 1, text.config.hidden_size, device="cuda", dtype=torch.bfloat16)
+    angles = torch.randn(1, 1, layers[0].turned, device="cuda")
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 
-    torch.manual_seed(0)
-    blocks = [Block(1024).to("cuda", torch.bfloat16) for _ in range(24)]
-    x = torch.randn(1, 1, 1024, device="cuda", dtype=torch.bfloat16)
-    options = {"emulate_precision_casts": True, **compile_options(blocks[0])}
-    compiled = torch.compile(Block.forward, dynamic=True, fullgraph=True, options=options)
+    def chain() -> torch.Tensor:
+        y = x
+        for layer in layers * 8:
+            y = layer(y, (cos, sin))
+        return y
+
     with torch.inference_mode():
-        _, (code, *_) = run_and_get_code(compiled, blocks[0], x)
-        kernels = code.split("def triton_")[1:]
-        assert kernels
-        for kernel in kernels:
-            signal, wait = kernel.index("gdc_launch_dependents()"), kernel.index("gdc_wait()")
-            assert signal < wait < min(kernel.index(access) for access in ("tl.load(", "tl.store(")), kernel
-
-        def chain() -> torch.Tensor:
-            y = x
-            for block in blocks:
-                y = compiled(block, y)
-            return y
-
         want = x
-        for block in blocks:
-            want = compiled(block, want)
+        for layer in layers * 8:
+            want = layer(want, (cos, sin))
             torch.cuda.synchronize()
         check_in_a_graph(chain, want)

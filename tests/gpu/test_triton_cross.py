@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attention.beside import LAYERS, decode, expected, metadata, states
+from tests.attention.cross_reference import LAYERS, decode, expected, metadata, states
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)

@@ -14,7 +14,7 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from tests import tiny
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
@@ -71,7 +71,7 @@ def ask(
     count["video"] = len(videos) if isinstance(videos, list) else int(videos is not None)
     prompt = tiny.prompt(family, count["image"], count["video"], text)
     data = {"image": images, "video": videos}
-    return pipe.prepare({"prompt": prompt, "multi_modal_data": data, **more}, ONE_TOKEN, request_id="0")
+    return pipe.prepare(RequestOrder({"prompt": prompt, "multi_modal_data": data, **more}, ONE_TOKEN, request_id="0"))
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:

@@ -14,6 +14,7 @@ import torch
 
 from beheld.core.errors import ConfigError, MediaError, PromptError, TemplateError
 from beheld.core.request import Request
+from beheld.inputs.pipeline import Chat, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import reference
@@ -28,7 +29,7 @@ TALK = [
 
 
 def chat(family: str, messages: Any, **options: Any) -> Request:
-    return pipes.shared(family).prepare_chat(messages, pipes.ONE_TOKEN, request_id="0", **options)
+    return pipes.shared(family).prepare(RequestOrder(Chat(messages, **options), pipes.ONE_TOKEN, request_id="0"))
 
 
 def theirs(family: str, messages: list[dict[str, Any]], **options: Any) -> list[int]:
@@ -116,7 +117,7 @@ def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
     ]
     for part in parts:
         messages = [{"role": "user", "content": [part, {"type": "text", "text": "Hi"}, "there"]}]
-        request = pipe.prepare_chat(messages, pipes.ONE_TOKEN, request_id="0")
+        request = pipe.prepare(RequestOrder(Chat(messages), pipes.ONE_TOKEN, request_id="0"))
         assert len(request.spans) == 1
         assert request.spans[0].item.digest == pipes.ask(pipe, family, picture).spans[0].item.digest, part
 
@@ -190,7 +191,7 @@ def test_a_template_as_text_as_file_or_for_strings(tmp_path: Path) -> None:
         chat(family, messages, chat_template=str(tmp_path / "none.jinja"))
     with pytest.raises(TemplateError, match="fails on these messages"):
         chat(family, messages, chat_template="{{ messages[0].content.nothing.at_all }}")
-    with pytest.raises(TemplateError, match="0 markers for 1 image"):
+    with pytest.raises(TemplateError, match="0 placeholders for 1 image"):
         chat(family, messages, chat_template="{{ 'nothing' }}")
     with pytest.raises(ConfigError, match="content format"):
         chat(family, messages, content_format="xml")
@@ -224,13 +225,13 @@ def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "Hi"}]}]
     texts = {}
     for family in ("llava", "qwen2_vl", "llava_onevision"):
-        request = bare(family).prepare_chat(messages, pipes.ONE_TOKEN, request_id="0")
+        request = bare(family).prepare(RequestOrder(Chat(messages), pipes.ONE_TOKEN, request_id="0"))
         assert len(request.spans) == 1
         texts[family] = request.prompt
     assert texts["llava"] == "USER: <image>\nHi ASSISTANT:"
     assert "<|vision_start|><|image_pad|><|vision_end|>\nHi<|im_end|>" in str(texts["qwen2_vl"])
     with pytest.raises(TemplateError, match="chat_template"):
-        bare("llama").prepare_chat([{"role": "user", "content": "Hi"}], pipes.ONE_TOKEN, request_id="0")
+        bare("llama").prepare(RequestOrder(Chat([{"role": "user", "content": "Hi"}]), pipes.ONE_TOKEN, request_id="0"))
 
 
 def test_tool_calls_reach_the_template_as_objects() -> None:
@@ -295,9 +296,11 @@ def test_processor_options_that_are_no_mapping_are_refused(given: Any) -> None:
     """In a conversation a number ended in a TypeError."""
     pipe = pipes.shared("qwen2_vl")
     with pytest.raises(PromptError, match="must be a mapping") as caught:
-        pipe.prepare_chat(
-            [{"role": "user", "content": "Hi"}], pipes.ONE_TOKEN, request_id="0", mm_processor_kwargs=given
+        pipe.prepare(
+            RequestOrder(
+                Chat([{"role": "user", "content": "Hi"}], mm_processor_kwargs=given), pipes.ONE_TOKEN, request_id="0"
+            )
         )
     assert caught.value.remedy
     with pytest.raises(PromptError, match="must be a mapping"):
-        pipe.prepare({"prompt": "Hi", "mm_processor_kwargs": given}, pipes.ONE_TOKEN, request_id="0")
+        pipe.prepare(RequestOrder({"prompt": "Hi", "mm_processor_kwargs": given}, pipes.ONE_TOKEN, request_id="0"))

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import beheld
 from beheld.core.errors import PromptTooLongError
-from beheld.inputs.prompt.chunked_tokenize import Stretches
+from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import PlainEncoder
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
 from tests import tiny
@@ -113,7 +113,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ids_are_those_of_the_whole_text(name: str) -> None:
     backend = TOKENIZERS[name]()
-    stretches = Stretches(backend, size=40)
+    stretches = ChunkedTokenizer(backend, size=40)
     assert stretches.cut is not None
     rng = random.Random(5)
     cuts = 0
@@ -127,7 +127,7 @@ def test_ids_are_those_of_the_whole_text(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_tokenizer_that_may_merge_over_a_cut_reads_the_whole(name: str) -> None:
     backend = WHOLE[name]()
-    stretches = Stretches(backend, size=40)
+    stretches = ChunkedTokenizer(backend, size=40)
     assert stretches.cut is None
     text = text_of(random.Random(6), 200)
     assert stretches.encode(text) == backend.encode(text, add_special_tokens=False).ids
@@ -136,7 +136,7 @@ def test_a_tokenizer_that_may_merge_over_a_cut_reads_the_whole(name: str) -> Non
 def test_an_added_token_is_not_cut() -> None:
     backend = TOKENIZERS["qwen"]()
     backend.add_tokens(["over the"])
-    assert Stretches(backend).cut is None
+    assert ChunkedTokenizer(backend).cut is None
 
 
 class Counting:
@@ -157,7 +157,7 @@ class Counting:
 @pytest.mark.parametrize("what", ["x y", "\u200b", "7", "\U0001f600\u200d", "\u4f60\u597d\uff0c"], ids=ascii)
 def test_what_cannot_fit_is_not_read_to_its_end(what: str) -> None:
     counting = Counting(TOKENIZERS["qwen"]())
-    stretches = Stretches(counting, counting, size=1000)
+    stretches = ChunkedTokenizer(counting, counting, size=1000)
     text = what * 100_000
     before = counting.letters
     with pytest.raises(PromptTooLongError, match="more than 500 tokens"):
@@ -166,7 +166,7 @@ def test_what_cannot_fit_is_not_read_to_its_end(what: str) -> None:
 
 
 def test_what_just_fits_is_read() -> None:
-    stretches = Stretches(TOKENIZERS["qwen"](), size=50)
+    stretches = ChunkedTokenizer(TOKENIZERS["qwen"](), size=50)
     for text in ("\u200b" * 5000, "a1 " * 3000, text_of(random.Random(2), 2000)):
         ids = stretches.encode(text)
         assert stretches.encode(text, len(ids)) == ids
@@ -216,7 +216,7 @@ def test_a_long_text_is_read_while_others_hold_the_lock(tokenizer: Any) -> None:
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(own._long().encode(text)))
     with own._lock:
-        stretches = own._stretches
+        stretches = own._chunked
         assert stretches is not None
         thread = threading.Thread(target=lambda: found.append(stretches.encode(text)))
         thread.start()

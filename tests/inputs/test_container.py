@@ -16,7 +16,7 @@ from tests import tiny
 from tests.inputs.pipes import write_video
 
 LIMITS = MediaLimits()
-SAMPLING = video.Sampling.of({})
+SAMPLING = video.FrameSampling.of({})
 POINTERS = {
     "concat": "ffconcat version 1.0\nfile {name}\n",
     "hls": "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{name}\n#EXT-X-ENDLIST\n",

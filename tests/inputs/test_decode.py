@@ -25,7 +25,7 @@ LIMITS = MediaLimits()
 PICTURE = tiny.picture(84, 56, 1)
 
 
-def opened(image: Image.Image, file_format: str = "PNG", **options: Any) -> decode.Picture:
+def opened(image: Image.Image, file_format: str = "PNG", **options: Any) -> decode.DecodedImage:
     return decode.open_bytes(pipes.encoded(image, file_format, **options), LIMITS)
 
 
@@ -328,11 +328,12 @@ def test_receipts_say_what_was_seen() -> None:
     assert "50 % of it was cut off" in cropped.lost[0]
 
 
-@pytest.mark.parametrize("name", ["audio", "decode", "embeds", "media", "video"])
-def test_what_refuses_media_says_what_helps(name: str) -> None:
+@pytest.mark.parametrize("names", ["audio", "decode", "embeds", "item_maker read_source", "video"])
+def test_what_refuses_media_says_what_helps(names: str) -> None:
     """Each of these errors has a remedy, or its reason is what must be given."""
-    source = Path(decode.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    calls = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
+    files = [Path(decode.__file__).with_name(f"{name}.py") for name in names.split()]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    calls = [node.exc for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Raise)]
     ours = [call for call in calls if isinstance(call, ast.Call) and ast.unparse(call.func) in _REFUSALS]
     assert len(ours) > 4
     for call in ours:

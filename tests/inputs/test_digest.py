@@ -117,7 +117,7 @@ def drawn(form: list[Any]) -> tuple[Image.Image, Any]:
 @pytest.mark.case(56)
 def test_pictures_are_equal_if_and_only_if_all_of_them_is(forms: tuple[list[Any], list[Any]]) -> None:
     (one, left), (two, right) = map(drawn, forms)
-    assert (digest.of_picture(one) == digest.of_picture(two)) == (left == right)
+    assert (digest.of_image(one) == digest.of_image(two)) == (left == right)
 
 
 OPTION = st.dictionaries(st.sampled_from("ab"), st.sampled_from([1, 1.0, True, "1", None, [1], [[1]], [1, 1]]))
@@ -177,7 +177,7 @@ def test_everything_that_decides_a_picture_is_in_its_digest() -> None:
     clear.info["transparency"] = 2
     flat = Image.frombytes("L", (56, 84), grey.tobytes())
     wide = Image.frombytes("LA", (42, 56), grey.tobytes())
-    found = {digest.of_picture(image) for image in (grey, palette, other, clear, flat, wide, PICTURE)}
+    found = {digest.of_image(image) for image in (grey, palette, other, clear, flat, wide, PICTURE)}
     assert len(found) == 7
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from beheld.core.errors import MediaError
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -18,7 +19,7 @@ HIDDEN = 64
 def ask(family: str, value: Any, count: int = 1, modality: str = "image") -> Any:
     numbers = {"image": (count, 0), "video": (0, count)}[modality]
     prompt = {"prompt": tiny.prompt(family, *numbers), "multi_modal_data": {modality: value}}
-    return pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    return pipes.shared(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 
 def test_tensors() -> None:
@@ -140,7 +141,7 @@ def test_embeddings_can_be_switched_off() -> None:
     pipe = pipes.make("llava", enable_mm_embeds=False)
     prompt = {"prompt": tiny.prompt("llava", 1), "multi_modal_data": {"image": torch.randn(1, 4, HIDDEN)}}
     with pytest.raises(MediaError, match="enable_mm_embeds"):
-        pipe.prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+        pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 
 PICTURES_LAID_OUT = (
@@ -196,7 +197,9 @@ def test_embeddings_leave_the_prompt_as_the_item_makes_it(family: str) -> None:
 
 
 def prepared(pipe: Any, text: str, modality: str, value: Any) -> Any:
-    return pipe.prepare({"prompt": text, "multi_modal_data": {modality: value}}, pipes.ONE_TOKEN, request_id="0")
+    return pipe.prepare(
+        RequestOrder({"prompt": text, "multi_modal_data": {modality: value}}, pipes.ONE_TOKEN, request_id="0")
+    )
 
 
 def test_embeddings_have_the_number_of_their_picture() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from beheld.compat.templates import get_chat_template_fallback_path
 from beheld.core.errors import PromptError, TemplateError
+from beheld.inputs.pipeline import Chat, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import reference
@@ -28,15 +29,17 @@ QUESTION = "What is in this picture?"
 def chat(family: str, *parts: Any, **options: Any) -> Any:
     """The request of one message."""
     content = [{"type": "image", "image": part} if not isinstance(part, str) else part for part in parts]
-    return pipes.shared(family).prepare_chat(
-        [{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0", **options
+    return pipes.shared(family).prepare(
+        RequestOrder(Chat([{"role": "user", "content": content}], **options), pipes.ONE_TOKEN, request_id="0")
     )
 
 
 def prompt(family: str, text: str) -> Any:
     """The request of a prompt as `generate` takes it."""
     data = {"image": PICTURE}
-    return pipes.shared(family).prepare({"prompt": text, "multi_modal_data": data}, pipes.ONE_TOKEN, request_id="0")
+    return pipes.shared(family).prepare(
+        RequestOrder({"prompt": text, "multi_modal_data": data}, pipes.ONE_TOKEN, request_id="0")
+    )
 
 
 def read(request: Any) -> Any:
@@ -91,7 +94,7 @@ def test_a_dialogue_with_blip2() -> None:
         {"role": "assistant", "content": "a square"},
         {"role": "user", "content": "Which colour?"},
     ]
-    got = pipes.shared("blip2").prepare_chat(talk, pipes.ONE_TOKEN, request_id="0")
+    got = pipes.shared("blip2").prepare(RequestOrder(Chat(talk), pipes.ONE_TOKEN, request_id="0"))
     whole = "Question: What is it? Answer: a square Question: Which colour? Answer:"
     assert read(got) == read(prompt("blip2", whole))
 

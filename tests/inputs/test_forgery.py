@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from beheld.core.config import MediaLimits
 from beheld.core.request import Request
+from beheld.inputs.pipeline import Chat, RequestOrder
 from beheld.inputs.prompt import chat
 from beheld.inputs.prompt.special_tokens import ControlTokens
 from tests import tiny
@@ -56,7 +57,7 @@ def conversation(slot: str, text: str, pictures: list[Any], family: str) -> tupl
 
 def prepare(family: str, slot: str, text: str, pictures: list[Any]) -> Request:
     messages, options = conversation(slot, text, pictures, family)
-    return pipes.shared(family).prepare_chat(messages, pipes.ONE_TOKEN, request_id="0", **options)
+    return pipes.shared(family).prepare(RequestOrder(Chat(messages, **options), pipes.ONE_TOKEN, request_id="0"))
 
 
 def control_counts(family: str, request: Request) -> dict[int, int]:
@@ -96,13 +97,15 @@ def test_the_text_is_kept(family: str) -> None:
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_texts_that_form_a_marker_only_together(family: str) -> None:
     pipe = pipes.shared(family)
-    marker = pipe._tokenizer.marker("image")
+    marker = pipe._tokenizer.placeholder("image")
     for cut in range(1, len(marker)):
         content = [marker[:cut], {"type": "image", "image": tiny.picture(84, 56, 1)}, marker[cut:], "!"]
-        request = pipe.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0")
+        request = pipe.prepare(
+            RequestOrder(Chat([{"role": "user", "content": content}]), pipes.ONE_TOKEN, request_id="0")
+        )
         assert len(request.spans) == 1, cut
     thirds = [marker[:3], marker[3:6], marker[6:], marker]
-    request = pipe.prepare_chat([{"role": "user", "content": thirds}], pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder(Chat([{"role": "user", "content": thirds}]), pipes.ONE_TOKEN, request_id="0"))
     assert request.spans == ()
 
 
@@ -155,7 +158,7 @@ def test_other_letters_that_normalise_to_a_token() -> None:
 def test_trusted_prompts_keep_their_markers() -> None:
     """A prompt given to generate() is the program's own: what spells a token there is one."""
     pipe = pipes.shared("qwen2")
-    request = pipe.prepare("<|im_start|>user\nHi<|im_end|>", pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder("<|im_start|>user\nHi<|im_end|>", pipes.ONE_TOKEN, request_id="0"))
     assert pipe.tokenizer.convert_tokens_to_ids("<|im_end|>") in request.token_ids
 
 
@@ -191,7 +194,7 @@ def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: i
     content: Any = f"<|im_end|>{long}"
     if parts == 2:
         content = [{"type": "text", "text": f"{long}<|im_"}, {"type": "text", "text": f"end|>{long}"}]
-    form = chat.ChatForm(as_list=True, strings_too=True, marker=str)
+    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=str)
     size = len(str(content))
     with peak() as above:
         talk = chat.read([{"role": "user", "content": content}], form, control, MediaLimits())
@@ -210,7 +213,7 @@ def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: i
 def test_93_letters_of_media_are_not_looked_at_for_stand_ins() -> None:
     """A set of all letters of a data URL of 60 MiB held all other threads for a second."""
     control = pipes.shared("qwen2_vl")._tokenizer.control()
-    form = chat.ChatForm(as_list=True, strings_too=True, marker=str)
+    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=str)
     taken = "".join(map(chr, range(0xF0000, 0xF0010)))
     # In the middle of a window, over its end, and in a key.
     for private in (taken, "\u00e9" * ((1 << 20) - 8) + taken):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from beheld.core.errors import ConfigError, MediaError, ParamsError
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -28,7 +29,7 @@ NEEDS_MOLMO = pytest.mark.skipif("molmo2" not in tiny.TINY, reason="transformers
 def asked(family: str, given: Any, **options: Any) -> Any:
     prompt = tiny.wrap(family, tiny.markers(family, num_videos=1) + "What?")
     data = {"prompt": prompt, "multi_modal_data": {"video": given}, "mm_processor_kwargs": options}
-    return pipes.shared(family).prepare(data, pipes.ONE_TOKEN, request_id="0")
+    return pipes.shared(family).prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
 
 
 def used(request: Any) -> Any:

@@ -20,9 +20,9 @@ from PIL import Image
 from beheld.core.config import MediaLimits
 from beheld.core.errors import ConfigError, DecodeError, LimitError
 from beheld.inputs.media import audio, decode, header, video
-from beheld.inputs.media.memory_gate import Gate
-from beheld.inputs.media.video import Sampling
-from beheld.utils.cancellation import Departed, Departure
+from beheld.inputs.media.memory_gate import MemoryGate
+from beheld.inputs.media.video import FrameSampling
+from beheld.utils.cancellation import Cancelled, CancelToken
 from tests import tiny
 from tests.inputs import pipes
 
@@ -120,7 +120,7 @@ def test_real_pictures_are_not_bombs() -> None:
 
 def test_the_operator_sets_limits() -> None:
     pipe = pipes.make(FAMILY, media_limits={"max_pixels": 5000, "work_timeout_s": {"image": 7}})
-    assert pipe._limits.work_timeout_s == {**LIMITS.work_timeout_s, "image": 7}
+    assert pipe._reader._limits.work_timeout_s == {**LIMITS.work_timeout_s, "image": 7}
     assert pipes.ask(pipe, FAMILY, pipes.encoded(tiny.picture(56, 56, 1))).spans
     for large in (tiny.picture(84, 84, 1), pipes.encoded(tiny.picture(84, 84, 1)), np.zeros((84, 84, 3), np.uint8)):
         with pytest.raises(LimitError, match="the limit is 5000"):
@@ -141,14 +141,14 @@ def test_the_operator_sets_limits() -> None:
 
 @pytest.mark.case(21)
 def test_opened_media_have_room_for_each_in_turn() -> None:
-    gate, order = Gate(10), []
+    gate, order = MemoryGate(10), []
     inside = threading.Event()
 
     def enter(name: str, num_bytes: int) -> None:
-        with gate.within(num_bytes, Departure()):
+        with gate.within(num_bytes, CancelToken()):
             order.append(name)
 
-    with gate.within(6, Departure()):
+    with gate.within(6, CancelToken()):
         threads = [threading.Thread(target=enter, args=given) for given in (("huge", 99), ("small", 1))]
         for thread in threads:
             thread.start()
@@ -162,29 +162,29 @@ def test_opened_media_have_room_for_each_in_turn() -> None:
 
 @pytest.mark.case(61)
 def test_who_leaves_the_gate_keeps_nobody_behind_waiting() -> None:
-    gate, order, left = Gate(10), [], Departure()
+    gate, order, left = MemoryGate(10), [], CancelToken()
 
-    def enter(name: str, num_bytes: int, departure: Departure) -> None:
+    def enter(name: str, num_bytes: int, cancel: CancelToken) -> None:
         try:
-            with gate.within(num_bytes, departure):
+            with gate.within(num_bytes, cancel):
                 order.append(name)
-        except Departed:
+        except Cancelled:
             order.append(f"{name} left")
 
-    with gate.within(6, Departure()):
+    with gate.within(6, CancelToken()):
         threads = [threading.Thread(target=enter, args=("huge", 99, left))]
-        threads.append(threading.Thread(target=enter, args=("small", 4, Departure())))
+        threads.append(threading.Thread(target=enter, args=("small", 4, CancelToken())))
         for thread in threads:
             thread.start()
             time.sleep(0.05)
         assert order == []
-        left.leave()
+        left.cancel()
         for thread in threads:
             thread.join(5)
         assert order == ["huge left", "small"]
         enter("late", 1, left)
     assert order[-1] == "late left"
-    with gate.within(10, Departure()):
+    with gate.within(10, CancelToken()):
         assert gate._left == 0, "all of it was given back"
 
 
@@ -254,7 +254,7 @@ def test_videos_that_lie_cost_no_more_than_their_bytes(name: str, film: bytes) -
     """Either its true frames, whatever the header says of them, or an error of the item; and soon."""
     begin = time.perf_counter()
     with contextlib.suppress(DecodeError, LimitError):
-        clip = video.open_bytes(LIARS[name](film), Sampling(), LIMITS)
+        clip = video.open_bytes(LIARS[name](film), FrameSampling(), LIMITS)
         assert 0 < len(clip.frames) <= 32
         assert clip.frames.shape[1:] == (48, 64, 3)
         times = clip.timestamps_s()
@@ -271,16 +271,16 @@ def test_an_avi_that_lies_about_its_rate_and_its_frames(tmp_path: Path) -> None:
     lying = lying[: place + 20] + bytes(4) + bytes(4) + lying[place + 28 :]
     begin = time.perf_counter()
     with contextlib.suppress(DecodeError):
-        assert 0 < len(video.open_bytes(lying, Sampling(), LIMITS).frames) <= 6
+        assert 0 < len(video.open_bytes(lying, FrameSampling(), LIMITS).frames) <= 6
     assert time.perf_counter() - begin < 2.0
 
 
 @pytest.mark.case(26)
 def test_what_the_frames_of_a_video_take_is_bounded(film: bytes) -> None:
     one = 48 * 64 * 3
-    assert len(video.open_bytes(film, Sampling(), MediaLimits(max_decoded_bytes=32 * one)).frames) == 32
+    assert len(video.open_bytes(film, FrameSampling(), MediaLimits(max_decoded_bytes=32 * one)).frames) == 32
     with pytest.raises(LimitError, match="frames of the video take"):
-        video.open_bytes(film, Sampling(), MediaLimits(max_decoded_bytes=32 * one - 1))
+        video.open_bytes(film, FrameSampling(), MediaLimits(max_decoded_bytes=32 * one - 1))
 
 
 # ---------------------------------------------------------------------- sounds

@@ -13,7 +13,7 @@ from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError, ProcessError, PromptError
 from beheld.core.request import Request
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import reference
@@ -24,7 +24,7 @@ PICTURE = tiny.picture(84, 56, 1)
 def prepare(family: str, prompt: str, image: Any = None) -> Request:
     """A request made of this very prompt."""
     data = {} if image is None else {"multi_modal_data": {"image": image}}
-    return pipes.shared(family).prepare({"prompt": prompt, **data}, pipes.ONE_TOKEN, request_id="0")
+    return pipes.shared(family).prepare(RequestOrder({"prompt": prompt, **data}, pipes.ONE_TOKEN, request_id="0"))
 
 
 def theirs(family: str, prompt: str, image: Any = None) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def test_fuyu_says_which_pictures_are_too_narrow(narrow: tuple[int, int], wide: 
 def test_fuyu_takes_one_picture_and_no_marker_of_it() -> None:
     with pytest.raises(PromptError, match="at most 1 in a prompt"):
         prepare("fuyu", "Are they alike?\n", [PICTURE, PICTURE])
-    with pytest.raises(PromptError, match="2 of the marker"):
+    with pytest.raises(PromptError, match="2 of the placeholder"):
         prepare("fuyu", "What is |SPEAKER|?\n", PICTURE)
 
 
@@ -114,7 +114,7 @@ def test_mantis_numbers_its_pictures(overrides: dict[str, Any] | None) -> None:
     info = read_info(tiny.checkpoint("mantis"), args)
     pipe = InputPipeline(info, pipes.config(info), args)
     request = pipe.prepare(
-        {"prompt": SEED_PROMPT, "multi_modal_data": {"image": PICTURE}}, pipes.ONE_TOKEN, request_id="0"
+        RequestOrder({"prompt": SEED_PROMPT, "multi_modal_data": {"image": PICTURE}}, pipes.ONE_TOKEN, request_id="0")
     )
     assert request.token_ids == mantis_ids(
         SEED_PROMPT.replace("<image>", "(image 1: <Image><image></Image>)"), pictures=1
@@ -123,7 +123,7 @@ def test_mantis_numbers_its_pictures(overrides: dict[str, Any] | None) -> None:
     numbered = (
         "a (image 1: <Image><image></Image>) b (image 2: <Image><image></Image>)(image 3: <Image><image></Image>)"
     )
-    request = pipe.prepare(several, pipes.ONE_TOKEN, request_id="1")
+    request = pipe.prepare(RequestOrder(several, pipes.ONE_TOKEN, request_id="1"))
     assert request.token_ids == mantis_ids(numbered, pictures=3)
 
 
@@ -138,14 +138,14 @@ def test_mantis_by_its_name_alone(tmp_path: Path) -> None:
     info = read_info(folder, args)
     pipe = InputPipeline(info, pipes.config(info), args)
     prompt = {"prompt": "<image>?", "multi_modal_data": {"image": PICTURE}}
-    request = pipe.prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
     assert request.token_ids == mantis_ids("(image 1: <Image><image></Image>)?", pictures=1)
 
 
 def test_mantis_in_a_chat() -> None:
     content = [{"type": "image", "image": PICTURE}, {"type": "text", "text": "What is (image 1: <Image> here?"}]
-    request = pipes.shared("mantis").prepare_chat(
-        [{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0"
+    request = pipes.shared("mantis").prepare(
+        RequestOrder(Chat([{"role": "user", "content": content}]), pipes.ONE_TOKEN, request_id="0")
     )
     turn = "(image 1: <Image><image></Image>)\nWhat is (image 1: <Image> here?"
     whole = SEED_PROMPT.replace("What is in this picture?\n<image>", turn)

@@ -9,6 +9,7 @@ import torch
 
 from beheld.core.media import MediaItem
 from beheld.core.request import Request
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import reference
@@ -82,7 +83,7 @@ def test_pictures_and_videos_in_one_prompt(family: str) -> None:
     prompt = tiny.wrap(family, f"First {mark[0]} then {mark[1]} and {mark[0]} what?")
     data = {"video": video, "image": pictures}
     request = pipes.shared(family).prepare(
-        {"prompt": prompt, "multi_modal_data": data}, pipes.ONE_TOKEN, request_id="0"
+        RequestOrder({"prompt": prompt, "multi_modal_data": data}, pipes.ONE_TOKEN, request_id="0")
     )
     compare(family, request, theirs(family, prompt, pictures, [video]))
     assert [span.item.modality for span in request.spans] == ["image", "video", "image"]
@@ -122,7 +123,7 @@ def test_a_prompt_of_ids(family: str) -> None:
     pictures = tiny.pictures(2)
     ids = pipe.tokenizer(tiny.prompt(family, 2, text="Hi?"))["input_ids"]
     data = {"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}}
-    request = pipe.prepare(data, pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
     compare(family, request, theirs(family, tiny.prompt(family, 2, text="Hi?"), pictures, []))
     assert request.prompt is None
 
@@ -143,7 +144,7 @@ def test_skip_tokenizer_init_takes_ids() -> None:
     pictures = tiny.pictures(1)
     ids = pipes.shared(family).tokenizer(tiny.prompt(family, 1, text="Hi?"))["input_ids"]
     data = {"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}}
-    request = pipe.prepare(data, pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
     compare(family, request, theirs(family, tiny.prompt(family, 1, text="Hi?"), pictures, []))
     with pytest.raises(ValueError, match="without a tokenizer"):
-        pipe.prepare("text", pipes.ONE_TOKEN, request_id="1")
+        pipe.prepare(RequestOrder("text", pipes.ONE_TOKEN, request_id="1"))

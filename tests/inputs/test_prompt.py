@@ -12,6 +12,7 @@ import pytest
 from beheld.core.errors import LimitError, MediaError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.media import MediaRef
 from beheld.core.params import SamplingParams
+from beheld.inputs.pipeline import Chat, RequestOrder
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from tests import tiny
 from tests.inputs import pipes
@@ -22,7 +23,7 @@ PICTURE = tiny.picture(84, 56, 1)
 
 
 def prepare(family: str, prompt: Any, params: SamplingParams = pipes.ONE_TOKEN, **options: Any) -> Any:
-    return pipes.shared(family).prepare(prompt, params, request_id="r", **options)
+    return pipes.shared(family).prepare(RequestOrder(prompt, params, request_id="r", **options))
 
 
 def test_forms_of_text_and_ids() -> None:
@@ -42,7 +43,7 @@ def test_forms_of_text_and_ids() -> None:
         assert list(prepare("llama", prompt).token_ids) == ids
     ranked = pipes.make("llama", {"policy": "priority"})
     salted = {"prompt": text, "cache_salt": "mine"}
-    request = ranked.prepare(salted, pipes.ONE_TOKEN, request_id="r", priority=3, arrival=1.5)
+    request = ranked.prepare(RequestOrder(salted, pipes.ONE_TOKEN, request_id="r", priority=3, arrival=1.5))
     assert (request.salt, request.priority, request.arrival, request.id) == (b"mine", 3, 1.5, "r")
     assert request.prompt == text
 
@@ -85,9 +86,9 @@ def test_markers_must_match_the_media(family: str, markers: int, items: int) -> 
     with pytest.raises(PromptError) as caught:
         prepare(family, prompt)
     message = str(caught.value)
-    assert f"has {markers} of the marker" in message
+    assert f"has {markers} of the placeholder" in message
     assert f"{items} image" in message
-    assert pipes.shared(family)._tokenizer.marker("image") in message
+    assert pipes.shared(family)._tokenizer.placeholder("image") in message
     if family.startswith("qwen") and items:
         assert "<|vision_start|><|image_pad|><|vision_end|>" in message
 
@@ -138,7 +139,7 @@ def test_limits_per_prompt() -> None:
     off = pipes.make(family, {"limit_per_prompt": {"image": 0}})
     with pytest.raises(LimitError, match="switched off"):
         pipes.ask(off, family, [PICTURE])
-    assert off.prepare("Hi", pipes.ONE_TOKEN, request_id="0").token_ids
+    assert off.prepare(RequestOrder("Hi", pipes.ONE_TOKEN, request_id="0")).token_ids
 
 
 def test_a_prompt_too_long() -> None:
@@ -147,8 +148,8 @@ def test_a_prompt_too_long() -> None:
     with pytest.raises(PromptTooLongError, match="for media"):
         pipes.ask(pipe, family, tiny.pictures(4))
     with pytest.raises(PromptTooLongError, match=r"30 tokens; .* the limit is 30"):
-        pipe.prepare([5] * 30, pipes.ONE_TOKEN, request_id="0")
-    assert len(pipe.prepare([5] * 29, pipes.ONE_TOKEN, request_id="0").token_ids) == 29
+        pipe.prepare(RequestOrder([5] * 30, pipes.ONE_TOKEN, request_id="0"))
+    assert len(pipe.prepare(RequestOrder([5] * 29, pipes.ONE_TOKEN, request_id="0")).token_ids) == 29
     small = pipes.make(family, {"max_encoder_tokens": 3})
     with pytest.raises(LimitError, match="mm_encoder_budget"):
         pipes.ask(small, family, [PICTURE])
@@ -172,15 +173,15 @@ def test_90_of_a_long_text_that_is_truncated_only_the_end_is_read(family: str) -
     text = " ".join(random.Random(90).choices(words, k=40_000))
     assert len(text) > 3 * SHORT_TEXT
     whole = pipe._tokenizer.encode(text, add_special_tokens=True)
-    assert pipe.prepare(text, params, request_id="0").token_ids == tuple(whole[-keep:])
+    assert pipe.prepare(RequestOrder(text, params, request_id="0")).token_ids == tuple(whole[-keep:])
     begin = time.perf_counter()
     with peak() as above:
         if pipe._tokenizer.tail(text, 1000) is None:
             # Its tokenizer reads texts as a whole.
             with pytest.raises(PromptTooLongError, match="characters"):
-                pipe.prepare("x y" * (20 << 20), params, request_id="0")
+                pipe.prepare(RequestOrder("x y" * (20 << 20), params, request_id="0"))
         else:
-            assert len(pipe.prepare("x y" * (20 << 20), params, request_id="0").token_ids) == keep
+            assert len(pipe.prepare(RequestOrder("x y" * (20 << 20), params, request_id="0")).token_ids) == keep
     assert above[0] < 128 << 20
     assert time.perf_counter() - begin < 2.0 * slowness()
 
@@ -192,12 +193,12 @@ def test_90_a_long_conversation_is_truncated_to_the_ids_of_its_whole() -> None:
         text = spelled + "the quick brown fox jumps, over the lazy dog. " * 6_000
         messages = [{"role": "user", "content": text}, {"role": "user", "content": f"{spelled}go on"}]
         found = [
-            pipe.prepare_chat(
-                messages,
-                SamplingParams(max_tokens=1, truncate_prompt_tokens=keep),
-                request_id="0",
-                chat_template=template,
-                add_generation_prompt=False,
+            pipe.prepare(
+                RequestOrder(
+                    Chat(messages, template, add_generation_prompt=False),
+                    SamplingParams(max_tokens=1, truncate_prompt_tokens=keep),
+                    request_id="0",
+                )
             ).token_ids
             for keep in (5, 1000, 2500)
         ]
@@ -210,10 +211,12 @@ def test_90_a_long_conversation_is_truncated_to_the_ids_of_its_whole() -> None:
         # What the template writes is a token, what users spell is not.
         assert len(marks) == 2
     with pytest.raises(PromptTooLongError, match="characters"):
-        pipe.prepare_chat(
-            [{"role": "user", "content": "x y" * (20 << 20)}],
-            SamplingParams(max_tokens=1, truncate_prompt_tokens=5),
-            request_id="0",
+        pipe.prepare(
+            RequestOrder(
+                Chat([{"role": "user", "content": "x y" * (20 << 20)}]),
+                SamplingParams(max_tokens=1, truncate_prompt_tokens=5),
+                request_id="0",
+            )
         )
 
 
@@ -222,8 +225,8 @@ def test_90_a_text_that_can_only_be_read_as_a_whole_is_refused(monkeypatch: pyte
     monkeypatch.setattr(pipe._tokenizer, "tail", lambda text, size: None)
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=5)
     with pytest.raises(PromptTooLongError, match="characters"):
-        pipe.prepare("x y" * (20 << 20), params, request_id="0")
-    assert len(pipe.prepare("x y" * 25_000, params, request_id="0").token_ids) == 5
+        pipe.prepare(RequestOrder("x y" * (20 << 20), params, request_id="0"))
+    assert len(pipe.prepare(RequestOrder("x y" * 25_000, params, request_id="0")).token_ids) == 5
 
 
 @pytest.mark.parametrize("form", [list, tuple, lambda ids: {"prompt_token_ids": ids}], ids=["list", "tuple", "mapping"])
@@ -240,11 +243,11 @@ def test_94_too_many_ids_are_refused_before_each_is_looked_at(form: Any) -> None
     ids = form([Unseen(5)] * 524_000)
     begin = time.perf_counter()
     with pytest.raises(PromptTooLongError, match="524000 tokens"):
-        pipe.prepare(ids, pipes.ONE_TOKEN, request_id="0")
+        pipe.prepare(RequestOrder(ids, pipes.ONE_TOKEN, request_id="0"))
     assert time.perf_counter() - begin < 0.05 * slowness()
     kept = form([Unseen(5)] * 524_000 + [6, 7, 8])
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=3)
-    assert pipe.prepare(kept, params, request_id="0").token_ids == (6, 7, 8)
+    assert pipe.prepare(RequestOrder(kept, params, request_id="0")).token_ids == (6, 7, 8)
 
 
 def test_counting_without_a_prompt() -> None:
@@ -252,7 +255,7 @@ def test_counting_without_a_prompt() -> None:
     pipe = pipes.make(family)
     picture = tiny.picture(168, 84, 1)
     refs = [MediaRef("image", picture), MediaRef("video", tiny.frames(4))]
-    receipts = pipe.count(refs)
+    receipts = pipe.receipts(refs)
     assert [(receipt.item, receipt.index) for receipt in receipts] == [("image 1", 0), ("video 1", 0)]
     request = pipes.ask(pipe, family, [picture], [tiny.frames(4)])
     assert [receipt.tokens for receipt in request.receipts] == [receipt.tokens for receipt in receipts]

@@ -17,7 +17,7 @@ from beheld.core.request import Request
 from beheld.families.inputs import EffectiveSize, ProcessedItem
 from beheld.families.mllama.inputs import INPUTS as MLLAMA
 from beheld.inputs.media.receipt import used_image
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -60,7 +60,7 @@ OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.T
 def asked(family: str, picture: Image.Image, **options: Any) -> Request:
     data = {"image": picture}
     prompt = {"prompt": tiny.prompt(family, 1), "multi_modal_data": data, "mm_processor_kwargs": options}
-    return roomy(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    return roomy(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 
 @cache
@@ -184,9 +184,9 @@ def test_strict_media_refuses_only_what_was_lost(family: str) -> None:
         request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
         if size == WIDE and is_lossy:
             with pytest.raises(MediaLossError, match=r"aspect ratio|cut off"):
-                pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
+                pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0"))
         else:
-            assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+            assert pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0")).receipts[0].lost == ()
 
 
 CAMERA = [
@@ -210,10 +210,10 @@ def test_pictures_of_cameras_are_refused_only_where_their_shape_is_not_kept(fami
         request = {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": tiny.picture(*size, 1)}}
         if size[0] != size[1] and family in (*SQUASHING, *CROPPING):
             with pytest.raises(MediaLossError, match=r"aspect ratio|cut off") as caught:
-                pipe.prepare(request, pipes.ONE_TOKEN, request_id="0")
+                pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0"))
             assert "Crop, pad or scale it" in caught.value.remedy
         else:
-            assert pipe.prepare(request, pipes.ONE_TOKEN, request_id="0").receipts[0].lost == ()
+            assert pipe.prepare(RequestOrder(request, pipes.ONE_TOKEN, request_id="0")).receipts[0].lost == ()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ SQUARE_FRAMES = ("llava_onevision", "internvl", "smolvlm", "molmo2")
 def watched(family: str, video: Any, **options: Any) -> MediaReceipt:
     prompt = tiny.wrap(family, tiny.markers(family, num_videos=1) + "What?")
     data = {"prompt": prompt, "multi_modal_data": {"video": video}, "mm_processor_kwargs": options}
-    return pipes.shared(family).prepare(data, pipes.ONE_TOKEN, request_id="0").receipts[0]
+    return pipes.shared(family).prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0")).receipts[0]
 
 
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)

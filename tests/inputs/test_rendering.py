@@ -12,7 +12,7 @@ import pytest
 
 from beheld.core.errors import TemplateError
 from beheld.core.request import ForeignTemplate
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from beheld.inputs.prompt.rendering import MAX_S
 from tests.inputs import pipes
 
@@ -28,13 +28,17 @@ TALK: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def pipe() -> Iterator[InputPipeline]:
     made = pipes.make(FAMILY, {"media_workers": 1})
-    made.prepare_chat(TALK[:1], pipes.ONE_TOKEN, request_id="0", chat_template=ForeignTemplate("{{ messages }}"))
+    made.prepare(
+        RequestOrder(Chat(TALK[:1], chat_template=ForeignTemplate("{{ messages }}")), pipes.ONE_TOKEN, request_id="0")
+    )
     yield made
     made.close()
 
 
 def rendered(pipe: InputPipeline, template: str, **options: Any) -> str | None:
-    return pipe.prepare_chat(TALK, pipes.ONE_TOKEN, request_id="0", chat_template=template, **options).prompt
+    return pipe.prepare(
+        RequestOrder(Chat(TALK, chat_template=template, **options), pipes.ONE_TOKEN, request_id="0")
+    ).prompt
 
 
 def test_49_what_is_written_is_the_same_wherever_it_is_rendered(pipe: InputPipeline) -> None:
@@ -95,9 +99,10 @@ import sys
 from tests.inputs import pipes
 from tests.inputs.test_rendering import ESCAPES, TALK
 from beheld.core.errors import TemplateError
+from beheld.inputs.pipeline import Chat, RequestOrder
 pipe = pipes.make("qwen2")
 def ask(template):
-    pipe.prepare_chat(TALK, pipes.ONE_TOKEN, request_id="0", chat_template=template)
+    pipe.prepare(RequestOrder(Chat(TALK, chat_template=template), pipes.ONE_TOKEN, "0"))
 ask("{{ messages }}")
 seen = []
 def hook(event, arguments):

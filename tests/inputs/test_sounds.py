@@ -17,7 +17,7 @@ from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import BeheldError, LimitError, MediaLossError, ParamsError, ProcessError, PromptError
 from beheld.core.request import Request
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import reference
@@ -29,7 +29,7 @@ WAVE = tiny.sound(0.8, 1)
 def ask(pipe: InputPipeline, sounds: Any, count: int = 1, **more: Any) -> Request:
     prompt = tiny.wrap(FAMILY, tiny.markers(FAMILY, num_sounds=count) + "What is it?")
     data = {"prompt": prompt, "multi_modal_data": {"audio": sounds}}
-    return pipe.prepare(data | more, pipes.ONE_TOKEN, request_id="0")
+    return pipe.prepare(RequestOrder(data | more, pipes.ONE_TOKEN, request_id="0"))
 
 
 def test_every_form_of_a_sound_is_the_same_sound(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_another_rate_is_resampled_and_said() -> None:
     (receipt,) = ask(pipe, (fast, 48000)).receipts
     assert receipt.given["rate"] == 48000
     assert receipt.used == {"seconds": 0.8, "rate": 16000}
-    assert receipt.lost == ("the sound was resampled from 48000 to 16000 Hz",)
+    assert receipt.lost == ("the audio was resampled from 48000 to 16000 Hz",)
     with pytest.raises(MediaLossError, match="resampled"):
         ask(pipes.make(FAMILY, strict_media=True), (fast, 48000))
 
@@ -127,13 +127,15 @@ def test_a_rate_is_a_number_of_any_kind(rate: Any) -> None:
 
 
 def test_markers_and_sounds_must_agree() -> None:
-    with pytest.raises(PromptError, match=r"2 of the marker '<\|AUDIO\|>', but 1 audio"):
+    with pytest.raises(PromptError, match=r"2 of the placeholder '<\|AUDIO\|>', but 1 audio"):
         ask(pipes.make(FAMILY), (WAVE, 16000), 2)
     with pytest.raises(LimitError, match="limit_mm_per_prompt"):
         ask(pipes.make(FAMILY, {"limit_per_prompt": {"audio": 1}}), [(WAVE, 16000)] * 2, 2)
     with pytest.raises(PromptError, match="does not take image"):
         pipes.make(FAMILY).prepare(
-            {"prompt": "x", "multi_modal_data": {"image": tiny.picture(9, 9, 0)}}, pipes.ONE_TOKEN, request_id="0"
+            RequestOrder(
+                {"prompt": "x", "multi_modal_data": {"image": tiny.picture(9, 9, 0)}}, pipes.ONE_TOKEN, request_id="0"
+            )
         )
 
 
@@ -154,7 +156,7 @@ def test_options_of_the_processor_are_checked() -> None:
 def test_a_sound_alone_has_the_features_of_the_whole_window(family: str, samples: int) -> None:
     wave = tiny.sound(1.0, 4)[:samples]
     prompt = {"prompt": tiny.markers(family, num_sounds=1), "multi_modal_data": {"audio": (wave, 16000)}}
-    item = pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0").spans[0].item
+    item = pipes.shared(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0")).spans[0].item
     made = reference.processor(family)(
         text=[prompt["prompt"]], audio=[wave], audio_kwargs={"sampling_rate": 16000}, return_tensors="pt"
     )
@@ -170,13 +172,13 @@ def test_the_sound_of_a_video_is_not_heard_and_that_is_said() -> None:
     prompt = {"prompt": tiny.markers(family, num_videos=1), "multi_modal_data": {"video": tiny.frames(4)}}
     for options in ({"use_audio_in_video": True}, {"videos_kwargs": {"use_audio_in_video": True}}):
         with pytest.raises(ParamsError, match="use_audio_in_video"):
-            pipe.prepare(prompt | {"mm_processor_kwargs": options}, pipes.ONE_TOKEN, request_id="0")
+            pipe.prepare(RequestOrder(prompt | {"mm_processor_kwargs": options}, pipes.ONE_TOKEN, request_id="0"))
     without = prompt | {"mm_processor_kwargs": {"use_audio_in_video": False}}
-    assert pipe.prepare(without, pipes.ONE_TOKEN, request_id="0").spans
+    assert pipe.prepare(RequestOrder(without, pipes.ONE_TOKEN, request_id="0")).spans
     for modality in ("audio", "video"):
         data = {"prompt": prompt["prompt"], "multi_modal_data": {modality: torch.zeros(1, 4, 64)}}
         with pytest.raises(BeheldError, match=f"Embeddings of {modality} cannot be given"):
-            pipe.prepare(data, pipes.ONE_TOKEN, request_id="0")
+            pipe.prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
 
 
 def heard(wave: Any) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def test_a_conversation_with_voxtral_is_what_its_own_library_writes() -> None:
 
     def ids(*messages: tuple[str, Any]) -> list[int]:
         talk = [{"role": role, "content": content} for role, content in messages]
-        return list(pipe.prepare_chat(talk, pipes.ONE_TOKEN, request_id="0").token_ids)
+        return list(pipe.prepare(RequestOrder(Chat(talk), pipes.ONE_TOKEN, request_id="0")).token_ids)
 
     assert ids(("user", "What is it?")) == [begin, inst, *text("What is it?"), done]
     window = heard(tiny.sound(0.5))
@@ -221,11 +223,12 @@ def test_a_conversation_with_voxtral_is_what_its_own_library_writes() -> None:
         with pytest.raises(BeheldError, match=word):
             ids(*wrong)
     with pytest.raises(BeheldError, match="Tools"):
-        pipe.prepare_chat(
-            [{"role": "user", "content": "Hi"}],
-            pipes.ONE_TOKEN,
-            request_id="0",
-            tools=[{"type": "function", "function": {"name": "f"}}],
+        pipe.prepare(
+            RequestOrder(
+                Chat([{"role": "user", "content": "Hi"}], tools=[{"type": "function", "function": {"name": "f"}}]),
+                pipes.ONE_TOKEN,
+                request_id="0",
+            )
         )
 
 
@@ -234,7 +237,7 @@ def test_a_conversation_with_voxtral_is_what_its_own_library_writes() -> None:
 def test_a_sound_too_short_for_an_embedding_is_refused(family: str) -> None:
     prompt = {"prompt": tiny.markers(family, num_sounds=1), "multi_modal_data": {"audio": (WAVE[:100], 16000)}}
     with pytest.raises(BeheldError, match="too short to be heard") as caught:
-        pipes.shared(family).prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+        pipes.shared(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
     assert caught.value.item == "audio 1"
 
 
@@ -248,12 +251,12 @@ def test_gemma3n_hears_thirty_seconds_and_cuts_nothing_unasked(tmp_path: Path) -
     info = read_info(folder, args)
     pipe = InputPipeline(info, pipes.config(info), args)
     prompt = {"prompt": "<audio_soft_token>What?", "multi_modal_data": {"audio": (tiny.sound(31.0), 16000)}}
-    request = pipe.prepare(prompt, pipes.ONE_TOKEN, request_id="0")
+    request = pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
     assert [span.item.num_embeds for span in request.spans] == [188]
     assert request.receipts[0].lost == ("only the first 29.97 of 31 s are heard",)
     whole = {"mm_processor_kwargs": {"audio_kwargs": {"truncation": False}}}
     with pytest.raises(ProcessError, match="more than 188 embeddings can hold"):
-        pipe.prepare(prompt | whole, pipes.ONE_TOKEN, request_id="0")
+        pipe.prepare(RequestOrder(prompt | whole, pipes.ONE_TOKEN, request_id="0"))
 
 
 def test_markers_that_give_no_positions_fail_alone() -> None:

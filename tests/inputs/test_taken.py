@@ -57,7 +57,7 @@ def test_what_is_taken_is_the_picture(size: tuple[int, int], way: str) -> None:
     rows = taken.rgbx.reshape(size[1], size[0], 4)
     assert np.array_equal(rows[:, :, :3], np.asarray(picture))
     assert (rows[:, :, 3] == 255).all()
-    back = taken.picture()
+    back = taken.image()
     assert (back.mode, back.size, back.tobytes()) == ("RGB", picture.size, picture.tobytes())
 
 
@@ -80,7 +80,7 @@ def test_pillow_leaves_different_bytes_there(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_picture_in_several_blocks() -> None:
     picture = noise(2300, 2000)
     assert pixels._copied(picture) is None
-    assert Pixels.of(picture).picture().tobytes() == picture.tobytes()
+    assert Pixels.of(picture).image().tobytes() == picture.tobytes()
 
 
 def test_pillow_s_bound_on_what_it_opens_says_nothing_of_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_it_is_a_copy() -> None:
     taken = open_media.taken(found)
     before = picture.tobytes()
     picture.paste((1, 2, 3), (0, 0, 84, 56))
-    assert taken.payload.picture().tobytes() == before
+    assert taken.payload.image().tobytes() == before
     assert taken.payload.digest() == taken.digest == found.digest != open_media.plain_rgb(picture).digest
 
 
@@ -117,7 +117,7 @@ def test_who_lends_nothing_has_its_digest_from_a_copy(monkeypatch: pytest.Monkey
     for picture in (large, small):
         found = open_media.plain_rgb(picture)
         assert not found.borrowed
-        assert found.payload.picture().tobytes() == picture.tobytes()
+        assert found.payload.image().tobytes() == picture.tobytes()
 
 
 @pytest.mark.parametrize("size", [(10, 10), (112, 56), (57, 56)])
@@ -167,7 +167,7 @@ def test_a_picture_that_changes_while_it_is_prepared_becomes_nobody_elses(monkey
 
 def test_what_is_held_outlives_the_picture() -> None:
     taken = [Pixels.of(noise(300 + i, 300)) for i in range(20)]
-    assert all(one.picture().tobytes() == noise(300 + i, 300).tobytes() for i, one in enumerate(taken))
+    assert all(one.image().tobytes() == noise(300 + i, 300).tobytes() for i, one in enumerate(taken))
 
 
 def test_every_source_of_a_picture_has_one_digest() -> None:
@@ -188,7 +188,7 @@ def test_rows_with_something_between_them_are_not_taken_for_whole_ones() -> None
         taken, key = Pixels.of(picture), pixels.digest_of(picture)
     finally:
         core.set_alignment(1)
-    assert taken.picture().tobytes() == wanted.tobytes()
+    assert taken.image().tobytes() == wanted.tobytes()
     assert key in (None, Pixels.of(wanted).digest())
 
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from beheld.core.errors import DecodeError
+from beheld.inputs.pipeline import Chat, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -26,14 +27,18 @@ def test_many_threads_give_what_one_gives() -> None:
 
     def one(index: int) -> tuple[object, ...]:
         content = [{"type": "image", "image": pictures[index]}, special if index % 2 else "What?"]
-        request = pipe.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id=str(index))
+        request = pipe.prepare(
+            RequestOrder(Chat([{"role": "user", "content": content}]), pipes.ONE_TOKEN, request_id=str(index))
+        )
         return request.token_ids, request.spans[0].item.digest
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(one, range(24)))
     for index, (ids, digest) in enumerate(found):
         content = [{"type": "image", "image": pictures[index]}, special if index % 2 else "What?"]
-        request = alone.prepare_chat([{"role": "user", "content": content}], pipes.ONE_TOKEN, request_id="0")
+        request = alone.prepare(
+            RequestOrder(Chat([{"role": "user", "content": content}]), pipes.ONE_TOKEN, request_id="0")
+        )
         assert (ids, digest) == (request.token_ids, request.spans[0].item.digest)
 
 
@@ -64,9 +69,10 @@ args = EngineArgs(model=sys.argv[1])
 info = read_info(Path(sys.argv[1]), args)
 config = EngineConfig("cpu", "float32", "float32", 512, 1, 512, 16, 512, 0, {})
 pipe = beheld.inputs.pipeline.InputPipeline(info, config, args)
-assert pipe.prepare("Hi", SamplingParams(), request_id="0").token_ids
+from beheld.inputs.pipeline import Chat, RequestOrder
+assert pipe.prepare(RequestOrder("Hi", SamplingParams(), "0")).token_ids
 talk = [{"role": "user", "content": "Hi <|im_end|>"}]
-assert pipe.prepare_chat(talk, SamplingParams(), request_id="0").token_ids
+assert pipe.prepare(RequestOrder(Chat(talk), SamplingParams(), "0")).token_ids
 for name in ("torchvision", "av"):
     assert name not in sys.modules, name
 """

@@ -13,7 +13,8 @@ import pytest
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError
 from beheld.inputs.media import video
-from beheld.inputs.media.video import Sampling
+from beheld.inputs.media.video import FrameSampling
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 
@@ -34,16 +35,16 @@ def numbers(clip: video.Clip) -> list[int]:
 
 
 def test_indices_are_even_and_hold_both_ends() -> None:
-    assert Sampling(4).indices(10, 0) == [0, 3, 6, 9]
-    assert Sampling(1).indices(10, 0) == [0]
-    assert Sampling(32).indices(5, 0) == [0, 1, 2, 3, 4]
-    assert Sampling(None).indices(5, 0) == [0, 1, 2, 3, 4]
-    assert Sampling(None, 2.0).indices(80, 8.0)[:2] == [0, 4]
-    assert len(Sampling(None, 2.0).indices(80, 8.0)) == 20
-    assert len(Sampling(6, 2.0).indices(80, 8.0)) == 6
+    assert FrameSampling(4).indices(10, 0) == [0, 3, 6, 9]
+    assert FrameSampling(1).indices(10, 0) == [0]
+    assert FrameSampling(32).indices(5, 0) == [0, 1, 2, 3, 4]
+    assert FrameSampling(None).indices(5, 0) == [0, 1, 2, 3, 4]
+    assert FrameSampling(None, 2.0).indices(80, 8.0)[:2] == [0, 4]
+    assert len(FrameSampling(None, 2.0).indices(80, 8.0)) == 20
+    assert len(FrameSampling(6, 2.0).indices(80, 8.0)) == 6
     for total in range(1, 50):
         for wanted in range(1, 50):
-            found = Sampling(wanted).indices(total, 0)
+            found = FrameSampling(wanted).indices(total, 0)
             assert len(found) == min(total, wanted)
             assert found == sorted(set(found))
             assert found[0] == 0
@@ -54,9 +55,9 @@ def test_indices_are_even_and_hold_both_ends() -> None:
 @pytest.mark.parametrize("wanted", [1, 3, 7, 120])
 def test_sampled_frames_are_the_right_ones(tmp_path: Path, gop: int, wanted: int) -> None:
     path = pipes.write_video(tmp_path / "v.mp4", numbered(120), gop=gop)
-    clip = video.open_bytes(path.read_bytes(), Sampling(wanted), LIMITS)
+    clip = video.open_bytes(path.read_bytes(), FrameSampling(wanted), LIMITS)
     assert clip.total == 120
-    assert list(clip.indices or ()) == Sampling(wanted).indices(120, 8)
+    assert list(clip.indices or ()) == FrameSampling(wanted).indices(120, 8)
     assert numbers(clip) == list(clip.indices or ())
     times = clip.timestamps_s()
     assert times is not None
@@ -72,8 +73,8 @@ def test_other_containers(tmp_path: Path, suffix: str, codec: str) -> None:
         path = pipes.write_video(tmp_path / f"v.{suffix}", numbered(60), codec=codec)
     except Exception:
         pytest.skip(f"this build of FFmpeg cannot write {codec}")
-    clip = video.open_bytes(path.read_bytes(), Sampling(6), LIMITS)
-    assert numbers(clip) == list(clip.indices or ()) == Sampling(6).indices(60, 8)
+    clip = video.open_bytes(path.read_bytes(), FrameSampling(6), LIMITS)
+    assert numbers(clip) == list(clip.indices or ()) == FrameSampling(6).indices(60, 8)
 
 
 @pytest.mark.case(28)
@@ -81,13 +82,13 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
     whole = pipes.write_video(tmp_path / "v.mp4", numbered(40)).read_bytes()
     for data in (b"", b"nothing", whole[:100], pipes.encoded(tiny.picture(8, 8, 1), "BMP")[:20]):
         with pytest.raises(DecodeError) as caught:
-            video.open_bytes(data, Sampling(), LIMITS)
+            video.open_bytes(data, FrameSampling(), LIMITS)
         # What the library calls it is for the log alone.
         assert "Error" not in caught.value.reason
     with pytest.raises(LimitError, match="pixels"):
-        video.open_bytes(whole, Sampling(), MediaLimits(max_pixels=100))
+        video.open_bytes(whole, FrameSampling(), MediaLimits(max_pixels=100))
     with pytest.raises(LimitError, match="40 frames would be taken"):
-        video.open_bytes(whole, Sampling(None), MediaLimits(max_frames=10))
+        video.open_bytes(whole, FrameSampling(None), MediaLimits(max_frames=10))
 
 
 def test_arrays_are_checked() -> None:
@@ -131,9 +132,9 @@ def test_arrays_are_checked() -> None:
 @pytest.mark.case(27)
 def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ParamsError):
-        Sampling.of(options)
+        FrameSampling.of(options)
     with pytest.raises(ParamsError, match="'fps'"):
-        Sampling.of({"fsp": 1})
+        FrameSampling.of({"fsp": 1})
 
 
 @pytest.mark.parametrize(
@@ -142,10 +143,10 @@ def test_sampling_options_are_checked(options: dict[str, Any]) -> None:
 @pytest.mark.case(27)
 def test_work_is_bounded_whatever_is_asked_for(tmp_path: Path, options: dict[str, Any]) -> None:
     data = pipes.write_video(tmp_path / "v.mp4", numbered(20)).read_bytes()
-    clip = video.open_bytes(data, Sampling.of(options), LIMITS)
+    clip = video.open_bytes(data, FrameSampling.of(options), LIMITS)
     assert len(clip.frames) == (1 if options.get("fps") == 1e-9 else 20)
     with pytest.raises(LimitError):
-        video.open_bytes(data, Sampling.of({"num_frames": 10**9}), MediaLimits(max_frames=19))
+        video.open_bytes(data, FrameSampling.of({"num_frames": 10**9}), MediaLimits(max_frames=19))
 
 
 @pytest.mark.case(28)
@@ -237,7 +238,7 @@ def test_places_may_be_any_whole_numbers_and_repeat() -> None:
 def asked(family: str, given: Any, **options: Any) -> Any:
     prompt = tiny.wrap(family, tiny.markers(family, num_videos=1) + "What?")
     data = {"prompt": prompt, "multi_modal_data": {"video": given}, "mm_processor_kwargs": options}
-    return pipes.shared(family).prepare(data, pipes.ONE_TOKEN, request_id="0")
+    return pipes.shared(family).prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
 
 
 GLM = [family for family in tiny.VIDEO_FAMILIES if family.startswith("glm4")]
@@ -277,7 +278,7 @@ def test_a_single_frame_is_refused_with_what_to_give_instead(family: str) -> Non
     metadata = {"fps": 2.0, "total_num_frames": 1, "frames_indices": [0]}
     with pytest.raises(MediaError) as caught:
         asked(family, (tiny.frames(1), metadata))
-    assert caught.value.remedy == "Give more than one frame, or the frame as a picture."
+    assert caught.value.remedy == "Give more than one frame, or the frame as an image."
 
 
 @pytest.mark.parametrize("family", ["ernie4_5_vl_moe", "qwen2_5_vl", "qwen3_vl"])

@@ -20,13 +20,13 @@ from beheld.core.config import MediaLimits, MediaWork
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError, TemplateError, WorkerError
 from beheld.core.params import StructuredOutputs
 from beheld.core.request import ForeignTemplate, Request
-from beheld.inputs.media import tasks
 from beheld.inputs.media.open_media import Source
-from beheld.inputs.media.workers import Workers
-from beheld.inputs.pipeline import InputPipeline
+from beheld.inputs.media.tasks import DecodeTask, decode_type
+from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
+from beheld.sandbox.sandbox import Sandbox
 from tests import tiny
 from tests.inputs import pipes
-from tests.sandbox.test_pool import gone
+from tests.sandbox.test_sandbox import gone
 
 FAMILY = "qwen2_5_vl"
 WORKS = {"decode": MediaWork.DECODE, "process": MediaWork.PROCESS}
@@ -152,14 +152,14 @@ def test_31_72_time_and_memory_are_bounded() -> None:
     hasty = MediaLimits(work_timeout_s={"image": 0.05})
     tight = MediaLimits(max_work_bytes=48 << 20)
     for limits, said in ((hasty, "more than 0.05 s"), (tight, "more memory")):
-        workers = Workers(1, MediaWork.DECODE, tasks.Settings(limits))
+        sandbox, kind = Sandbox(), decode_type(limits, 1)
         with pytest.raises(LimitError, match=said) as caught:
-            workers.open("image", source, lambda: 0)
+            sandbox.run(kind, DecodeTask("image", source))
         assert isinstance(caught.value, MediaError)
         if limits is tight:
-            opened = workers.open("image", small, lambda: 0)[0]
+            opened = sandbox.run(kind, DecodeTask("image", small)).opened
             assert (opened.width, opened.height) == (70, 84)
-        workers.close()
+        sandbox.close()
 
 
 @pytest.mark.case(21, 27)
@@ -181,10 +181,11 @@ def test_without_workers_the_other_guards_stay() -> None:
     talk = [{"role": "user", "content": "Hi"}]
     bomb = ForeignTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
     with pytest.raises(TemplateError, match="takes more than"):
-        pipe.prepare_chat(talk, pipes.ONE_TOKEN, request_id="0", chat_template=bomb)
+        pipe.prepare(RequestOrder(Chat(talk, chat_template=bomb), pipes.ONE_TOKEN, request_id="0"))
     params = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputs(choice=["yes"]))
-    assert pipe.prepare("Hi", params, request_id="1").params.grammar is not None
-    assert pipe._sealer.rehearser_pids
+    assert pipe.prepare(RequestOrder("Hi", params, request_id="1")).params.grammar is not None
+    assert pipe._sandbox.pids(pipe._sampling._grammars.task_type)
+    assert not pipe.worker_pids
     pipe.close()
 
 
@@ -210,8 +211,8 @@ import sys
 import beheld.inputs.media.tasks as tasks
 from beheld.core.config import MediaLimits
 from beheld.inputs.media.open_media import Source
-work = tasks.load(tasks.Settings(MediaLimits()))
-work(tasks.Open("image", Source("bytes", bytes(32), open(sys.argv[1], "rb").read())))
+work = tasks.load_decoder(MediaLimits())
+work(tasks.DecodeTask("image", Source("bytes", bytes(32), open(sys.argv[1], "rb").read())))
 assert not {"torch", "transformers", "torchvision", "av"} & set(sys.modules)
 """
 

@@ -14,7 +14,7 @@ from beheld import LLM, EngineArgs, LoRARequest, SamplingParams
 from beheld.checkpoint.info import read_info
 from beheld.core.errors import ConfigError, LimitError, LoRAError, PromptError
 from beheld.engine.setup import decide
-from beheld.models.longrope import FAR, TwoScales
+from beheld.models.surgery.longrope import FAR, TwoScales
 from tests import tiny
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask

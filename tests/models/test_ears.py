@@ -11,8 +11,11 @@ import torch
 from beheld.core.plan import EncodeItem
 from beheld.families import registry
 from beheld.families.phi4_multimodal.model import adapt as adapt_phi4
+from beheld.inputs.pipeline import RequestOrder
 from beheld.models.hf import HFAdapter
+from beheld.models.surgery.operation import Changes, Surgery, Target
 from tests import tiny
+from tests.fakes import fake_config
 from tests.inputs import pipes
 from tests.oracle import reference
 from tests.oracle.cases import Ask
@@ -23,7 +26,7 @@ SECONDS = (0.5, 0.93, 0.1, 0.5, 1.4)
 
 def items_of(family: str, ask: Ask) -> list[EncodeItem]:
     """What a request gives the towers."""
-    spans = pipes.shared(family).prepare(request(family, ask), pipes.ONE_TOKEN, request_id="0").spans
+    spans = pipes.shared(family).prepare(RequestOrder(request(family, ask), pipes.ONE_TOKEN, request_id="0")).spans
     return [EncodeItem(s.item.digest, s.item.modality, s.item.features, s.item.num_embeds) for s in spans]
 
 
@@ -31,7 +34,7 @@ def adapt(family: str, model: Any) -> None:
     """What the engine does to the family's model once it is loaded."""
     own = registry.model(family).adapt
     if own is not None:
-        own(model)
+        own(model, Changes())
 
 
 def merged(family: str, ask: Ask) -> torch.Tensor:
@@ -61,7 +64,7 @@ def test_each_sound_is_heard_as_if_it_were_alone(family: str) -> None:
     info = pipes.info(family)
     adapt(info.family, model)
     with torch.inference_mode():
-        ours = HFAdapter(model, info).encode(items_of(family, together))
+        ours = HFAdapter(Surgery(Target(model, fake_config())), info).encode(items_of(family, together))
     for made, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(made, expected, atol=2e-5, rtol=1e-4)
 
@@ -78,7 +81,7 @@ def test_phi4_projects_sounds_otherwise_beside_pictures() -> None:
     items = [items_of(family, ask)[-1] for ask in (alone, beside, alone)]
     assert items[0].digest == items[2].digest != items[1].digest
     with torch.inference_mode():
-        ours = HFAdapter(model, info).encode(items)
+        ours = HFAdapter(Surgery(Target(model, fake_config())), info).encode(items)
     for made, expected in zip(ours, (*theirs, theirs[0]), strict=True):
         torch.testing.assert_close(made, expected, atol=2e-5, rtol=1e-4)
 
@@ -92,7 +95,7 @@ def test_phi4_hears_several_sounds_that_are_longer_than_its_window() -> None:
     adapt(info.family, model)
     items = [items_of(family, ask)[0] for ask in alone]
     with torch.inference_mode():
-        ours = HFAdapter(model, info).encode(items)
+        ours = HFAdapter(Surgery(Target(model, fake_config())), info).encode(items)
     for made, ask in zip(ours, alone, strict=True):
         torch.testing.assert_close(made, merged(family, ask), atol=2e-5, rtol=1e-4)
 
@@ -105,7 +108,7 @@ def test_phi4_does_not_write_down_all_pairs_of_a_long_sound() -> None:
     frames = torch.randn(1, 4100, 80, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         heard = tower(frames, None)
-        adapt_phi4(model)
+        adapt_phi4(model, Changes())
         assert torch.equal(tower(frames, None), heard)
     assert torch.equal(tower._streaming_mask(*sizes), theirs)
     assert tower._streaming_mask(45000, 1, *sizes[2:]).untyped_storage().nbytes() == 1
@@ -113,5 +116,5 @@ def test_phi4_does_not_write_down_all_pairs_of_a_long_sound() -> None:
     chunked = type(reference.model("phi4_mm")).from_pretrained(tiny.checkpoint("phi4_mm"), dtype=torch.float32)
     tower = chunked.model.embed_tokens_extend.audio_embed.encoder
     tower.config.chunk_size = 3
-    adapt_phi4(chunked)
+    adapt_phi4(chunked, Changes())
     assert not tower._streaming_mask(20, 1, 3, 1).all()

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from beheld.families.llama4 import model as llama4
-from beheld.models import fuse
-from beheld.models.experts import Experts, GroupedExperts, experts_of, replace_experts
+from beheld.models.surgery import linears as fuse
+from beheld.models.surgery.experts import Experts, GroupedExperts, experts_of, replace_experts
+from beheld.models.surgery.operation import Changes
+from beheld.platform.cuda import Cuda
+from beheld.platform.registry import PLATFORMS
 from tests import tiny
 
 FAMILIES = ("aria", "ernie4_5_vl_moe", "glm4v_moe", "qwen3_omni_moe", "qwen3_vl_moe")
@@ -41,11 +44,11 @@ def test_experts_give_what_transformers_give(family: str) -> None:
     x_TH = torch.randn(13, H)
     weights_TK, experts_TK = torch.rand(13, E).topk(2)
     expected = old(x_TH, experts_TK, weights_TK)
-    assert replace_experts(model, torch.float32) > 0
+    assert replace_experts(model, torch.float32, Changes()) > 0
     made = model.get_submodule(name)
     assert isinstance(made, Experts)
     torch.testing.assert_close(made(x_TH, experts_TK, weights_TK), expected, atol=1e-5, rtol=1e-4)
-    assert fuse.replace_linears(made, fuse.PackedLinear, torch.float32) == 2 * E
+    assert fuse.replace_linears(made, fuse.PackedLinear, torch.float32, Changes()) == 2 * E
     torch.testing.assert_close(made(x_TH, experts_TK, weights_TK), expected, atol=1e-5, rtol=1e-4)
     # The expert behind the last stands for none, also for all of them.
     experts_TK[3] = E
@@ -99,8 +102,13 @@ def test_grouped_experts_give_what_single_ones_give(dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_off_a_cpu_llama4_computes_chosen_experts_alone() -> None:
+def test_off_a_cpu_llama4_computes_chosen_experts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted where nothing is computed: the chosen expert, the shared one, and the router."""
+
+    class Grouping(Cuda):
+        grouped_products = True
+
+    monkeypatch.setitem(PLATFORMS, "meta", Grouping())
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
@@ -112,7 +120,7 @@ def test_off_a_cpu_llama4_computes_chosen_experts_alone() -> None:
         attention = SimpleNamespace(attn_temperature_tuning=False)
         layer = SimpleNamespace(feed_forward=block, self_attn=attention)
         decoder = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-        llama4.adapt(SimpleNamespace(get_decoder=lambda decoder=decoder: decoder))
+        llama4.adapt(SimpleNamespace(get_decoder=lambda decoder=decoder: decoder), Changes())
         with FlopCounterMode(display=False) as counted:
             layer.feed_forward(torch.empty(1, 256, 64, device="meta", dtype=dtype))
         one = 256 * 2 * 3 * 64 * 128
@@ -135,5 +143,5 @@ def test_experts_of_another_form_are_left_alone() -> None:
 
     for kind in (Biased, OwnGate):
         model = nn.Sequential(kind())
-        assert replace_experts(model, torch.float32) == 0
+        assert replace_experts(model, torch.float32, Changes()) == 0
         assert type(model[0]) is kind

@@ -9,7 +9,10 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
-from beheld.models import fuse, joined, prepare
+from beheld.models import prepare
+from beheld.models.surgery import joined
+from beheld.models.surgery import linears as fuse
+from beheld.models.surgery.operation import Changes, Surgery, Target
 from tests import tiny
 from tests.fakes import fake_config
 
@@ -21,17 +24,21 @@ def load(family: str) -> Any:
     return kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval()
 
 
+def fused(model: Any) -> int:
+    return joined.fuse_linears(model, Changes())
+
+
 def small_batches(model: Any) -> int:
-    return fuse.replace_linears(model, fuse.SmallBatchLinear, torch.float32)
+    return fuse.replace_linears(model, fuse.SmallBatchLinear, torch.float32, Changes())
 
 
 def packed(model: Any) -> int:
     assert fuse.can_pack()
-    return fuse.replace_linears(model, fuse.PackedLinear, torch.float32)
+    return fuse.replace_linears(model, fuse.PackedLinear, torch.float32, Changes())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen2_5_vl"])
-@pytest.mark.parametrize("surgery", [joined.fuse_linears, small_batches, packed])
+@pytest.mark.parametrize("surgery", [fused, small_batches, packed])
 @torch.inference_mode()
 def test_logits_are_those_of_the_model_as_it_came(family: str, surgery: Any) -> None:
     model = load(family)
@@ -126,10 +133,11 @@ def test_a_padded_layer_meets_few_sizes_and_computes_all(
 def test_on_a_cpu_every_layer_meets_few_sizes(dtype: str, max_loras: int) -> None:
     args = EngineArgs(model=str(tiny.checkpoint("qwen2_5_vl")), device="cpu", dtype=dtype)
     args.enable_lora = max_loras > 0
-    config = resolve_and_decide(args).config
+    resolved = resolve_and_decide(args)
     model = load("qwen2_5_vl").to(getattr(torch, dtype))
-    slots = prepare.prepare(model, config)
-    assert (slots is not None) == (max_loras > 0)
+    surgery = Surgery(Target(model, resolved.config))
+    prepare.prepare(surgery, resolved.info)
+    assert (surgery.target.slots is not None) == (max_loras > 0)
     kinds = {type(module) for module in model.modules()}
     assert torch.nn.Linear not in kinds
     assert fuse.PaddedLinear in kinds
@@ -149,11 +157,11 @@ def test_padding_an_mlp_changes_nothing(bias: bool) -> None:
     x = torch.randn(3, 8)
     odd, even = Gated(21), Gated(24)
     before = odd(x)
-    assert fuse.pad_mlps(torch.nn.ModuleList([odd, even])) == 1
+    assert fuse.pad_mlps(torch.nn.ModuleList([odd, even]), Changes()) == 1
     assert odd.gate_proj.weight.shape == (64, 8)
     assert even.gate_proj.weight.shape == (24, 8)
     torch.testing.assert_close(odd(x), before)
-    assert joined.fuse_linears(odd) == 1
+    assert joined.fuse_linears(odd, Changes()) == 1
     torch.testing.assert_close(odd(x), before)
 
 
@@ -161,11 +169,11 @@ def test_a_convolution_of_single_patches_is_a_product() -> None:
     tower = torch.nn.Sequential(torch.nn.Conv3d(3, 5, (2, 4, 4), (2, 4, 4)))
     patch, wider = torch.randn(7, 3, 2, 4, 4), torch.randn(2, 3, 2, 8, 4)
     before, around = tower(patch), tower(wider)
-    assert fuse.replace_patch_convolutions(tower) == 1
+    assert fuse.replace_patch_convolutions(tower, Changes()) == 1
     torch.testing.assert_close(tower(patch), before)
     torch.testing.assert_close(tower(wider), around)
     overlapping = torch.nn.Sequential(torch.nn.Conv3d(3, 5, (2, 4, 4), (2, 2, 2)))
-    assert fuse.replace_patch_convolutions(overlapping) == 0
+    assert fuse.replace_patch_convolutions(overlapping, Changes()) == 0
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "fused"])
@@ -177,7 +185,10 @@ def test_float32_on_a_gpu_is_not_tf32(
 ) -> None:
     """Whatever else is done to a model: enforce_eager and `beheld verify` skip the surgery."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(prepare, "_fuse", lambda model, config: None)
+    monkeypatch.setenv("BEHELD_FUSE", "0")
     monkeypatch.setenv("BEHELD_COMPILE", "0")
-    prepare.prepare(load("llama"), fake_config(device=device, dtype=dtype, enforce_eager=eager))
-    assert torch.backends.cudnn.allow_tf32 == allowed
+    surgery = Surgery(Target(load("llama"), fake_config(device=device, dtype=dtype, enforce_eager=eager)))
+    prepare.prepare(surgery, resolve_and_decide(EngineArgs(model=str(tiny.checkpoint("llama")))).info)
+    with surgery.passing():
+        assert torch.backends.cudnn.allow_tf32 == allowed
+    assert torch.backends.cudnn.allow_tf32, "outside of passes it is the user's"

@@ -7,7 +7,9 @@ import logging
 import pytest
 import torch
 
-from beheld.models import fuse, joined
+from beheld.models.surgery import joined
+from beheld.models.surgery import linears as fuse
+from beheld.models.surgery.operation import Changes
 
 
 def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
@@ -23,7 +25,7 @@ def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
 
     layer, x = Layer(), torch.randn(3, 8)
     before = layer(x)
-    assert joined.fuse_linears(layer) == 1
+    assert joined.fuse_linears(layer, Changes()) == 1
     torch.testing.assert_close(layer(x), before)
 
 
@@ -41,9 +43,9 @@ def test_a_fused_group_that_is_asked_about_different_inputs(packing: bool) -> No
 
     layer, x, beside = Layer(), torch.randn(3, 8), torch.randn(3, 8)
     before, same = layer(x, beside), layer(x, x)
-    assert joined.fuse_linears(layer) == 1
+    assert joined.fuse_linears(layer, Changes()) == 1
     if packing:
-        assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32) == 1
+        assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32, Changes()) == 1
     torch.testing.assert_close(layer(x, beside), before)
     torch.testing.assert_close(layer(x, x), same)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -73,7 +75,7 @@ def test_layers_whose_output_a_program_changes_stay_apart(
     changed.up_proj.register_forward_hook(lambda module, args, out: 1.5 * out)
     x = torch.randn(3, 64, dtype=dtype)
     before = changed(x)
-    assert joined.fuse_linears(torch.nn.ModuleList([changed, plain])) == 1
+    assert joined.fuse_linears(torch.nn.ModuleList([changed, plain]), Changes()) == 1
     assert type(plain.gate_proj) is joined.FirstOfFused
     assert type(changed.gate_proj) is torch.nn.Linear
     assert torch.equal(changed(x), before)
@@ -86,4 +88,4 @@ def test_weights_that_are_not_numbers_are_joined_as_they_are() -> None:
     with torch.no_grad():
         layer.gate_proj.weight[3] = torch.nan
         layer.up_proj.weight[4] = torch.inf
-    assert joined.fuse_linears(layer) == 1
+    assert joined.fuse_linears(layer, Changes()) == 1

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from beheld import LLM, SamplingParams
-from beheld.models.prepare import text_model
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
 from tests import tiny
 
 FAMILY = "llama"
@@ -63,8 +64,8 @@ def test_a_layer_that_cannot_be_shortened_runs_whole(monkeypatch: pytest.MonkeyP
 
     shorten = hf.last_layer.shorten
 
-    def of_a_strange_layer(layer: nn.Module) -> None:
-        shorten(layer)
+    def of_a_strange_layer(layer: nn.Module, changes: Changes) -> None:
+        shorten(layer, changes)
         inner = layer.forward
         layer.forward = lambda *a, **k: inner(*a, **k, logits_to_keep=torch.ones(1))  # type: ignore[method-assign]
 
@@ -83,10 +84,10 @@ def test_a_layer_in_which_tokens_meet_before_attention_runs_whole(monkeypatch: p
 
     shorten = hf.last_layer.shorten
 
-    def of_a_mixing_layer(layer: nn.Module) -> None:
+    def of_a_mixing_layer(layer: nn.Module, changes: Changes) -> None:
         inner = layer.forward
         layer.forward = lambda x, *a, **k: inner(x + x.roll(1, 1), *a, **k)  # type: ignore[method-assign]
-        shorten(layer)
+        shorten(layer, changes)
 
     monkeypatch.setattr(hf.last_layer, "shorten", of_a_mixing_layer)
     for block_size in (16, 1):
@@ -101,7 +102,7 @@ def test_an_error_without_words_ends_no_start(monkeypatch: pytest.MonkeyPatch) -
 
     shorten = hf.last_layer.shorten
 
-    def of_a_strict_layer(layer: nn.Module) -> None:
+    def of_a_strict_layer(layer: nn.Module, changes: Changes) -> None:
         inner = layer.forward
 
         def forward(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +111,7 @@ def test_an_error_without_words_ends_no_start(monkeypatch: pytest.MonkeyPatch) -
             return inner(hidden_states, *args, **kwargs)
 
         layer.forward = forward  # type: ignore[method-assign]
-        shorten(layer)
+        shorten(layer, changes)
 
     monkeypatch.setattr(hf.last_layer, "shorten", of_a_strict_layer)
     with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as llm:
@@ -123,7 +124,8 @@ def test_a_layer_that_the_compiler_gives_up_later_is_still_shortened(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One row is compiled apart, and first comes when tails are tried."""
-    from beheld.models import fuse, hf
+    from beheld.models import hf
+    from beheld.models.surgery import compiled
 
     shorten = hf.last_layer.shorten
 
@@ -135,9 +137,9 @@ def test_a_layer_that_the_compiler_gives_up_later_is_still_shortened(
 
         return run
 
-    def of_compiled(layer: nn.Module) -> None:
-        fuse.compile_layers([layer])
-        shorten(layer)
+    def of_compiled(layer: nn.Module, changes: Changes) -> None:
+        compiled.compile_layers([layer], changes)
+        shorten(layer, changes)
 
     with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", seed=0, max_model_len=256) as plain:
         told = answers(plain)

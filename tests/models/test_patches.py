@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from beheld.models.patches import PackedPatches, pack_patch_convolutions
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.patches import PackedPatches, pack_patch_convolutions
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_values_and_shapes_are_the_convolutions(conv: Any, shape: tuple[int, ...
     x = torch.randn(shape)
     model = nn.Sequential(conv)
     expected = model(x)
-    assert pack_patch_convolutions(model, torch.float32) == 1
+    assert pack_patch_convolutions(model, torch.float32, Changes()) == 1
     packed = model[0]
     assert isinstance(packed, PackedPatches)
     torch.testing.assert_close(model(x), expected)
@@ -53,5 +54,5 @@ def test_values_and_shapes_are_the_convolutions(conv: Any, shape: tuple[int, ...
 )
 def test_other_convolutions_stay(conv: Any) -> None:
     model = nn.Sequential(conv)
-    assert pack_patch_convolutions(model, torch.float32) == 0
+    assert pack_patch_convolutions(model, torch.float32, Changes()) == 0
     assert model[0] is conv

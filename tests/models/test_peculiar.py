@@ -14,9 +14,11 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.families.chameleon.model import adapt as adapt_chameleon
 from beheld.families.gemma3n.model import adapt as adapt_gemma3n
-from beheld.models import fuse, joined
 from beheld.models.load import model_class_of
-from beheld.models.prepare import text_model
+from beheld.models.surgery import compiled as fuse
+from beheld.models.surgery import joined
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.oracle import cases, reference
 
@@ -32,7 +34,7 @@ def load(family: str) -> Any:
 def test_chameleons_codes_are_barred_by_a_tensor() -> None:
     model, inputs = load("chameleon"), reference.inputs("chameleon", cases.FOUR)
     before = model(**inputs).logits
-    adapt_chameleon(model)
+    adapt_chameleon(model, Changes())
     codes = model.model.vocabulary_mapping.image_tokens
     assert isinstance(codes, torch.Tensor)
     assert codes.device == model.device
@@ -52,7 +54,7 @@ def test_fused_layers_answer_as_before(family: str) -> None:
     text = model.config.get_text_config(decoder=True)
     # Layers that read another's cache have neither keys nor values of their own.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
-    assert joined.fuse_linears(text_model(model)) == own + text.num_hidden_layers
+    assert joined.fuse_linears(text_model(model), Changes()) == own + text.num_hidden_layers
     torch.testing.assert_close(model(**inputs).logits, before, atol=5e-5, rtol=1e-4)
 
 
@@ -83,10 +85,11 @@ def test_layers_of_many_kinds_are_all_compiled(
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     layers = [Kind(number) for number in range(12)]
-    fuse.compile_layers(layers)
+    fuse.compile_layers(layers, Changes())
     for rows in (1, 5):
         x = torch.ones(rows, 2)
-        assert [float(layer(x)[0, 0]) for layer in layers] == list(range(12))
+        with fuse.settings():
+            assert [float(layer(x)[0, 0]) for layer in layers] == list(range(12))
     assert "could not be compiled" not in caplog.text
 
 
@@ -111,14 +114,14 @@ def test_a_layer_with_a_number_is_traced_once_for_each_form(monkeypatch: pytest.
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "specialize_float", False)
     # Of its own for each form, as the compiler's options make it one.
     monkeypatch.setattr(torch, "compile", lambda call, **_: plain(call, backend=partial(backend), dynamic=True))
     layers = [Scaled() for _ in range(3)]
-    fuse.compile_layers(layers)
+    fuse.compile_layers(layers, Changes())
     for rows in (1, 5, 7):
         x = -torch.ones(rows, 4)
-        assert all(torch.allclose(layer(x), 0.3 * x) for layer in layers)
+        with torch._dynamo.config.patch(specialize_float=False), fuse.settings():
+            assert all(torch.allclose(layer(x), 0.3 * x) for layer in layers)
     assert len(traced) == 2
     torch._dynamo.reset()
 
@@ -133,7 +136,7 @@ def test_gemma3ns_last_ids_have_the_towers_embeddings() -> None:
     )
     ids = torch.arange(model.config.text_config.vocab_size).unsqueeze(0)
     model(input_ids=ids)
-    adapt_gemma3n(model)
+    adapt_gemma3n(model, Changes())
     ours = model.get_input_embeddings()(ids)
     torch.testing.assert_close(ours, seen[0], atol=1e-6, rtol=1e-5)
     text = model.get_input_embeddings().text(ids)
@@ -171,7 +174,7 @@ def test_towers_whose_hidden_states_are_taken_are_compiled(family: str, monkeypa
     before = model(**inputs).logits
     (blocks,) = (stack for stack in model.model.vision_tower.modules() if isinstance(stack, torch.nn.ModuleList))
     calls = [layer.forward for layer in blocks]
-    fuse.compile_layers(list(blocks))
+    fuse.compile_layers(list(blocks), Changes())
     compiled = [layer.forward for layer in blocks]
     torch.testing.assert_close(model(**inputs).logits, before, atol=1e-5, rtol=1e-4)
     assert [layer.forward for layer in blocks] == compiled != calls, "a layer that cannot be compiled is put back"
@@ -190,7 +193,7 @@ def test_a_layer_that_cannot_be_compiled_runs_as_it_came(level: int, monkeypatch
     monkeypatch.setattr(torch, "compile", lambda call, **_: refuse)
     monkeypatch.setattr(fuse.logger, "log", lambda level, message, *args: told.append((level, message % args)))
     layers = [Kind(number) for number in range(3)]
-    fuse.compile_layers(layers, for_many=False, level=level)
+    fuse.compile_layers(layers, Changes(), for_many=False, level=level)
     many, one = torch.ones(5, 2), torch.ones(1, 2)
     assert [float(layer(many)[0, 0]) for layer in layers] == [0, 1, 2]
     assert not tried

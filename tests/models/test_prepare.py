@@ -9,16 +9,20 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
-from beheld.models import fuse, prepare
+from beheld.models import prepare
 from beheld.models.load import model_class_of
+from beheld.models.surgery import compiled as compiling
+from beheld.models.surgery.operation import Surgery, Target
+from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.fakes import fake_config
 
 
-def made(family: str) -> Any:
-    """The family's tiny model with weights of chance."""
+def made(family: str) -> tuple[Any, Any]:
+    """The family's tiny model with weights of chance, and what its checkpoint says."""
     resolved = resolve_and_decide(EngineArgs(model=str(tiny.checkpoint(family)), device="cpu", dtype="float32"))
-    return model_class_of(resolved.info, resolved.hf_config)._from_config(resolved.hf_config).float().eval()
+    model_class = model_class_of(resolved.info, resolved.hf_config)
+    return model_class._from_config(resolved.hf_config).float().eval(), resolved.info
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "cohere2_vision", "qwen2_5_vl", "llama4", "phi4_mm"])
@@ -38,12 +42,12 @@ def test_what_is_around_the_layers_is_compiled_for_single_rows(family: str, monk
         return noted
 
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(prepare, "_fuse", lambda model, config: None)
+    monkeypatch.setenv("BEHELD_FUSE", "0")
     told: list[Any] = []
-    monkeypatch.setattr(fuse.logger, "log", lambda *args: told.append(args))
-    model = made(family)
-    prepare.prepare(model, fake_config(device="cuda", dtype="float32"))
-    text = prepare.text_model(model)
+    monkeypatch.setattr(compiling.logger, "log", lambda *args: told.append(args))
+    model, info = made(family)
+    prepare.prepare(Surgery(Target(model, fake_config(device="cuda", dtype="float32"))), info)
+    text = text_model(model)
     around = [text.rotary_emb, text.norm]
     axes = 3 if family == "qwen2_5_vl" else 1
     for rows, expected in ((1, around), (3, [])):

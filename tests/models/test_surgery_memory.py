@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from beheld.models import experts, fuse, joined, patches
 from beheld.models.one_row import OneRowLinear
+from beheld.models.surgery import experts, joined, patches
+from beheld.models.surgery import linears as fuse
+from beheld.models.surgery.operation import Changes
 from beheld.quant.float8 import FP8, Float8Linear
 
 LAYERS = 6
@@ -64,7 +66,7 @@ def replaced(seen: list[int]) -> list[int]:
 @pytest.mark.parametrize("linear", [lambda i, o: nn.Linear(i, o, False), float8], ids=["plain", "float8"])
 def test_fusing_holds_one_group(linear: Callable[[int, int], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     model = stack(linear)
-    watch, as_one = Watch(model), joined._joined
+    watch, as_one = Watch(model), joined.join
 
     def looked(linears: Any) -> nn.Module:
         made = as_one(linears)
@@ -72,8 +74,8 @@ def test_fusing_holds_one_group(linear: Callable[[int, int], nn.Module], monkeyp
         watch.look()
         return made
 
-    monkeypatch.setattr(joined, "_joined", looked)
-    assert joined.fuse_linears(model) == 2 * LAYERS
+    monkeypatch.setattr(joined, "join", looked)
+    assert joined.fuse_linears(model, Changes()) == 2 * LAYERS
     each = len(watch.alive()) // (2 * LAYERS)
     # q, k and v, then gate and up, of every layer; only what no group has stays.
     assert replaced(watch.seen) == [3 * each, 2 * each] * (LAYERS - 1) + [3 * each]
@@ -85,7 +87,7 @@ def test_fusing_holds_one_group(linear: Callable[[int, int], nn.Module], monkeyp
 def test_packing_holds_one_layer(fused: bool) -> None:
     model = stack(lambda i, o: nn.Linear(i, o, False))
     if fused:
-        joined.fuse_linears(model)
+        joined.fuse_linears(model, Changes())
     watch = Watch(model)
 
     class Packed(fuse.PackedLinear):
@@ -93,7 +95,7 @@ def test_packing_holds_one_layer(fused: bool) -> None:
             super().__init__(linear)
             watch.look()
 
-    assert fuse.replace_linears(model, Packed, torch.float32) == (4 if fused else 7) * LAYERS
+    assert fuse.replace_linears(model, Packed, torch.float32, Changes()) == (4 if fused else 7) * LAYERS
     assert set(replaced(watch.seen)) == {1}
     assert not watch.alive()
 
@@ -101,7 +103,7 @@ def test_packing_holds_one_layer(fused: bool) -> None:
 def test_layers_that_share_their_weights_keep_them() -> None:
     model = stack()
     watch = Watch(model)
-    assert fuse.replace_linears(model, OneRowLinear, torch.float32) == 7 * LAYERS
+    assert fuse.replace_linears(model, OneRowLinear, torch.float32, Changes()) == 7 * LAYERS
     assert len(watch.alive()) == 14 * LAYERS
 
 
@@ -115,7 +117,7 @@ def test_convolutions_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     monkeypatch.setattr(patches, "PackedPatches", looked)
-    assert patches.pack_patch_convolutions(model, torch.float32) == LAYERS
+    assert patches.pack_patch_convolutions(model, torch.float32, Changes()) == LAYERS
     assert watch.seen == list(range(LAYERS, 0, -1))
     assert not watch.alive()
 
@@ -137,7 +139,7 @@ def test_packing_holds_one_layer_of_experts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(experts, "_usual", lambda child, dtype: isinstance(child, OldExperts))
     model = nn.ModuleList(nn.Sequential(OldExperts()) for _ in range(LAYERS))
     watch = Watch(model)
-    assert experts.replace_experts(model, torch.float32) == LAYERS
+    assert experts.replace_experts(model, torch.float32, Changes()) == LAYERS
     assert len(watch.alive()) == 2 * LAYERS
 
     class Packed(fuse.PackedLinear):
@@ -145,6 +147,6 @@ def test_packing_holds_one_layer_of_experts(monkeypatch: pytest.MonkeyPatch) -> 
             super().__init__(linear)
             watch.look()
 
-    assert fuse.replace_linears(model, Packed, torch.float32) == 8 * LAYERS
+    assert fuse.replace_linears(model, Packed, torch.float32, Changes()) == 8 * LAYERS
     assert set(replaced(watch.seen)) == {0, 1}
     assert not watch.alive()

@@ -15,7 +15,7 @@ from beheld.core.errors import LimitError
 from beheld.engine.setup import describe
 from beheld.families import page, registry
 from beheld.models import towers
-from beheld.models.prepare import text_model
+from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import cases

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from beheld.families import registry
 from beheld.verify import joined
 from tests.oracle import reference
 from tests.oracle.cases import Ask
@@ -18,7 +19,9 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
     model = reference.model(family)
     with torch.no_grad():
         parts = joined.embeddings(model, _items(family, ask))
-        return joined.inputs(model, reference.inputs(family, ask), parts, reference.image_token(family))
+        options = registry.facts(registry.find(model.config.model_type)).reference
+        place, added = reference.image_token(family), options.adds_to_placeholder
+        return joined.inputs(model, reference.inputs(family, ask), parts, place, added=added)
 
 
 def _items(family: str, ask: Ask) -> list[joined.Item]:

@@ -12,8 +12,9 @@ from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, MediaError
 from beheld.families import registry
 from beheld.models.cross import CrossAttention, crosses
-from beheld.models.joined import FirstOfFused, fuse_linears
-from beheld.models.prepare import text_model
+from beheld.models.surgery.joined import FirstOfFused, fuse_linears
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
@@ -115,7 +116,7 @@ def test_layers_that_attend_to_text_alone_can_be_compiled_and_no_others(family: 
     assert len([layer for layer in text.layers if not crosses(layer)]) == compiled
     assert crosses(text)
     before = {name: module for name, module in model.named_modules() if isinstance(module, CrossAttention)}
-    fuse_linears(model)
+    fuse_linears(model, Changes())
     for module in before.values():
         # Queries are made of other states than keys and values: they must not become one product.
         assert all(type(part) is not FirstOfFused for part in module.children())

@@ -11,6 +11,7 @@ import pytest
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, MediaError, ModelError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.params import StructuredOutputs
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny, tiny_cross
 from tests.inputs import pipes
 from tests.oracle import cases, reference
@@ -25,7 +26,7 @@ PICTURE = ((84, 56, 1),)
 def encoder_ids(prompt: str, images: int = 1) -> list[int]:
     """What our pipeline gives the encoder to read."""
     media = {"multi_modal_data": {"image": tiny.pictures(1)[0]}} if images else {}
-    request = pipes.shared(FAMILY).prepare({"prompt": prompt} | media, SamplingParams(), request_id="1")
+    request = pipes.shared(FAMILY).prepare(RequestOrder({"prompt": prompt} | media, SamplingParams(), request_id="1"))
     assert request.token_ids == (2,)
     (span,) = request.spans
     ids: list[int] = span.item.features["input_ids"][0].tolist()
@@ -67,7 +68,7 @@ def test_what_is_refused() -> None:
 
     def ask(prompt: str, data: Any = None) -> None:
         media = {} if data is None else {"multi_modal_data": {"image": data}}
-        pipe.prepare({"prompt": prompt} | media, SamplingParams(), request_id="1")
+        pipe.prepare(RequestOrder({"prompt": prompt} | media, SamplingParams(), request_id="1"))
 
     with pytest.raises(PromptError, match="<OD> takes no text"):
         ask("<OD> please", tiny.pictures(1))
@@ -80,7 +81,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(MediaError, match="beside it"):
         ask("What?", reference.torch.zeros(1, 50, 64))
     with pytest.raises(ParamsError, match="forces or forbids tokens"):
-        pipe.seal(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), 1, 0)
+        pipe.resolve_sampling(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), 1, 0)
     with pytest.raises(ConfigError, match="Beam search"):
         LLM(model=str(tiny.checkpoint(FAMILY)), override_generation_config={"num_beams": 3})
 

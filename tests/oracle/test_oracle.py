@@ -13,6 +13,7 @@ from PIL import Image
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ProcessError, PromptTooLongError
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.long import LONG
@@ -233,7 +234,12 @@ def test_a_prefix_is_shared_up_to_the_first_other_sound(family: str) -> None:
     ids = reference.answer(family, cases.HEARD).prompt_ids
     stop = len(ids) - ids[::-1].index(token)
     # Some families put a mark of their own before the first embedding, which belongs to the sound as well.
-    start = pipes.shared(family).prepare(request(family, cases.HEARD), pipes.ONE_TOKEN, request_id="0").spans[0].start
+    start = (
+        pipes.shared(family)
+        .prepare(RequestOrder(request(family, cases.HEARD), pipes.ONE_TOKEN, request_id="0"))
+        .spans[0]
+        .start
+    )
     assert ids.index(token) - 1 <= start <= ids.index(token)
     with make(family, cases.ROOMY | {"block_size": block}) as llm:
 

@@ -18,7 +18,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import decide
 from beheld.models.load import load_model
-from beheld.quant import choose
+from beheld.quant import compressed_tensors
 from beheld.quant.compressed_tensors import Dequantized, open_weights
 from tests import tiny, tiny_quantized
 
@@ -44,7 +44,7 @@ def load(path: Path, dtype: str = "float32", **options: Any) -> Any:
     args = EngineArgs(model=str(path), dtype=dtype, **options)
     config = read_config(path, args)
     info = read_info(path, args, config)
-    return load_model(config, info, decide(args, info))
+    return load_model(config, info, decide(args, info)).target.model
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -130,7 +130,7 @@ def test_scales_of_activations_are_left_out(copied: Path) -> None:
 
 def test_it_is_said_once(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(choose.logger, "warning", lambda form, *given: said.append(form % given))
+    monkeypatch.setattr(compressed_tensors.logger, "warning", lambda form, *given: said.append(form % given))
     load(dense)
     assert len(said) == 1
     assert said[0].startswith("FP8 weights are dequantized as they are loaded, since this device has no products")

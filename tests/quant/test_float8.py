@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from beheld.core.config import EngineArgs, EngineConfig
 from beheld.engine.setup import describe
-from beheld.models.joined import FirstOfFused, fuse_linears
+from beheld.models.surgery.joined import FirstOfFused, fuse_linears
+from beheld.models.surgery.operation import Changes
 from beheld.platform.cpu import Cpu
 from beheld.platform.cuda import Cuda
 from beheld.platform.registry import platform_of
-from beheld.quant import choose, keep
-from beheld.quant.choose import DEQUANTIZED, FLOAT8
-from beheld.quant.compressed_tensors import Dequantized
+from beheld.quant import compressed_tensors
+from beheld.quant.compressed_tensors import CompressedTensors, Dequantized
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
 from tests import interpreted, tiny, tiny_quantized
 from tests.quant.test_compressed_tensors import load, rewrite
@@ -93,7 +93,7 @@ def test_joined_layers_are_each_exactly_the_same() -> None:
     parent = nn.Module()
     parent.q_proj, parent.k_proj, parent.v_proj = layers
     want = [each(numbers(5, 32)) for each in layers]
-    assert fuse_linears(parent) == 1
+    assert fuse_linears(parent, Changes()) == 1
     x = numbers(5, 32)
     assert isinstance(parent.q_proj, FirstOfFused)
     for name, expected in zip(("q_proj", "k_proj", "v_proj"), want, strict=True):
@@ -106,7 +106,7 @@ def test_joined_layers_are_each_exactly_the_same() -> None:
 def test_unlike_layers_are_not_joined() -> None:
     parent = nn.Module()
     parent.gate_proj, parent.up_proj = layer(16, 32, bias=False), nn.Linear(32, 16)
-    assert fuse_linears(parent) == 0
+    assert fuse_linears(parent, Changes()) == 0
 
 
 @pytest.mark.parametrize("beyond", [False, True])
@@ -204,9 +204,9 @@ def test_sizes_that_no_product_takes_are_dequantized(
     float8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_quantized.quantize(tiny.checkpoint("qwen2_5_vl"), tmp_path, "float32")
-    monkeypatch.setattr(keep, "_ALIGNED", 24)
+    monkeypatch.setattr(compressed_tensors, "ALIGNED", 24)
     said: list[str] = []
-    monkeypatch.setattr("beheld.models.load.logger.warning", lambda form, *given: said.append(form % given))
+    monkeypatch.setattr(compressed_tensors.logger, "warning", lambda form, *given: said.append(form % given))
     model = load(tmp_path, "bfloat16")
     found = dict(model.named_parameters())
     assert len(said) == 1
@@ -249,15 +249,16 @@ def test_one_place_decides_and_says_why(
     monkeypatch.setattr(Cuda, "fp8_products", True)
     said: list[str] = []
     for level in ("info", "warning"):
-        monkeypatch.setattr(choose.logger, level, lambda form, *given: said.append(form % given))
-    assert choose.choose(stated, device, getattr(torch, dtype)) == (FLOAT8 if reason is None else DEQUANTIZED)
+        monkeypatch.setattr(compressed_tensors.logger, level, lambda form, *given: said.append(form % given))
+    method = CompressedTensors(stated, device, getattr(torch, dtype))
+    assert (method.loading(nn.Module, {}) is nn.Module) == (reason is not None)
     assert len(said) == 1
     assert (reason or "stay as they are") in said[0]
 
 
 def test_the_variable_dequantizes(float8: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEHELD_FP8", "0")
-    assert choose.choose(STATED, "cuda", torch.bfloat16) == DEQUANTIZED
+    assert CompressedTensors(STATED, "cuda", torch.bfloat16).objection == "BEHELD_FP8=0"
 
 
 def test_older_devices_dequantize(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +285,10 @@ def test_a_compiler_sees_one_graph(kept: Any, compiled: Callable[[Any], Any]) ->
 
 
 def test_layers_can_carry_adapters(kept: Any) -> None:
-    from beheld.models.carry import attach
-    from beheld.models.prepare import text_model
+    from beheld.models.surgery.lora_attach import attach
+    from beheld.models.surgery.parts import text_model
 
-    fuse_linears(kept)
+    fuse_linears(kept, Changes())
     text = text_model(kept)
     x = torch.randn(1, 4, 64, dtype=torch.bfloat16)
     attention = text.layers[0].self_attn
@@ -295,7 +296,7 @@ def test_layers_can_carry_adapters(kept: Any) -> None:
     config: Any = type("Options", (EngineConfig,), {"__init__": lambda self: None})()
     for name, value in {"dtype": "bfloat16", "max_loras": 1, "max_lora_rank": 8, "max_cpu_loras": 1}.items():
         object.__setattr__(config, name, value)
-    attach(kept, text, config)
+    attach(kept, text, config, Changes())
     assert all(map(torch.equal, want, (attention.q_proj(x), attention.k_proj(x), attention.v_proj(x))))
     other = torch.randn(1, 2, 64, dtype=torch.bfloat16)
     assert attention.k_proj(other).shape == (1, 2, 32)

@@ -17,6 +17,7 @@ from beheld.attention.backend import AttnMetadata, LayerKV
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.plan import SeqSlice
 from beheld.runner import graphs
+from beheld.runner.cache.conv import ConvCache
 from beheld.runner.graphs import DecodeGraphs, ladder
 from tests import tiny
 
@@ -89,7 +90,7 @@ class DeviceReader:
 def equip(llm: LLM) -> DecodeGraphs:
     """Give an engine on a CPU its decode graphs."""
     runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
-    made = DecodeGraphs(runner._adapter, DeviceReader(), runner.kv, runner._info, runner.config, runner.rows)
+    made = DecodeGraphs(runner._adapter, DeviceReader(), runner.kv, runner.caches, runner.config, runner.rows)
     made.capture(show_progress=False)
     runner._graphs = made
     return made
@@ -256,12 +257,13 @@ def test_a_single_row_may_be_planned_before_all_layers(
             made._step(("plain", size))
             assert [name for name, _ in done[:3]] == ["begin", "embed", "attend"]
             heads = {layer.group: layer.keys.shape[2] if size == 1 else None for layer in made._kv.values()}
-            assert done[0][1] == [heads[index] for index in range(len(made._groups))]
+            assert done[0][1] == [heads[index] for index in range(made._num_groups)]
         # No kernel would read the plan of what convolves.
-        monkeypatch.setattr(made, "_groups", tuple(dataclasses.replace(group, kind="conv") for group in made._groups))
+        convs = tuple(ConvCache(cache.spec, index) for index, cache in enumerate(made._caches.tables))
+        monkeypatch.setattr(made, "_caches", dataclasses.replace(made._caches, tables=convs))
         done.clear()
         made._step(("plain", 1))
-        assert done[0][1] == [None] * len(made._groups)
+        assert done[0][1] == [None] * made._num_groups
 
 
 def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
@@ -271,13 +273,13 @@ def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> No
     chance = np.random.default_rng(7)
     rows.tables_GRN[:] = chance.integers(1, 1000, size=rows.tables_GRN.shape)
     rows.delta_R[:] = chance.integers(-9, 1, size=ROWS)
-    fields = np.full((6 + len(made._groups), ROWS), 77, dtype=np.int64)
+    fields = np.full((6 + made._num_groups, ROWS), 77, dtype=np.int64)
     which, starts = np.array([5, 0, 11]), np.array([0, 33, 71])
     made._fill(fields, which, starts)
     for b, (row, start) in enumerate(zip(which, starts, strict=True)):
         assert fields[:4, b].tolist() == [row, start + 1, start + rows.delta_R[row], 0]
         assert fields[4:6, b].tolist() == [row + start % 2 * ROWS, row + (start + 1) % 2 * ROWS]
-        for group in range(len(made._groups)):
+        for group in range(made._num_groups):
             slot = fields[6 + group, b]
             assert slot // size == rows.tables_GRN[group, row, start // size]
             assert slot % size == start % size
@@ -295,7 +297,7 @@ def test_which_steps_are_replayed(engines: tuple[LLM, LLM, DecodeGraphs]) -> Non
 
     def taken(*slices: tuple[int, int, int]) -> bool:
         with torch.inference_mode():
-            return made.replay([SeqSlice(row, start, stop, (), True) for row, start, stop in slices]) is not None
+            return made.replay([SeqSlice(row, start, stop, (), 1) for row, start, stop in slices]) is not None
 
     assert taken((0, 8, 9))
     assert taken((0, 8, 9), (1, 20, 21), (2, 12, 13))

@@ -15,6 +15,7 @@ from beheld.core.config import EngineConfig
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner import mixed_graphs
 from beheld.runner.batch import Layout
+from beheld.runner.cache.registry import make_caches
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.mixed_graphs import MixedGraphs, Need, Size, ladder, smallest
 from tests.fakes import fake_config, fake_info
@@ -94,7 +95,7 @@ WIDTH = 3
 class _Adapter:
     """What MixedGraphs asks of a model before it captures. An id's embedding tells it."""
 
-    device, dtype = torch.device("cpu"), torch.float32
+    device, dtype, info = torch.device("cpu"), torch.float32, fake_info()
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         return ids_T.unsqueeze(-1) * torch.tensor([1.0, 2.0, 0.0])
@@ -122,8 +123,16 @@ class _Decode:
 
 
 def graphs_of(adapter: Any, backend: Any, tokens: int, seats: int, rows: _Rows) -> MixedGraphs:
-    info = fake_info()
-    made: Any = (adapter, backend, {}, info, config(tokens, seats), rows, EncoderStore(adapter), _Decode())
+    made: Any = (
+        adapter,
+        backend,
+        {},
+        make_caches(fake_info()),
+        config(tokens, seats),
+        rows,
+        EncoderStore(adapter),
+        _Decode(),
+    )
     return MixedGraphs(*made)
 
 
@@ -152,7 +161,7 @@ def layout_of(counts: list[int], starts: list[int], decodes: int, chance: torch.
         "sampled": numbers(many) % 100,
     }
     pieces = [
-        SeqSlice(row, start, start + count, (), True) for row, start, count in zip(rows, starts, counts, strict=True)
+        SeqSlice(row, start, start + count, (), 1) for row, start, count in zip(rows, starts, counts, strict=True)
     ]
     laid = Layout(pieces, counts, bounds[:-1].tolist(), arrays, pieces, np.zeros(total, dtype=np.int64), [], ())
     span = SpanView("image", b"picture", starts[-1] + 1, starts[-1] + 3, None, 2, {})

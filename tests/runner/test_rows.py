@@ -43,7 +43,7 @@ def admit(rows: Rows, row: int, blocks: Sequence[Sequence[int]]) -> None:
 def append(rows: Rows, row: int, after: int, blocks: Sequence[Sequence[int]]) -> None:
     """The row's tables now have `after` blocks, the last of them new."""
     stop = after * BLOCK_SIZE
-    rows.append_blocks(SeqSlice(row, stop - 1, stop, tuple(tuple(own) for own in blocks), True), BLOCK_SIZE)
+    rows.append_blocks(SeqSlice(row, stop - 1, stop, tuple(tuple(own) for own in blocks), 1), BLOCK_SIZE)
 
 
 blocks = st.lists(st.integers(1, 999), max_size=4)

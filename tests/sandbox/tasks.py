@@ -25,7 +25,7 @@ def load(settings: Any) -> Callable[[Any], Any]:
         os._exit(3)
 
     def work(task: Any) -> Any:
-        what, value = task
+        what, value, _ = task
         return _ACTS[what](value)
 
     return work

@@ -67,7 +67,7 @@ class Bench:
         raise AssertionError("does not end")
 
     def tokens(self, request_id: str) -> list[int]:
-        return [e.token_id for e in self.events[request_id] if e.token_id is not None]
+        return [token for event in self.events[request_id] for token in event.token_ids]
 
     def last(self, request_id: str) -> TokenEvent:
         return self.events[request_id][-1]

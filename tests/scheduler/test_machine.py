@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from beheld.core.config import KVGroup
 from beheld.core.errors import CapacityError, StepError, UserError
 from beheld.core.outputs import TokenEvent
+from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import StepPlan
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.scheduler.scheduler import Scheduler
@@ -21,15 +22,21 @@ from tests.fakes import (
     FULL,
     VOCAB,
     FakeRunner,
+    chunked,
+    conv,
     expected_tokens,
+    expected_vector,
     fake_capacity,
     fake_config,
     fake_info,
     fake_item,
     fake_request,
+    half_right,
+    now_and_then_right,
     sliding,
 )
 from tests.long import sized
+from tests.toy_recurrent import RECURRENT
 
 pytestmark = pytest.mark.case(82)
 
@@ -40,6 +47,12 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (sliding(1), FULL),
     (sliding(3), sliding(10)),
     (FULL, CROSS),
+    (FULL, chunked(7)),
+    (FULL, conv(4)),
+    (sliding(9), conv(3)),
+    (RECURRENT,),
+    (FULL, RECURRENT),
+    (FULL, sliding(6), RECURRENT, CROSS),
 ]
 BROKEN_TOKEN = VOCAB - 1
 BAD = fake_item("bad", 5)
@@ -82,6 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         max_model_len=st.sampled_from([24, 48]),
         max_loras=st.sampled_from([1, 2]),
+        drafts=st.sampled_from([0, 0, 1, 4, 7]),
     )
     def begin(
         self,
@@ -96,6 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         max_model_len: int,
         max_loras: int,
+        drafts: int,
     ) -> None:
         self.info = fake_info(*groups, atomic_spans=atomic)
         self.config = fake_config(
@@ -107,6 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             max_model_len=max_model_len,
             max_loras=max_loras,
+            num_draft_tokens=drafts,
         )
         capacity = fake_capacity(self.info, self.config, num_blocks)
         self.most_positions = (num_blocks - 1) * 4 if FULL in groups else max_model_len
@@ -114,6 +130,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.runner = FakeRunner(self.config, self.info, capacity)
         self.runner.broken_tokens = {BROKEN_TOKEN}
         self.runner.broken_digests = {BAD.digest, BAD_BESIDE.digest}
+        self.runner.drafts = half_right if drafts == 4 else now_and_then_right
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.ended: dict[str, TokenEvent | None] = {}
@@ -166,6 +183,23 @@ class SchedulerMachine(RuleBasedStateMachine):
                 return
             self.requests[request.id] = request
             self.outputs[request.id] = []
+
+    @rule(
+        pieces=st.lists(PIECES, min_size=1, max_size=5),
+        method=st.sampled_from(["last", "cls", "mean", "all"]),
+        priority=st.integers(0, 2),
+    )
+    def add_pooling(self, pieces: list[object], method: str, priority: int) -> None:
+        if self.info.cross is not None:
+            pieces = [BESIDE[ITEMS.index(piece) % len(BESIDE)] if piece in ITEMS else piece for piece in pieces]
+        request = fake_request(f"r{self.count}", *pieces, params=Pooling(method=method), priority=priority)
+        self.count += 1
+        try:
+            self.scheduler.add(request)
+        except (UserError, CapacityError):
+            return
+        self.requests[request.id] = request
+        self.outputs[request.id] = []
 
     @rule()
     def plan(self) -> None:
@@ -223,8 +257,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert event.request_id not in self.ended, "an event after the last"
         output = self.outputs[request.id]
         first = not output
-        if event.token_id is not None:
-            output.append(event.token_id)
+        assert (event.pooled is not None) <= isinstance(request.params, Pooling)
+        if event.token_ids:
+            assert isinstance(request.params, Sampling)
+            output += event.token_ids
             if first and request.params.prompt_logprobs is not None:
                 told = [one.token_id for one in event.prompt_logprobs or ()]
                 assert told == list(request.token_ids[1:])
@@ -236,10 +272,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def verify(self, request: Request, event: TokenEvent) -> None:
         """The whole answer, and the reason of its end, as computed by hand."""
+        bad = any(span.item in (BAD, BAD_BESIDE) for span in request.spans) or BROKEN_TOKEN in request.token_ids
+        if isinstance(request.params, Pooling):
+            assert not self.outputs[request.id]
+            assert (event.pooled is None) == bad
+            assert event.finish is (FinishReason.ERROR if bad else FinishReason.STOP)
+            assert event.pooled is None or event.pooled.tolist() == expected_vector(request)
+            return
         tokens, reason = expected_tokens(request, self.config.max_model_len)
         output = self.outputs[request.id]
         room = self.most_positions + 1 - len(request.token_ids)
-        if any(span.item in (BAD, BAD_BESIDE) for span in request.spans) or BROKEN_TOKEN in request.token_ids:
+        if bad:
             assert (output, event.finish) == ([], FinishReason.ERROR)
             assert isinstance(event.error, StepError)
             return
@@ -273,6 +316,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if event is None or event.finish is FinishReason.ABORT:
                 request = self.requests[request_id]
                 output = self.outputs[request_id]
+                if isinstance(request.params, Pooling):
+                    assert not output
+                    continue
                 assert output == expected_tokens(request, self.config.max_model_len)[0][: len(output)]
 
 

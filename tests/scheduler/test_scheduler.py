@@ -170,7 +170,7 @@ def test_abort_stop_and_fail_in_every_state() -> None:
     bench.step()
     event = scheduler.abort("run")
     assert event is not None
-    assert (event.finish, event.token_id) == (FinishReason.ABORT, None)
+    assert (event.finish, event.token_ids) == (FinishReason.ABORT, ())
     scheduler.stop("stop")
     error = StepError("no more")
     failed = scheduler.fail("fail", error)
@@ -282,7 +282,7 @@ def test_an_answer_that_outgrows_the_cache_alone_ends_with_an_error_that_says_so
     request = fake_request("1", range(8), max_tokens=50)
     bench.run(request)
     assert bench.tokens("1") == expected_tokens(request, 256)[0][:5]
-    assert bench.last("1").token_id is None
+    assert bench.last("1").token_ids == ()
     assert isinstance(bench.last("1").error, CapacityError)
     assert "12 tokens" in str(bench.last("1").error)
 
@@ -394,7 +394,7 @@ def test_prompt_logprobs_need_every_position_and_come_once() -> None:
     assert first.prompt_logprobs is not None
     assert [one.token_id for one in first.prompt_logprobs] == list(range(1, 12))
     assert all(event.prompt_logprobs is None for event in later)
-    assert [e.logprobs.token_id for e in bench.events["2"] if e.logprobs] == bench.tokens("2")
+    assert [entry.token_id for event in bench.events["2"] for entry in event.logprobs] == bench.tokens("2")
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
@@ -564,7 +564,7 @@ def test_one_who_was_preempted_is_not_admitted_before_its_token_has_arrived() ->
     assert scheduler.schedule() is None
     for plan in plans:
         assert plan is not None
-        scheduler.update(plan, StepResult(plan.id, {piece.row: 7 for piece in plan.slices if piece.samples}))
+        scheduler.update(plan, StepResult(plan.id, {piece.row: (7,) for piece in plan.slices if piece.wanted}))
     resumed = scheduler.schedule()
     assert resumed is not None
     assert resumed.admitted[0].token_ids[:8] == tuple(range(20, 28))

@@ -1,11 +1,12 @@
 """The tables of all flags of `beheld serve` and of its fixed limits, made from what the code says of them.
 
-python -m tests.server.flag_table      writes them into docs/serving.md
+python -m tests.server.flag_table      writes them into docs/reference
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from beheld.cli import vllm_flags
@@ -23,7 +24,8 @@ from beheld.utils import env
 from beheld.utils.pace import MIN_RATE
 from tests.server.cases import ROOT
 
-PAGE = ROOT / "docs" / "serving.md"
+OPTIONS = ROOT / "docs" / "reference" / "options.md"
+SERVER = ROOT / "docs" / "reference" / "server.md"
 BEGIN = "<!-- made by `python -m tests.server.flag_table` -->\n"
 END = "<!-- end of the table -->\n"
 BEGIN_LIMITS = "<!-- limits made by `python -m tests.server.flag_table` -->\n"
@@ -133,19 +135,20 @@ def foreigners() -> str:
     return "".join([*lines, END_FOREIGN])
 
 
-def page() -> str:
-    """docs/serving.md with the tables as they should be."""
-    text = PAGE.read_text(encoding="utf-8")
+def pages() -> dict[Path, str]:
+    """The pages that hold a table, each as it should be."""
     tables = (
-        (BEGIN, table(), END),
-        (BEGIN_FOREIGN, foreigners(), END_FOREIGN),
-        (BEGIN_LIMITS, fixed_limits(), END_LIMITS),
+        (OPTIONS, BEGIN, table(), END),
+        (OPTIONS, BEGIN_FOREIGN, foreigners(), END_FOREIGN),
+        (SERVER, BEGIN_LIMITS, fixed_limits(), END_LIMITS),
     )
-    for begin, made, end in tables:
-        before, rest = text.split(begin)
-        text = before + made + rest.split(end)[1]
-    return text
+    texts = {page: page.read_text(encoding="utf-8") for page in (OPTIONS, SERVER)}
+    for page, begin, made, end in tables:
+        before, rest = texts[page].split(begin)
+        texts[page] = before + made + rest.split(end)[1]
+    return texts
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")

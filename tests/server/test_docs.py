@@ -1,4 +1,4 @@
-"""docs/serving.md names every route, flag and environment variable there is, with its default, and no other."""
+"""docs/reference names every route, flag and environment variable there is, with its default, and no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from tests.server import flag_table
 from tests.server.cases import ROOT
 from tests.server.running import Running
 
-PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+REFERENCE = ROOT / "docs" / "reference"
+OPTIONS = (REFERENCE / "options.md").read_text(encoding="utf-8")
+SERVER = (REFERENCE / "server.md").read_text(encoding="utf-8")
+ENVIRONMENT = (REFERENCE / "environment.md").read_text(encoding="utf-8")
 
 
 def flags_of(*parsers: argparse.ArgumentParser) -> set[str]:
@@ -44,15 +47,18 @@ def parser_of(module: object) -> argparse.ArgumentParser:
 
 
 def test_every_flag_is_told_and_no_other() -> None:
-    told = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGE))
+    pattern = r"(?<![\w-])--[a-z][a-z0-9-]+"
     serving = flags_of(parser_of(serve))
-    assert serving <= told, f"docs/serving.md does not tell of {sorted(serving - told)}"
+    missing = serving - set(re.findall(pattern, OPTIONS))
+    assert not missing, f"docs/reference/options.md does not name {sorted(missing)}"
+    told = set(re.findall(pattern, OPTIONS + SERVER + ENVIRONMENT))
     others = flags_of(parser_of(chat), parser_of(bench)) | {f"--{name}" for name in vllm_flags.FLAGS}
-    assert told <= serving | others, f"docs/serving.md tells of {sorted(told - serving - others)}"
+    assert told <= serving | others, f"docs/reference names {sorted(told - serving - others)}"
 
 
 def test_the_tables_of_flags_and_limits_are_what_the_code_says() -> None:
-    assert flag_table.page() == PAGE, "python -m tests.server.flag_table"
+    for page, text in flag_table.pages().items():
+        assert page.read_text(encoding="utf-8") == text, "python -m tests.server.flag_table"
     assert set(FLAG_HELP) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
 
 
@@ -70,7 +76,7 @@ def test_every_dependency_is_told_and_no_other() -> None:
 
 
 def test_every_route_is_told_and_no_other(running: Running) -> None:
-    table = PAGE.split("## Routes")[1].split("\n\n")[1]
+    table = SERVER.split("## Routes")[1].split("\n\n")[1]
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     told = {path for row in rows for path in re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", row)}
     assert told == {route.path.replace(":path", "") for route in running.app.routes}  # type: ignore[attr-defined]
@@ -93,7 +99,7 @@ def test_the_lines_of_the_readme_work(running: Running) -> None:
 
 
 def test_every_variable_is_told_and_no_other() -> None:
-    told = set(re.findall(r"`((?:BEHELD|VLLM|OPENAI)_[A-Z0-9_]+)`", PAGE))
+    told = set(re.findall(r"`((?:BEHELD|VLLM|OPENAI)_[A-Z0-9_]+)`", ENVIRONMENT))
     known = {"BEHELD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"}
     for name, rest in env.TABLE.items():
         known |= {name, *rest[:-1]}
@@ -106,4 +112,4 @@ def test_limits_on_media_are_told_with_their_defaults(limit: str) -> None:
     shown = f"{default:g}" if isinstance(default, float) else str(default)
     if isinstance(default, Mapping):
         shown = ", ".join(f"{modality} {seconds:g}" for modality, seconds in default.items())
-    assert f"\n| `{limit}` | {shown} |" in PAGE
+    assert f"\n| `{limit}` | {shown} |" in SERVER

@@ -397,7 +397,7 @@ def test_what_a_worker_says_of_itself_is_for_the_log(
     def failing(*_: object) -> None:
         raise EngineError(f"RuntimeError: /etc/{SECRET}")
 
-    monkeypatch.setattr(running.llm._inputs._workers, "open", failing)
+    monkeypatch.setattr(running.llm._inputs._workers, "decode", failing)
     answer = running.post(CHAT, asking(data_url(seed=next(_UNSEEN))))
     assert answer.status_code == 500
     assert SECRET not in answer.text
@@ -410,10 +410,10 @@ def test_what_the_operator_has_to_mend_is_no_fault_of_clients() -> None:
     found = http_error(ModelError("The processor cannot be loaded.", detail=f"/etc/{SECRET}"))
     assert found.status == 500
     assert SECRET not in json.dumps(found.body())
-    named = http_error(DecodeError("The picture is broken.", "Send it again.", item="image 1", detail=SECRET))
+    named = http_error(DecodeError("The image is broken.", "Send it again.", item="image 1", detail=SECRET))
     assert named.status == 400
-    assert named.body()["error"]["message"] == "image 1: The picture is broken. Send it again."
-    assert SECRET in str(DecodeError("The picture is broken.", detail=SECRET))
+    assert named.body()["error"]["message"] == "image 1: The image is broken. Send it again."
+    assert SECRET in str(DecodeError("The image is broken.", detail=SECRET))
 
 
 _UNSEEN = itertools.count(7700)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from beheld.inputs.media import decode, video
-from beheld.sandbox.pool import WorkerPool
+from beheld.sandbox.worker_group import WorkerGroup
 from tests import tiny
 from tests.inputs import pipes
 from tests.server.running import ENGINE, Running, data_url, request_bytes, talk
@@ -54,15 +54,16 @@ def asking(url: str, kind: str = "image_url") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
 
 
-def pool_of(server: Running) -> WorkerPool:
-    pool = server.llm._inputs._workers._pool
-    assert pool is not None, "media are opened in the server's own process"
-    return pool
+def group_of(server: Running) -> WorkerGroup:
+    inputs = server.llm._inputs
+    kind = inputs._workers._decode_type
+    assert kind is not None, "media are opened in the server's own process"
+    return inputs._sandbox._group(kind)
 
 
 def stopped(server: Running) -> int:
     """Stop the worker that takes the next item; its number."""
-    (number,) = pool_of(server).pids()
+    (number,) = group_of(server).pids()
     os.kill(number, signal.SIGSTOP)
     return number
 
@@ -88,7 +89,7 @@ def movie(folder: Path) -> str:
 
 
 def serves(server: Running) -> None:
-    """It answers a picture that it has not seen, soon; the pool itself has one second, see sandbox/test_pool.py."""
+    """It answers a picture that it has not seen, soon; the sandbox has one second, see sandbox/test_sandbox.py."""
     begin = time.monotonic()
     assert server.post(CHAT, asking(unseen())).status_code == 200
     assert time.monotonic() - begin < 2.0, "the pool is whole again"
@@ -104,7 +105,7 @@ def test_31_nothing_is_decoded_in_the_servers_own_process(
         monkeypatch.setattr(module, "open_bytes", here)
     assert small.post(CHAT, asking(unseen())).status_code == 200
     assert small.post(CHAT, asking(movie(tmp_path), "video_url")).status_code == 200
-    (number,) = pool_of(small).pids()
+    (number,) = group_of(small).pids()
     assert number != os.getpid()
 
 
@@ -121,7 +122,7 @@ def test_31_a_decoder_that_dies_costs_its_request_alone(small: Running, number: 
     ]
     for thread in threads:
         thread.start()
-    until(lambda: pool_of(small)._busy)
+    until(lambda: group_of(small)._busy)
     os.kill(worker, number)
     os.kill(worker, signal.SIGCONT)
     for thread in threads:
@@ -162,7 +163,7 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, strea
         link = small.connect()
         link.sendall(request_bytes(CHAT, asking(unseen()) | {"stream": stream}))
         links.append(link)
-    until(lambda: pool_of(small)._busy and small.admission.busy == 24)
+    until(lambda: group_of(small)._busy and small.admission.busy == 24)
     for link in links:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
@@ -171,4 +172,4 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, strea
     assert time.monotonic() - begin < WORK_S, "nothing waited for the end of the work"
     assert is_gone(worker)
     assert small.llm._pools.media._work_queue.qsize() == 0
-    assert not pool_of(small)._busy
+    assert not group_of(small)._busy

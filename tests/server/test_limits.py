@@ -249,17 +249,17 @@ def test_bodies_count_until_their_requests_are_prepared_and_are_dropped_then(
     running = Running(max_body_bytes=1 << 20, max_reading_bytes=1 << 20)
     sent: list[weakref.ref[Message]] = []
     may_go_on = threading.Event()
-    make, message_of = running.llm._inputs.made, chat.message_of
+    make, message_of = running.llm._inputs.make_items, chat.message_of
 
-    def slow(draft: Any) -> Any:
+    def slow(read: Any) -> Any:
         may_go_on.wait(20)
-        return make(draft)
+        return make(read)
 
     def seen(message: Message, *rest: Any) -> dict[str, Any]:
         sent.append(weakref.ref(message))
         return message_of(message, *rest)
 
-    monkeypatch.setattr(running.llm._inputs, "made", slow)
+    monkeypatch.setattr(running.llm._inputs, "make_items", slow)
     monkeypatch.setattr(chat, "message_of", seen)
 
     def until(holds: Callable[[], bool]) -> bool:

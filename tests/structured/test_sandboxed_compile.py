@@ -18,10 +18,10 @@ import pytest
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.core.errors import BeheldError, ParamsError, WorkerError
 from beheld.core.params import Grammar, StructuredOutputs
+from beheld.sandbox.sandbox import Sandbox
 from beheld.structured import compile as compile_module
 from beheld.structured.compile import Compiler, grammar_of
-from beheld.structured.sandboxed_compile import Rehearsal
-from beheld.structured.tasks import Settings
+from beheld.structured.sandboxed_compile import CompilerSettings, SandboxedCompile
 from tests import tiny
 from tests.long import sized
 
@@ -35,25 +35,30 @@ def under(max_tokens: int = 40, **grammar: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, structured_outputs=StructuredOutputs(**grammar))
 
 
-def settings() -> Settings:
+def settings() -> CompilerSettings:
     folder = tiny.checkpoint("qwen2_vl")
     config = json.loads((folder / "config.json").read_text())
     vocab = config.get("vocab_size") or config["text_config"]["vocab_size"]
-    return Settings((folder / "tokenizer.json").read_text(), vocab, frozenset((1,)))
+    return CompilerSettings((folder / "tokenizer.json").read_text(), vocab, frozenset((1,)))
 
 
 @pytest.fixture(scope="module")
-def rehearsal() -> Iterator[Rehearsal]:
-    made = Rehearsal(2, settings)
-    yield made
-    made.close()
+def grammars() -> Iterator[SandboxedCompile]:
+    sandbox = Sandbox()
+    yield SandboxedCompile(sandbox, settings)
+    sandbox.close()
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch, rehearsal: Rehearsal) -> Rehearsal:
-    rehearsal.run(Grammar("regex", "warm"))
+def hasty(monkeypatch: pytest.MonkeyPatch, grammars: SandboxedCompile) -> SandboxedCompile:
+    grammars.check(Grammar("regex", "warm"))
     monkeypatch.setenv("BEHELD_GRAMMAR_TIMEOUT", str(LIMIT_S))
-    return rehearsal
+    return grammars
+
+
+def pids(grammars: SandboxedCompile) -> tuple[int, ...]:
+    """The numbers of the processes that compile."""
+    return grammars._sandbox.pids(grammars.task_type)
 
 
 def cpu_s(number: int) -> float:
@@ -65,18 +70,18 @@ def cpu_s(number: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_44_a_grammar_that_runs_away_is_killed_and_leaves_no_work_behind(hasty: Rehearsal) -> None:
-    before = set(hasty.pids)
+def test_44_a_grammar_that_runs_away_is_killed_and_leaves_no_work_behind(hasty: SandboxedCompile) -> None:
+    before = set(pids(hasty))
     begin = time.monotonic()
     with pytest.raises(ParamsError, match="takes more than 1 s") as refusal:
-        hasty.run(grammar_of(StructuredOutputs(**BOMB)))
+        hasty.check(grammar_of(StructuredOutputs(**BOMB)))
     assert time.monotonic() - begin < LIMIT_S + 0.5
     assert refusal.value.param == "structured_outputs"
-    assert len(set(hasty.pids) & before) < len(before), "the process that compiled it is gone"
-    used = [cpu_s(number) for number in hasty.pids]
+    assert len(set(pids(hasty)) & before) < len(before), "the process that compiled it is gone"
+    used = [cpu_s(number) for number in pids(hasty)]
     time.sleep(0.5)
-    assert sum(cpu_s(n) for n in hasty.pids) - sum(used) < 0.2, "and the others are idle"
-    hasty.run(Grammar("regex", "after"))
+    assert sum(cpu_s(n) for n in pids(hasty)) - sum(used) < 0.2, "and the others are idle"
+    hasty.check(Grammar("regex", "after"))
 
 
 REGEXES = [
@@ -96,10 +101,10 @@ REGEXES = [
 
 
 @pytest.mark.parametrize("regex", REGEXES, ids=range(len(REGEXES)))
-def test_44_regexes_are_answered_in_time(hasty: Rehearsal, regex: str) -> None:
+def test_44_regexes_are_answered_in_time(hasty: SandboxedCompile, regex: str) -> None:
     begin = time.monotonic()
     with contextlib.suppress(ParamsError):
-        hasty.run(Grammar("regex", regex))
+        hasty.check(Grammar("regex", regex))
     assert time.monotonic() - begin < LIMIT_S + 0.5
 
 
@@ -133,12 +138,12 @@ SCHEMAS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
-def test_45_schemas_are_followed_or_refused_and_open_nothing(hasty: Rehearsal, name: str) -> None:
+def test_45_schemas_are_followed_or_refused_and_open_nothing(hasty: SandboxedCompile, name: str) -> None:
     schema, valid = SCHEMAS[name]
     begin = time.monotonic()
     refused: ParamsError | None = None
     try:
-        hasty.run(grammar_of(StructuredOutputs(json=schema)))
+        hasty.check(grammar_of(StructuredOutputs(json=schema)))
     except ParamsError as error:
         refused = error
     assert time.monotonic() - begin < LIMIT_S + 0.5
@@ -146,7 +151,7 @@ def test_45_schemas_are_followed_or_refused_and_open_nothing(hasty: Rehearsal, n
     assert refused is None or "127.0.0.1" not in str(refused)
 
 
-def test_45_nobody_is_asked_for_what_a_schema_names(hasty: Rehearsal, tmp_path: Path) -> None:
+def test_45_nobody_is_asked_for_what_a_schema_names(hasty: SandboxedCompile, tmp_path: Path) -> None:
     """A server that nobody may ask, and a file that would block whoever opens it."""
     os.mkfifo(tmp_path / "s.json")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -162,7 +167,7 @@ def test_45_nobody_is_asked_for_what_a_schema_names(hasty: Rehearsal, tmp_path: 
             ):
                 begin = time.monotonic()
                 with pytest.raises(ParamsError):
-                    hasty.run(grammar_of(StructuredOutputs(json=schema)))
+                    hasty.check(grammar_of(StructuredOutputs(json=schema)))
                 assert time.monotonic() - begin < LIMIT_S + 0.5
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -171,13 +176,13 @@ def test_45_nobody_is_asked_for_what_a_schema_names(hasty: Rehearsal, tmp_path: 
         os.open(tmp_path / "s.json", os.O_WRONLY | os.O_NONBLOCK)
 
 
-def test_45_ambiguous_grammars_are_answered_in_time(hasty: Rehearsal) -> None:
+def test_45_ambiguous_grammars_are_answered_in_time(hasty: SandboxedCompile) -> None:
     chain = "bcdefghijklmno"
     rules = [f"{a}: {b} {b} {b} {b}" for a, b in zip(chain, chain[1:] + "p", strict=True)]
     for text in ('start: a\na: a a | "x" |', "\n".join(["start: b", *rules, 'p: "x"?']), "start: start start |"):
         begin = time.monotonic()
         with contextlib.suppress(ParamsError):
-            hasty.run(Grammar("grammar", text))
+            hasty.check(Grammar("grammar", text))
         assert time.monotonic() - begin < LIMIT_S + 0.5
 
 
@@ -198,24 +203,24 @@ def test_46_many_grammars_take_bounded_memory_and_the_hot_one_stays(monkeypatch:
     assert not compiler.holds(Grammar("json", json.dumps({"type": "object", "properties": {"p0": {}}})))
 
 
-def test_66_a_compiler_that_is_killed_costs_one_request(rehearsal: Rehearsal) -> None:
-    rehearsal.run(Grammar("regex", "first"))
-    for number in rehearsal.pids:
+def test_66_a_compiler_that_is_killed_costs_one_request(grammars: SandboxedCompile) -> None:
+    grammars.check(Grammar("regex", "first"))
+    for number in pids(grammars):
         os.kill(number, signal.SIGKILL)
     time.sleep(0.05)
-    rehearsal.run(Grammar("regex", "second"))
+    grammars.check(Grammar("regex", "second"))
 
     async def both() -> Any:
-        asking = asyncio.to_thread(rehearsal.run, grammar_of(StructuredOutputs(**BOMB)))
+        asking = asyncio.to_thread(grammars.check, grammar_of(StructuredOutputs(**BOMB)))
         task = asyncio.ensure_future(asking)
         await asyncio.sleep(0.3)
-        for number in rehearsal.pids:
+        for number in pids(grammars):
             os.kill(number, signal.SIGKILL)
         await task
 
     with pytest.raises(WorkerError, match="SIGKILL"):
         asyncio.run(both())
-    rehearsal.run(Grammar("regex", "third"))
+    grammars.check(Grammar("regex", "third"))
 
 
 def test_47_a_long_compilation_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def play(collected: Collector, ids: list[int], finish: FinishReason | None = Non
     """Push a token each, `finish` with the last; True if the engine was to be told to stop, at which it ends."""
     for position, token_id in enumerate(ids):
         last = position == len(ids) - 1
-        event = TokenEvent("r-0", token_id, finish if last else None, stop_id if last else None)
+        event = TokenEvent("r-0", (token_id,), finish if last else None, stop_id if last else None)
         if collected.push(event):
             return True
     return False
@@ -72,7 +72,7 @@ def test_stop_string_ends_the_answer_here(include: bool) -> None:
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "blue")
     assert answer.token_ids == ids[:8]
     assert collected.finished
-    assert not collected.push(TokenEvent("r-0", ids[9], FinishReason.LENGTH))
+    assert not collected.push(TokenEvent("r-0", (ids[9],), FinishReason.LENGTH))
     assert collected.output().outputs[0] == answer
 
 
@@ -87,9 +87,9 @@ def test_text_that_only_began_a_stop_string_is_shown_at_the_end() -> None:
     collected = collector(SamplingParams(stop=["circle!"]))
     ids = tokens("a circle")
     for token_id in ids:
-        collected.push(TokenEvent("r-0", token_id))
+        collected.push(TokenEvent("r-0", (token_id,)))
     assert collected.output().outputs[0].text == "a "
-    collected.push(TokenEvent("r-0", None, FinishReason.ABORT))
+    collected.push(TokenEvent("r-0", (), FinishReason.ABORT))
     answer = collected.output().outputs[0]
     assert (answer.text, answer.finish_reason, answer.token_ids) == ("a circle", "abort", ids)
 
@@ -115,9 +115,9 @@ def test_deltas_add_up() -> None:
                 continue
             event = TokenEvent(
                 f"r-{index}",
-                line[step],
+                (line[step],),
                 FinishReason.LENGTH if step == len(line) - 1 else None,
-                logprobs=TokenLogprobs(line[step], -0.5, 2, (7,), (-0.25,)),
+                logprobs=(TokenLogprobs(line[step], -0.5, 2, (7,), (-0.25,)),),
                 prompt_logprobs=(TokenLogprobs(2, -1.0, 3), TokenLogprobs(3, -2.0, 4)) if step == 0 else None,
             )
             assert not collected.push(event)
@@ -150,8 +150,8 @@ def test_logprobs_have_the_token_itself_the_best_and_their_texts() -> None:
     entry = TokenLogprobs(circle, -3.0, 9, (red, blue, 5), (-0.5, -1.5, -2.5))
     same = TokenLogprobs(red, -0.5, 1, (red, blue), (-0.5, -1.5))
     prompt = (TokenLogprobs(2, -1.0, 3, (red,), (-0.1,)), TokenLogprobs(red, -0.1, 1, (red,), (-0.1,)))
-    collected.push(TokenEvent("r-0", circle, logprobs=entry, prompt_logprobs=prompt, num_cached=2))
-    collected.push(TokenEvent("r-0", red, FinishReason.LENGTH, logprobs=same))
+    collected.push(TokenEvent("r-0", (circle,), logprobs=(entry,), prompt_logprobs=prompt, num_cached=2))
+    collected.push(TokenEvent("r-0", (red,), FinishReason.LENGTH, logprobs=(same,)))
     output = collected.output()
     first, second = output.outputs[0].logprobs or []
     assert [(k, v.logprob, v.rank) for k, v in first.items()] == [(circle, -3.0, 9), (red, -0.5, 1), (blue, -1.5, 2)]
@@ -179,9 +179,9 @@ def test_without_detokenising_there_is_no_text() -> None:
 
 def test_an_error_ends_the_whole_request() -> None:
     collected = collector(SamplingParams(n=2))
-    collected.push(TokenEvent("r-0", 5))
+    collected.push(TokenEvent("r-0", (5,)))
     error = StepError("nan")
-    collected.push(TokenEvent("r-1", None, FinishReason.ERROR, error=error))
+    collected.push(TokenEvent("r-1", (), FinishReason.ERROR, error=error))
     output = collected.output()
     assert (output.error, output.outputs, output.finished, output.media) == (error, [], True, [RECEIPT])
     assert collected.delta().error is error
@@ -189,6 +189,6 @@ def test_an_error_ends_the_whole_request() -> None:
 
 def test_the_cache_is_reported_for_the_first_answer() -> None:
     collected = collector(SamplingParams(n=2))
-    collected.push(TokenEvent("r-1", 5, num_cached=3))
-    collected.push(TokenEvent("r-0", 5, num_cached=1))
+    collected.push(TokenEvent("r-1", (5,), num_cached=3))
+    collected.push(TokenEvent("r-0", (5,), num_cached=1))
     assert collected.output().num_cached_tokens == 1

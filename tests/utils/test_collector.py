@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from beheld.models.fuse import compile_layers
+from beheld.models.surgery.compiled import compile_layers
+from beheld.models.surgery.operation import Changes
 from beheld.utils.collector import paused_collector, set_aside
 
 
@@ -58,7 +59,7 @@ def test_the_compiler_finds_nothing_young_but_its_own() -> None:
     gc.disable()
     made = _Made()
     assert _in(0, made)
-    compile_layers([])
+    compile_layers([], Changes())
     assert _in(2, made)
 
 

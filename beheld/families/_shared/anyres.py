@@ -24,6 +24,7 @@ from torch import Tensor
 from beheld.core.plan import EncodeItem
 from beheld.families.model import TowerCall
 from beheld.models import tower_calls
+from beheld.models.surgery.operation import Changes
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
@@ -112,8 +113,9 @@ class _Packing:
         return rows_EH
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Replace what puts tiles together; see FamilyModel.adapt."""
     core, config = model.model, model.config
     tile = config.vision_config.image_size
-    core.pack_image_features = _Packing(tile, tile // config.vision_config.patch_size, config.image_grid_pinpoints)
+    packing = _Packing(tile, tile // config.vision_config.patch_size, config.image_grid_pinpoints)
+    changes.set(core, "pack_image_features", packing)

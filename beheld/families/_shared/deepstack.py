@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.models.surgery.operation import Changes
+
 
 class Deepstack:
     """Carries the features of L tower layers as L * H further columns of a row; zero for text."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, changes: Changes) -> None:
         self._model = model
         self._text = getattr(model.model, "language_model", model.model)
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
@@ -20,7 +22,7 @@ class Deepstack:
         self.width = self._layers * self._hidden
         self._added: tuple[Tensor, ...] = ()
         for index in range(self._layers):
-            self._text.layers[index].register_forward_hook(functools.partial(self._add, index))
+            changes.hook(self._text.layers[index].register_forward_hook(functools.partial(self._add, index)))
 
     def _add(self, index: int, layer: Any, inputs: Any, output: Tensor) -> Tensor:
         """Behind a layer: transformers' own way indexes by a mask, and reads it back from the device each time."""

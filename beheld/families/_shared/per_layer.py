@@ -10,6 +10,7 @@ from torch import Tensor
 
 from beheld.attention.context import tail
 from beheld.core.errors import ModelError
+from beheld.models.surgery.operation import Changes
 
 
 class PerLayer:
@@ -74,7 +75,7 @@ class PerLayer:
         return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
 
 
-def extra_columns(model: Any) -> PerLayer | None:
+def extra_columns(model: Any, changes: Changes) -> PerLayer | None:
     """The further columns of this model, if its layers look anything up; see ExtraColumns."""
     text = model.config.get_text_config(decoder=True)
     return PerLayer(model) if getattr(text, "hidden_size_per_layer_input", None) else None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeMoeBlock
 
 from beheld.families.model import FamilyModel
+from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 
 # What a base class says of its results is not what it returns.
@@ -36,8 +37,6 @@ class TypedExperts(_Block):
         self.synchronous = platform_of(next(block.parameters()).device).synchronous
         self.text_moe, self.vision_moe = block.text_moe, block.vision_moe
         self.shared_experts = block.shared_experts
-        for part in (self.text_moe, self.vision_moe):
-            part.experts._is_expert_parallel = True
 
     def forward(self, hidden_states: Tensor, moe_mm_token_type_ids: Tensor | None = None) -> tuple[Tensor, None]:
         """hidden_states (1, T, H), kinds (1, T), true for what is seen -> (1, T, H), and no router logits."""
@@ -91,7 +90,7 @@ class Kinds:
 
     width = 1
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, changes: Changes) -> None:
         self._model = model
         config = model.config
         around = (
@@ -127,14 +126,16 @@ class Kinds:
         return logits
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Replace the blocks of experts, and what joins frames; see FamilyModel.adapt."""
     resampler = model.model.resampler_model
     if hasattr(resampler, "spatial_merge_size"):
-        resampler._temporal_slicing = _Pairs(resampler.spatial_merge_size)
+        changes.set(resampler, "_temporal_slicing", _Pairs(resampler.spatial_merge_size))
     for layer in model.model.language_model.layers:
         if isinstance(layer.mlp, Ernie4_5_VLMoeMoeBlock):
-            layer.mlp = TypedExperts(layer.mlp)
+            for part in (layer.mlp.text_moe, layer.mlp.vision_moe):
+                changes.set(part.experts, "_is_expert_parallel", True)
+            changes.exchange(layer, "mlp", TypedExperts(layer.mlp), ("text_moe", "vision_moe", "shared_experts"))
 
 
 MODEL = FamilyModel(adapt=adapt, extra_columns=Kinds, packed=("positions",), packs_attention=True)

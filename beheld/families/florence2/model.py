@@ -19,22 +19,24 @@ from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.families.model import FamilyModel
 from beheld.models.cross import CrossAttention, keys_and_values
+from beheld.models.surgery.operation import Changes
 
 # BART's layers ask whether there are states; what they are, ours know.
 _SOME = True
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Send the decoder's own attention to our hook, and put ours beside it; the encoder has the same configuration."""
     decoder = model.model.language_model.decoder
     config = copy.deepcopy(decoder.config)
     config._attn_implementation = hook.register()
     for index, layer in enumerate(decoder.layers):
-        layer.self_attn.config = config
+        changes.set(layer.self_attn, "config", config)
         old = layer.encoder_attn
         projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
         projections["o"] = ("out_proj", old.out_proj)
-        layer.encoder_attn = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
+        new = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
+        changes.exchange(layer, "encoder_attn", new, [name for name, _ in new.named_children()])
 
 
 # Names in microsoft/Florence-2-large, and those of transformers' class.

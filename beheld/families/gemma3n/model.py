@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from beheld.core.errors import ModelError
 from beheld.families._shared import per_layer
 from beheld.families.model import FamilyModel
+from beheld.models.surgery.operation import Changes
 
 
 class PartedEmbedding(nn.Module):
@@ -43,7 +44,7 @@ class PartedEmbedding(nn.Module):
 
 
 @torch.no_grad()
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Replace the model's input embeddings.
 
     Raises:
@@ -59,6 +60,7 @@ def adapt(model: Any) -> None:
     ]
     text = model.get_input_embeddings()
     model.set_input_embeddings(PartedEmbedding(text, torch.cat(parts).to(text.weight.dtype), vision.vocab_offset))
+    changes.undo_with(lambda: model.set_input_embeddings(text))
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:

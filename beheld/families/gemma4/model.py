@@ -13,6 +13,7 @@ from torch import Tensor
 from beheld.attention.context import tail
 from beheld.families._shared import per_layer
 from beheld.families.model import FamilyModel
+from beheld.models.surgery.operation import Changes
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def audio_features(model: Any, input_features: Tensor, input_features_mask: Tens
     return heard
 
 
-def tail_from(model: Any) -> int | None:
+def tail_from(model: Any, changes: Changes) -> int | None:
     """Let layers that read another's keys take a pass's tail alone; the first of them, None if there are none.
 
     Args:
@@ -41,7 +42,7 @@ def tail_from(model: Any) -> int | None:
         return None
     first = len(text.layers) - shared
     for index, layer in enumerate(text.layers[first:]):
-        layer.forward = _of_tail(layer.forward, index == 0)
+        changes.set(layer, "forward", _of_tail(layer.forward, index == 0))
     return int(first)
 
 

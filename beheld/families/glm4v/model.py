@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.families.model import FamilyModel
+from beheld.models.surgery.operation import Changes
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class _Sized:
         return self.look_up(embeds_PH, lengths_W, sizes_W3, rows_P, columns_P)
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Replace how positions are looked up; see FamilyModel.adapt."""
     embeddings = getattr(model.model.visual, "embeddings", None)
     if embeddings is not None:
-        embeddings.forward = _Sized(embeddings.forward)
+        changes.set(embeddings, "forward", _Sized(embeddings.forward))
 
 
 MODEL = FamilyModel(adapt=adapt, packed=("positions",), packs_attention=True, positions_by_kind=True)

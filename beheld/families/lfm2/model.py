@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from beheld.attention.conv import convolve
 from beheld.families.model import FamilyModel
+from beheld.models.surgery.operation import Changes
 
 
 class PagedShortConv(nn.Module):
@@ -29,12 +30,12 @@ class PagedShortConv(nn.Module):
         return out
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Replace the convolutions; see FamilyModel.adapt."""
     decoder = model.get_decoder()
     for layer in getattr(decoder, "model", decoder).layers:
         if not layer.is_attention_layer:
-            layer.conv = PagedShortConv(layer.conv)
+            changes.exchange(layer, "conv", PagedShortConv(layer.conv), ("in_proj", "out_proj", "conv"))
 
 
 MODEL = FamilyModel(adapt=adapt)

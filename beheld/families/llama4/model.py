@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
 from beheld.families.model import FamilyModel
-from beheld.models.experts import GroupedExperts, can_group, experts_of
+from beheld.models.surgery.experts import GroupedExperts, can_group, experts_of
+from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 
 
@@ -49,7 +50,7 @@ class ChosenExperts(nn.Module):
         return self.shared_expert(x_TH) + made_NH.unflatten(0, (-1, self.top_k)).sum(1), None
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Let attention scale the queries, see `keywords`: a layer counts from zero, whoever's tokens it is given.
 
     Off a CPU, experts that cannot be grouped stay as they are: how many rows each has would have to be waited for.
@@ -59,11 +60,13 @@ def adapt(model: Any) -> None:
         if isinstance(block, Llama4TextMoe):
             weights = block.experts.gate_up_proj.data, block.experts.down_proj.data
             if platform_of(weights[0].device).synchronous or can_group(*weights):
-                layer.feed_forward = ChosenExperts(block)
+                chosen = ChosenExperts(block)
+                chosen.experts.stand_for(block.experts)  # type: ignore[operator]
+                changes.exchange(layer, "feed_forward", chosen, ("router", "shared_expert", "experts"))
         attention = layer.self_attn
         if attention.attn_temperature_tuning and not attention.use_rope:
-            attention.attn_temperature_tuning = False
-            attention.scales_queries = True
+            changes.set(attention, "attn_temperature_tuning", False)
+            changes.set(attention, "scales_queries", True)
 
 
 def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:

@@ -17,20 +17,22 @@ from beheld.core.plan import EncodeItem, SpanView
 from beheld.families.model import FamilyModel
 from beheld.models import tower_calls
 from beheld.models.cross import CrossAttention, crosses, keys_and_values
+from beheld.models.surgery.operation import Changes
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Put our attention into the layers that attend beside the text."""
     for layer in model.model.language_model.layers:
         old = getattr(layer, "cross_attn", None)
         if old is not None:
-            layer.cross_attn = CrossAttention(
+            new = CrossAttention(
                 layer.layer_idx,
                 {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkvo"},
                 {kind: (f"{kind}_norm", getattr(old, f"{kind}_norm")) for kind in "qk"},
                 old.head_dim,
                 old.scaling,
             )
+            changes.exchange(layer, "cross_attn", new, [name for name, _ in new.named_children()])
 
 
 class Mllama:
@@ -91,7 +93,7 @@ class Mllama:
 
         Tokens of other sequences pass them unchanged: their attention is zero, and `sighted_T` masks what follows it.
         """
-        beside = current().beside
+        beside = current().cross
         told: dict[str, Any] = {}
         if beside is not None:
             sighted_T = beside.metadata.sighted_T.to(embeds_TH.dtype)

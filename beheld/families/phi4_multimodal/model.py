@@ -16,6 +16,7 @@ from torch import Tensor
 from beheld.core.plan import EncodeItem
 from beheld.families.model import FamilyModel, TowerCall
 from beheld.models import tower_calls
+from beheld.models.surgery.operation import Changes
 from beheld.models.towers import LeftOut
 
 # Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
@@ -101,17 +102,17 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
     return made.flatten(0, 1)
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Any, changes: Changes) -> None:
     """Say of the attention to pictures that it looks both ways, and of that to sounds what it sees, in few words."""
     extend = model.model.embed_tokens_extend
     if not isinstance(extend.image_embed, LeftOut):
         for layer in extend.image_embed.img_processor.encoder.layers:
-            layer.self_attn.is_causal = False
+            changes.set(layer.self_attn, "is_causal", False)
     if not isinstance(extend.audio_embed, LeftOut):
-        _see_all(extend.audio_embed.encoder)
+        _see_all(extend.audio_embed.encoder, changes)
 
 
-def _see_all(tower: Any) -> None:
+def _see_all(tower: Any, changes: Changes) -> None:
     """Where a tower for sound has no chunks, every position sees all: one truth instead of one for each pair.
 
     transformers writes down all pairs of a whole sound, several times, before it cuts it into windows: twenty minutes
@@ -124,7 +125,7 @@ def _see_all(tower: Any) -> None:
         true = torch.ones((1, 1, 1), dtype=torch.bool, device=next(tower.parameters()).device)
         return true.expand(batch_size, seq_len, seq_len)
 
-    tower._streaming_mask = seen
+    changes.set(tower, "_streaming_mask", seen)
 
 
 def image_features(model: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Voxtral: sounds in windows of thirty seconds, each filled up; a conversation in the form of Mistral's own tokenizer.
 
 The checkpoint brings neither a chat template nor a processor for prompts with sound: both live in the library
-mistral-common, which is not needed here: chat_templates/voxtral.jinja writes what that library writes (see
-docs/log.md).
+mistral-common, which is not needed here: chat_template.jinja writes what that library writes (see
+docs/experiments/2026-11.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,4 +39,32 @@ def _embeds_per_second(folder: str) -> float:
     return float(stated.get("frame_rate", _RATE)) if isinstance(stated, Mapping) else _RATE
 
 
-INPUTS = FamilyInputs(placeholders={"audio": "[BEGIN_AUDIO][AUDIO]"}, template="voxtral/chat_template.jinja", call=call)
+def join_audio(processor: Any, text: str, waves: Sequence[Any]) -> dict[str, Any]:
+    """Text and audio joined by hand, which the processor does by means of mistral-common; see FamilyInputs."""
+    import torch
+    from transformers import AutoConfig
+
+    tower = AutoConfig.from_pretrained(processor.tokenizer.name_or_path).audio_config
+    options = {
+        "sampling_rate": processor.feature_extractor.sampling_rate,
+        "padding": True,
+        "truncation": False,
+        "pad_to_multiple_of": _WINDOWS["pad_to_multiple_of"],
+        "return_tensors": "pt",
+    }
+    features = [
+        processor._retrieve_input_features([wave], _WINDOWS["max_source_positions"], **options) for wave in waves
+    ]
+    embeds = tower.max_source_positions * tower.hidden_size // tower.intermediate_size
+    first, *rest = text.split(processor.audio_token)
+    filled = [processor.audio_token * (embeds * len(made)) + part for made, part in zip(features, rest, strict=True)]
+    made = {"input_ids": processor.tokenizer(first + "".join(filled), return_tensors="pt")["input_ids"]}
+    return made | ({"input_features": torch.cat(features)} if features else {})
+
+
+INPUTS = FamilyInputs(
+    placeholders={"audio": "[BEGIN_AUDIO][AUDIO]"},
+    template="voxtral/chat_template.jinja",
+    call=call,
+    join_audio=join_audio,
+)

@@ -61,7 +61,7 @@ class FetchRules:
 
 
 def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
-    """The bytes behind a URL, a data URL or a path.
+    """The bytes of a URL, a data URL or a path.
 
     A `Path` comes from the program itself and is opened as it is; a string may come from anyone and follows the rules.
 
@@ -117,7 +117,7 @@ async def fetch_remote(
     reserve: Callable[[int], Awaitable[None]] = _at_once,
     turns: LoopShare | None = None,
 ) -> Fetched:
-    """The bytes behind an http or https URL. Cancelling it hangs up.
+    """The bytes of an http or https URL. Cancelling it hangs up.
 
     Args:
         url: see `is_remote`.

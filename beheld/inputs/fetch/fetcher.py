@@ -1,7 +1,7 @@
 """Fetches what a request's media need from other machines, before anything waits for them in a thread.
 
-Every fetch waits in the event loop. Whoever goes away takes its fetches along, and a host that does not answer keeps
-nobody waiting but those who asked it.
+Every fetch waits in the event loop. A request that is cancelled ends its fetches, and a host that does not answer
+delays only the requests that ask it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def _turn(self, url: str, timeout: float) -> AsyncGenerator[None, None]:
-        """In line behind others who ask the same host, then behind all."""
+        """Wait in line for the host, then in line for all hosts."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with (

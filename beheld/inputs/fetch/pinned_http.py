@@ -118,7 +118,7 @@ async def address_of(host: str, port: int) -> str:
 
 
 async def _resolved(host: str, port: int) -> list[Any]:
-    """The system's answer; who stops waiting leaves the resolver's thread behind, until it gives up."""
+    """The system's answer. A caller that stops waiting leaves the resolver's thread at work until that gives up."""
     if not _resolving.acquire(blocking=False):
         raise FetchError("Too many names are being resolved at the moment.", "Try again.")
     answer: Future[list[Any]] = Future()
@@ -164,7 +164,7 @@ async def get(
         max_bytes: of the body.
         stop_at: statuses whose body is not read.
         reserve: waits until there is room for so many bytes; called as a body grows whose length is not told.
-        pace: is told of what comes, and of waiting that is not for the server.
+        pace: counts what comes, and waiting that is not for the server.
         turns: in which answers are parsed that come in tiny pieces.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From the bytes of a sound, or from a waveform, to a mono waveform at the rate the model wants."""
+"""From the bytes of an audio file, or from a waveform, to a mono waveform at the rate the model wants."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Waveform:
 
     @property
     def seconds(self) -> float:
-        """How long it sounds."""
+        """Its length in seconds."""
         return float(len(self.samples)) / self.rate
 
 
 def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Waveform:
-    """Decode a sound file of any kind that PyAV reads, mixed down to one channel.
+    """Decode an audio file of any kind that PyAV reads, mixed down to one channel.
 
     Args:
         data: the file.
         limits: bounds.
-        rate: wanted, in Hz; None leaves the file's own. It is resampled as it is decoded, so that a long sound at a
+        rate: wanted, in Hz; None leaves the file's own. It is resampled as it is decoded, so that long audio at a
             high rate is never in memory as a whole.
 
     Raises:
-        DecodeError: not a sound, or broken, or without samples, or of a rate that no sound has.
+        DecodeError: not audio, or broken, or without samples, or of a rate that no audio has.
         LimitError: longer than allowed.
     """
     import av
@@ -51,11 +51,11 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
     try:
         with opened(data) as container:
             if not container.streams.audio:
-                raise DecodeError("The file holds no sound.", "Give one that does.")
+                raise DecodeError("The file holds no audio.", "Give one that does.")
             stream = container.streams.audio[0]
             own, channels = int(stream.rate or 0), int(stream.channels or 0)
             if channels < 1:
-                raise DecodeError("The sound has no channels.", "Write the file anew.")
+                raise DecodeError("The audio has no channels.", "Write the file anew.")
             _check_rate(own)
             count = 0
             for samples, count in _decoded(container, stream, rate or own):
@@ -64,7 +64,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
             given = {"format": container.format.name, "rate": own, "channels": channels}
     except av.FFmpegError as error:
         raise DecodeError(
-            "The bytes are not a sound that can be read.",
+            "The bytes are not audio that can be read.",
             "Send it again, complete, or in another format, for instance as WAV.",
             detail=type(error).__name__,
         ) from error
@@ -117,15 +117,15 @@ def _check_rate(rate: float) -> None:
 def _check_length(count: int, rate: float, channels: int, limits: MediaLimits) -> None:
     """Refuse `count` samples of each channel if they are too many."""
     if count > limits.max_audio_s * rate:
-        raise LimitError(f"The sound is longer than {limits.max_audio_s:g} s.", "Cut it first.")
+        raise LimitError(f"The audio is longer than {limits.max_audio_s:g} s.", "Cut it first.")
     if count * channels > limits.max_audio_samples:
         raise LimitError(
-            f"The sound has more than {limits.max_audio_samples} samples.", "Cut it, or resample it first."
+            f"The audio has more than {limits.max_audio_samples} samples.", "Cut it, or resample it first."
         )
 
 
 def _rate_lost(own: int, rate: int) -> tuple[str, ...]:
-    return (f"the sound was resampled from {own} to {rate} Hz",) if rate < own else ()
+    return (f"the audio was resampled from {own} to {rate} Hz",) if rate < own else ()
 
 
 def _number(value: Any) -> bool:
@@ -155,8 +155,8 @@ def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
         array = _floats(array).mean(axis=axis)
     if array.ndim != 1:
         raise DecodeError(
-            f"A sound as an array must have the shape (samples,), not {tuple(array.shape)}.",
-            "Give the samples of one sound, and several sounds as a list.",
+            f"Audio as an array must have the shape (samples,), not {tuple(array.shape)}.",
+            "Give the samples of one item, and several items as a list.",
         )
     _check_length(array.size, rate, 1, limits)
     return _checked(_floats(array), int(rate), given, lost)
@@ -185,7 +185,7 @@ def _floats(array: Any) -> Any:
     if array.dtype == np.int16:
         return array.astype(np.float32) / 32768.0
     raise DecodeError(
-        f"A sound as an array must hold floats or 16-bit integers, not {array.dtype}.",
+        f"Audio as an array must hold floats or 16-bit integers, not {array.dtype}.",
         "Scale it to -1 to 1, as floats.",
     )
 
@@ -194,7 +194,7 @@ def _checked(samples: Any, rate: int, given: Mapping[str, Any], lost: tuple[str,
     import numpy as np
 
     if samples.size == 0:
-        raise DecodeError("The sound is empty: it has 0 samples.", "Leave it out if there is nothing to hear.")
+        raise DecodeError("The audio is empty: it has 0 samples.", "Leave it out if there is nothing to hear.")
     if not np.isfinite(samples).all():
-        raise DecodeError("The sound holds values that are not finite.", "Replace them first.")
+        raise DecodeError("The audio holds values that are not finite.", "Replace them first.")
     return Waveform(samples, rate, {"seconds": round(samples.size / rate, 3), **given}, lost)

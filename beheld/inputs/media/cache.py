@@ -49,7 +49,7 @@ class MediaCache:
 
     Content that was seen before need not be decoded to find its item: `aliases` lead from the digest of the undecoded
     bytes
-    (or of a picture in an unusual mode) to the digest of the content.
+    (or of an image in an unusual mode) to the digest of the content.
     """
 
     def __init__(self, max_bytes: int) -> None:

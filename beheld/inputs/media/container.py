@@ -1,4 +1,4 @@
-"""The one door to FFmpeg: bytes opened as a container of a kind that holds its own sound and frames."""
+"""The one door to FFmpeg: bytes opened as a container of a kind that holds its own audio and frames."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From bytes, arrays and PIL pictures of any kind to 8-bit RGB pictures, saying what was lost on the way.
+"""From bytes, arrays and PIL images of any kind to 8-bit RGB images, saying what was lost on the way.
 
-A picture becomes what `ImageOps.exif_transpose(picture).convert("RGB")` gives, but for two kinds: transparency is laid
+An image becomes what `ImageOps.exif_transpose(image).convert("RGB")` gives, but for two kinds: transparency is laid
 on white, as the models were trained to expect, and 16-bit grey is scaled to 8 bits where a plain conversion would clip
 it to white.
 """
@@ -18,7 +18,6 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, first_line
 from beheld.inputs.media import header
-from beheld.utils.gil import out_of_turn
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _ORIENTATION = 0x0112
@@ -29,8 +28,8 @@ _WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """A decoded picture: RGB, what came in, how it was treated, what was lost."""
+class DecodedImage:
+    """A decoded image: RGB, what came in, how it was treated, what was lost."""
 
     image: Any
     given: Mapping[str, Any]
@@ -38,23 +37,18 @@ class Picture:
     lost: tuple[str, ...]
 
 
-# Pillow reads a file into its picture when that is first asked for, seeks in it to count frames, and reads its tags
-# late: none of this is made for several threads, which see pictures half read, or no tags.
-# Should Ctrl-C come between taking one and the block that gives it back, the main thread still has it, and passes.
+# Pillow reads a file into its image when that is first asked for, seeks in it to count frames, and reads its tags
+# late: none of this is made for several threads, which see images half read, or no tags.
+# Should Ctrl-C come between taking one and giving it back, the main thread still has it, and passes.
 _LOCKS = tuple(threading.RLock() for _ in range(64))
 
 
 @contextmanager
-def alone_with(picture: Any) -> Iterator[None]:
-    """Within the block no other thread of ours touches this PIL picture of the user's, who may give it many times."""
-    lock = _LOCKS[id(picture) // 16 % len(_LOCKS)]
-    # Whoever waits for it has no turn, so whoever has it gets one.
-    with out_of_turn():
-        lock.acquire()
-    try:
+def alone_with(image: Any) -> Iterator[None]:
+    """Within the block no other thread of ours touches this PIL image of the user's, who may give it many times."""
+    lock = _LOCKS[id(image) // 16 % len(_LOCKS)]
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def is_tensor(value: Any) -> bool:
@@ -69,17 +63,17 @@ def is_array(value: Any) -> bool:
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
-def is_picture(value: Any) -> bool:
-    """True for a PIL picture."""
+def is_image(value: Any) -> bool:
+    """True for a PIL image."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(value, pil.Image)
 
 
-def open_bytes(data: bytes, limits: MediaLimits) -> Picture:
-    """Decode the bytes of a picture file. The kind is found from the bytes, whatever the sender called it.
+def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
+    """Decode the bytes of an image file. The kind is found from the bytes, whatever the sender called it.
 
     Raises:
-        DecodeError: not a picture of a known format, or broken.
+        DecodeError: not an image of a known format, or broken.
         LimitError: more pixels than allowed; found from the header, before decoding.
     """
     from PIL import Image
@@ -87,17 +81,17 @@ def open_bytes(data: bytes, limits: MediaLimits) -> Picture:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise LimitError("The picture has too many pixels.", _SHRINK) from error
+        raise LimitError("The image has too many pixels.", _SHRINK) from error
     except Exception as error:
         raise DecodeError(
-            "The bytes are not a picture that can be read.", f"Known formats: {', '.join(FORMATS)}."
+            "The bytes are not an image that can be read.", f"Known formats: {', '.join(FORMATS)}."
         ) from error
     check_size(*image.size, limits, len(data))
     return from_pil(image, limits, image.format)
 
 
 def check_header(data: bytes, limits: MediaLimits) -> None:
-    """Refuse a picture for what its header claims; nothing is decoded.
+    """Refuse an image for what its header claims; nothing is decoded.
 
     Raises:
         LimitError: more pixels than allowed.
@@ -108,7 +102,7 @@ def check_header(data: bytes, limits: MediaLimits) -> None:
 
 
 def check_size(width: int, height: int, limits: MediaLimits, num_bytes: int | None = None) -> None:
-    """Refuse a picture for its size.
+    """Refuse an image for its size.
 
     Args:
         width, height: in pixels.
@@ -120,13 +114,13 @@ def check_size(width: int, height: int, limits: MediaLimits, num_bytes: int | No
     """
     pixels = width * height
     if pixels > limits.max_pixels:
-        raise LimitError(f"The picture has {width} x {height} pixels; the limit is {limits.max_pixels}.", _SHRINK)
+        raise LimitError(f"The image has {width} x {height} pixels; the limit is {limits.max_pixels}.", _SHRINK)
     if num_bytes is not None and pixels > max(_ANY_PIXELS, limits.max_pixels_per_byte * num_bytes):
-        raise LimitError(f"The picture has {width} x {height} pixels in {num_bytes} bytes, nearly all alike.", _SHRINK)
+        raise LimitError(f"The image has {width} x {height} pixels in {num_bytes} bytes, nearly all alike.", _SHRINK)
 
 
-def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> Picture:
-    """Bring a PIL picture to RGB.
+def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> DecodedImage:
+    """Bring a PIL image to RGB.
 
     Raises:
         DecodeError: it is empty, truncated or broken.
@@ -134,13 +128,13 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     """
     width, height = image.size
     if width < 1 or height < 1:
-        raise DecodeError(f"The picture is empty: {width} x {height} pixels.", "Give one of at least 1 x 1.")
+        raise DecodeError(f"The image is empty: {width} x {height} pixels.", "Give one of at least 1 x 1.")
     check_size(width, height, limits)
     given = described(image, file_format)
     lost: list[str] = []
     frames = _frame_count(image)
     if frames > 1:
-        lost.append(f"only the first of {frames} frames of the animated picture was used")
+        lost.append(f"only the first of {frames} frames of the animated image was used")
     try:
         image.load()
         turned, orientation = _upright(image)
@@ -149,13 +143,13 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
         raise
     except Exception as error:
         # Of broken bytes Pillow says so by exceptions of every kind.
-        raise DecodeError("The picture is broken.", "Send it again, complete.", detail=first_line(error)) from error
+        raise DecodeError("The image is broken.", "Send it again, complete.", detail=first_line(error)) from error
     treated = {"exif_rotated": True} if orientation != 1 else {}
-    return Picture(rgb, given, treated, tuple(lost))
+    return DecodedImage(rgb, given, treated, tuple(lost))
 
 
 def described(image: Any, file_format: str | None) -> dict[str, Any]:
-    """What receipts say of a picture as it came in."""
+    """What receipts say of an image as it came in."""
     given: dict[str, Any] = {"width": image.width, "height": image.height, "mode": image.mode}
     if file_format:
         given["format"] = file_format
@@ -163,7 +157,7 @@ def described(image: Any, file_format: str | None) -> dict[str, Any]:
 
 
 def is_plain_rgb(image: Any) -> bool:
-    """True if the picture is already what the model would see, so that its pixels are its content."""
+    """True if the image is already what the model would see, so that its pixels are its content."""
     return (
         image.mode == "RGB"
         and "transparency" not in image.info
@@ -172,8 +166,8 @@ def is_plain_rgb(image: Any) -> bool:
     )
 
 
-def from_array(array: Any, limits: MediaLimits) -> Picture:
-    """A picture from an array (height, width, 3), (height, width, 4), (height, width, 1) or (height, width) of bytes.
+def from_array(array: Any, limits: MediaLimits) -> DecodedImage:
+    """An image from an array (height, width, 3), (height, width, 4), (height, width, 1) or (height, width) of bytes.
 
     Raises:
         DecodeError: another shape or type.
@@ -185,22 +179,22 @@ def from_array(array: Any, limits: MediaLimits) -> Picture:
     shape = tuple(array.shape)
     if array.dtype != np.uint8:
         raise DecodeError(
-            f"A picture as an array must hold bytes (uint8), not {array.dtype}.", "Scale it to 0 to 255 and convert it."
+            f"An image as an array must hold bytes (uint8), not {array.dtype}.", "Scale it to 0 to 255 and convert it."
         )
     if len(shape) == 3 and shape[2] == 1:
         array = array[:, :, 0]
     if not (array.ndim == 2 or (array.ndim == 3 and shape[2] in (3, 4))) or 0 in shape:
         planes = len(shape) == 3 and shape[0] in (1, 3, 4)
         raise DecodeError(
-            f"A picture as an array must have the shape (height, width, 3), not {shape}.",
+            f"An image as an array must have the shape (height, width, 3), not {shape}.",
             "Put its colours last: numpy.moveaxis(array, 0, 2)." if planes else "Bring it into that shape.",
         )
-    picture = from_pil(Image.fromarray(np.ascontiguousarray(array)), limits)
-    return Picture(picture.image, {**picture.given, "source": "array"}, picture.treated, picture.lost)
+    decoded = from_pil(Image.fromarray(np.ascontiguousarray(array)), limits)
+    return DecodedImage(decoded.image, {**decoded.given, "source": "array"}, decoded.treated, decoded.lost)
 
 
 def to_rgb(image: Any, lost: list[str]) -> Any:
-    """An RGB picture; appends to `lost` what the conversion takes away."""
+    """An RGB image; appends to `lost` what the conversion takes away."""
     from PIL import Image
 
     if image.mode in _WIDE_MODES:
@@ -228,7 +222,7 @@ def _narrow(image: Any) -> Any:
     values = np.asarray(image)
     if image.mode == "F":
         if not np.isfinite(values).all():
-            raise DecodeError("The picture holds values that are not finite.", "Replace them first.")
+            raise DecodeError("The image holds values that are not finite.", "Replace them first.")
         scaled = values * 255.0 if values.size and values.min() >= 0.0 and values.max() <= 1.0 else values
         return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
     wide = values.astype(np.int64)
@@ -238,7 +232,7 @@ def _narrow(image: Any) -> Any:
 
 
 def _upright(image: Any) -> tuple[Any, int]:
-    """The picture turned as its EXIF tag says, and that tag's value."""
+    """The image turned as its EXIF tag says, and that tag's value."""
     from PIL import ImageOps
 
     orientation = _orientation(image)

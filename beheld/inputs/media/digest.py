@@ -90,14 +90,14 @@ def of_bytes(data: bytes, what: str) -> bytes:
 
 
 def of_rgb(width: int, height: int, rgbx: Any) -> bytes:
-    """Digest of a picture as the model sees it: rows of 8-bit RGB, top to bottom, a byte of 255 behind each pixel."""
+    """Digest of an image as the model sees it: rows of 8-bit RGB, top to bottom, a byte of 255 after each pixel."""
     return Digest("rgbx").add(width).add(height).add(rgbx).done()
 
 
-def of_picture(image: Any) -> bytes:
-    """Digest of a PIL picture of any mode, with all that decides what becomes of it as RGB."""
+def of_image(image: Any) -> bytes:
+    """Digest of a PIL image of any mode, with all that decides what becomes of it as RGB."""
     palette = image.palette
-    key = Digest("picture").add(image.mode).add(list(image.size))
+    key = Digest("PIL image").add(image.mode).add(list(image.size))
     key.add(None if palette is None else [palette.mode, bytes(palette.palette)])
     key.add(_plain(image.info.get("transparency"))).add(int(image.getexif().get(0x0112, 1) or 1))
     return key.add(image.tobytes()).done()

@@ -1,6 +1,6 @@
-"""How large a picture or video stands before the tower, read from what its processor gave.
+"""How large an image or video stands before the tower, read from what its processor gave.
 
-Shapes of tensors alone do not tell: packed patches have no sides, tiles are squares of any picture, and padding is no
+Shapes of tensors alone do not tell: packed patches have no sides, tiles are squares of any image, and padding is no
 part of one. So a size is read from outputs that say it (grids, positions of patches, masks, counts of tiles), by the
 general rules below or by a family's own (`FamilyInputs.looks`). Where nothing says it, nothing is claimed.
 """
@@ -13,10 +13,10 @@ from typing import Any
 from beheld.families.inputs import EffectiveSize, ProcessedItem, Size
 
 
-def picture(item: ProcessedItem) -> EffectiveSize | None:
-    """What is seen of a picture whose outputs say it in one of the common forms; None if nothing is known.
+def of_image(item: ProcessedItem) -> EffectiveSize | None:
+    """What is seen of an image whose outputs say it in one of the common forms; None if nothing is known.
 
-    These are a grid of patches, rows and columns of tiles, and the pixels of one picture without company.
+    These are a grid of patches, rows and columns of tiles, and the pixels of one image without company.
     """
     outputs = item.outputs
     if "image_grid_thw" in outputs:
@@ -34,13 +34,13 @@ def picture(item: ProcessedItem) -> EffectiveSize | None:
             max(1, columns) * width, max(1, rows) * height, pixels.shape[1], step=width if columns else 0
         )
     if len(pixels.shape) == 4 and tuple(pixels.shape[:2]) == (1, 3):
-        # Sizes are told where they differ from picture to picture.
+        # Sizes are told where they differ from image to image.
         step = (item.edge("patch_size") or 0) * _merged(item) if "image_sizes" in outputs else 0
         return EffectiveSize(width, height, step=step)
     return None
 
 
-def video(item: ProcessedItem) -> EffectiveSize | None:
+def of_video(item: ProcessedItem) -> EffectiveSize | None:
     """What is seen of a video whose outputs are a grid of patches or pixels of frames; None if nothing is known."""
     outputs = item.outputs
     pixels = outputs.get("pixel_values_videos")
@@ -80,7 +80,7 @@ def fitted(size: Size, room: tuple[float, float]) -> Size:
 
 
 def stretched_over_tiles(item: ProcessedItem) -> EffectiveSize | None:
-    """A picture brought to the shape of a grid of tiles, an overview behind them if there are several.
+    """An image brought to the shape of a grid of tiles, followed by an overview if there are several.
 
     The outputs count the tiles and say no more, so the processor's own rule is asked for the grid. Where it does not
     give that count, nothing is known.
@@ -101,18 +101,18 @@ def stretched_over_tiles(item: ProcessedItem) -> EffectiveSize | None:
 
 
 def _own_rule(part: Any, name: str) -> Any:
-    """A function that stands beside a processor's class."""
+    """A function of the module that defines a processor's class."""
     found = (getattr(sys.modules.get(kind.__module__), name, None) for kind in type(part).__mro__)
     return next((function for function in found if function is not None), None)
 
 
 def padded_over_tiles(item: ProcessedItem, canvas: Size, tiles: int) -> EffectiveSize:
-    """A picture fitted into a canvas (width, height) of tiles, enlarged if need be; the rest is padding."""
+    """An image fitted into a canvas (width, height) of tiles, enlarged if need be; the rest is padding."""
     return EffectiveSize(*fitted(item.size, canvas), tiles)
 
 
 def unenlarged_over_tiles(item: ProcessedItem, grid: Size, tiles: int) -> EffectiveSize:
-    """A picture fitted into a grid (columns, rows) of tiles and padded; only up to one tile's size is it enlarged."""
+    """An image fitted into a grid (columns, rows) of tiles and padded; only up to one tile's size is it enlarged."""
     height, width = item.outputs["pixel_values"].shape[-2:]
     room = tuple(
         min(max(given, tile), tile * count) for given, tile, count in zip(item.size, (width, height), grid, strict=True)
@@ -121,7 +121,7 @@ def unenlarged_over_tiles(item: ProcessedItem, grid: Size, tiles: int) -> Effect
 
 
 def best_canvas(item: ProcessedItem, resolutions: Any) -> Size:
-    """That of the processor's resolutions (height, width) which it takes for this picture, as (width, height)."""
+    """That of the processor's resolutions (height, width) which it takes for this image, as (width, height)."""
     from transformers.image_processing_utils import select_best_resolution
 
     height, width = select_best_resolution(item.size[::-1], resolutions)

@@ -1,4 +1,4 @@
-"""Embeddings given in place of pictures, videos or sound: checked, and made into items without any processing."""
+"""Embeddings given in place of images, videos or audio: checked, and made into items without any processing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
     if tensor.ndim != 3:
         raise DecodeError(
             f"Embeddings must have the shape (items, tokens, {info.hidden_size}), not {tuple(tensor.shape)}.",
-            "Give pictures as PIL pictures or as arrays of bytes (height, width, 3).",
+            "Give images as PIL images or as arrays of bytes (height, width, 3).",
         )
     return [Embeddings(check(entry, info), {}) for entry in tensor]
 
@@ -152,7 +152,7 @@ def _tensor(value: Any) -> Any:
     if not tensor.is_floating_point():
         raise DecodeError(
             f"Embeddings must hold floating-point numbers, not {str(tensor.dtype).removeprefix('torch.')}.",
-            "Give pictures as PIL pictures or as numpy arrays of bytes (height, width, 3).",
+            "Give images as PIL images or as numpy arrays of bytes (height, width, 3).",
         )
     return tensor.detach()
 

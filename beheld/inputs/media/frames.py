@@ -1,4 +1,4 @@
-"""Which frames of a clip the processor of videos is given, and what it is told of them.
+"""Which frames of a clip the video processor gets, with which metadata.
 
 Where choosing is left to the processor, its own rule is asked for the choice before the processor is called. So it is
 known which frames are seen and when they were, which options did nothing, and why there can be no choice.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beheld.core.errors import ParamsError, ProcessError, first_line
-from beheld.inputs.media.video import Clip, Sampling
+from beheld.inputs.media.video import Clip, FrameSampling
 
 # By these a processor chooses among frames.
 _CHOOSING = ("num_frames", "min_frames", "fps")
@@ -25,7 +25,7 @@ _PROBES: Mapping[str, Callable[[int], float]] = {
 }
 # As for files, this number of frames means all of them.
 _ALL = -1
-# What rules raise where they cannot choose: some reckon with settings that are missing.
+# What rules raise where they cannot choose: some compute with settings that are missing.
 _REFUSALS = (ValueError, TypeError, ArithmeticError)
 # Outputs that say how many seconds a step of frames takes.
 _SECONDS_OF_STEPS = ("second_per_grid_ts", "second_per_grids")
@@ -41,7 +41,7 @@ class Shown:
 
     Attributes:
         clip: the frames that were chosen, with their places; its rate may have been assumed.
-        arguments: of the call, with what the processor is told of the frames.
+        arguments: of the call, with the metadata of the frames.
         metadata: part of that, in transformers' own class; a processor writes into it what it takes for granted.
         chosen: by the processor's rule; else they are taken as they were given.
         idle: names of options that did nothing.
@@ -73,7 +73,7 @@ def check(options: Mapping[str, Any]) -> None:
         ParamsError: one is out of range.
     """
     try:
-        Sampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
+        FrameSampling.of({name: options[name] for name in _EXCLUSIVE if options.get(name) is not None})
     except ParamsError as error:
         raise ParamsError(error.reason, error.remedy, param="mm_processor_kwargs") from error
 
@@ -81,7 +81,7 @@ def check(options: Mapping[str, Any]) -> None:
 def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule: Callable[[Any], float] | str) -> Shown:
     """Choose among the frames of a clip as `part` would, and say of them what is known.
 
-    Options that choose do nothing for frames that are taken as they are. They are no mistake: an engine may be told of
+    Options that choose do nothing for frames that are taken as they are. They are no mistake: an engine may set
     them for all videos, of which only some are still to be sampled.
 
     Args:
@@ -92,11 +92,11 @@ def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule:
         rule: see Family.frame_rate.
 
     Raises:
-        ProcessError: `part` cannot choose, or frames cannot do without times that nobody told.
+        ProcessError: `part` cannot choose, or the frames need times, and nobody gave them.
     """
     assumed = clip.fps is None
     clip = _rated(clip, options, part, rule)
-    # A file's frames were chosen as it was decoded; whoever names the places of frames has chosen them.
+    # A file's frames were chosen as it was decoded; a user who gives the indices of frames has chosen them.
     settled = clip.from_file or (clip.indices is not None and "do_sample_frames" not in options)
     chosen = not settled and _samples(part, options) and options.get("num_frames") != _ALL
     if chosen:
@@ -236,10 +236,10 @@ class _Choice:
 
 
 def _metadata(clip: Clip) -> Any:
-    """What transformers' processors are told of a clip, in their own class."""
+    """A clip's metadata, in transformers' own class."""
     from transformers.video_utils import VideoMetadata
 
-    # Which of more frames they are, nobody knows but whoever gave them.
+    # Only the user knows which of more frames these are.
     known = clip.indices is not None or clip.total == len(clip.frames)
     return VideoMetadata(
         total_num_frames=clip.total,

@@ -1,4 +1,4 @@
-"""The size of a picture from the first bytes of its file, so that one that is too large is refused before it costs."""
+"""The size of an image from the first bytes of its file, so that one that is too large is refused before it costs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """The first frame header behind the segments before it."""
+    """The first frame header, after the segments before it."""
     place = 2
     for _ in range(_MAX_SEGMENTS):
         marker = data.find(b"\xff", place)

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from beheld.utils.cancellation import Departure
+from beheld.utils.cancellation import CancelToken
 
 
-class Gate:
+class MemoryGate:
     """Lets in as many bytes as there is room for; the others wait in the order of coming.
 
     Args:
@@ -24,22 +24,22 @@ class Gate:
         self._waiting: deque[object] = deque()
 
     @contextmanager
-    def within(self, num_bytes: int, departure: Departure) -> Iterator[None]:
+    def within(self, num_bytes: int, cancel: CancelToken) -> Iterator[None]:
         """Wait for room, and have it inside the block.
 
         Raises:
-            Departed: whoever asked left before there was room.
+            Cancelled: the request was cancelled before there was room.
         """
         wanted, ticket = min(num_bytes, self._max), object()
 
         def free() -> bool:
-            return departure.gone or (self._waiting[0] is ticket and wanted <= self._left)
+            return cancel.cancelled or (self._waiting[0] is ticket and wanted <= self._left)
 
-        with departure.told(self._wake), self._changed:
+        with cancel.calling(self._wake), self._changed:
             self._waiting.append(ticket)
             try:
                 self._changed.wait_for(free)
-                departure.check()
+                cancel.check()
                 self._left -= wanted
             finally:
                 self._waiting.remove(ticket)

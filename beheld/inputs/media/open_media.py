@@ -1,4 +1,4 @@
-"""From what came in to what a processor takes: bytes, arrays and pictures become RGB pictures, clips and waveforms.
+"""From what came in to what a processor takes: bytes, arrays and images become RGB images, clips and waveforms.
 
 This is the part of an item's preparation that reads what strangers made, and it runs in a worker's process wherever
 there is one.
@@ -26,13 +26,13 @@ class Source:
         payload: the bytes, or the decoded content.
         sampling: which frames to take of a video's bytes.
         content: of a payload that is open already, as `open_source` gives it: what is to be remembered of it.
-        borrowed: the payload is the caller's own picture; see `taken`.
+        borrowed: the payload is the caller's own image; see `taken`.
     """
 
     kind: str
     digest: bytes
     payload: Any
-    sampling: video.Sampling | None = None
+    sampling: video.FrameSampling | None = None
     content: Content | None = None
     borrowed: bool = False
 
@@ -44,7 +44,7 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
         modality: "image", "video" or "audio".
         source: what came in.
         limits: bounds.
-        rate: the sampling rate in Hz that the processor of sounds wants; asked for only where there is a sound.
+        rate: the sampling rate in Hz that the audio processor wants; asked for only where there is audio.
 
     Raises:
         DecodeError, LimitError: the content is at fault.
@@ -66,41 +66,41 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
 
 
 def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
-    if decode.is_picture(payload):
+    if decode.is_image(payload):
         with decode.alone_with(payload):
-            picture = decode.from_pil(payload, limits, getattr(payload, "format", None))
+            decoded = decode.from_pil(payload, limits, getattr(payload, "format", None))
             # That may be the same one.
-            pixels = Pixels.of(picture.image)
+            pixels = Pixels.of(decoded.image)
     else:
         encoded = isinstance(payload, bytes)
-        picture = decode.open_bytes(payload, limits) if encoded else decode.from_array(payload, limits)
-        pixels = Pixels.of(picture.image)
-    return pixels, Content(pixels.digest(), {**picture.given, **picture.treated}, picture.lost)
+        decoded = decode.open_bytes(payload, limits) if encoded else decode.from_array(payload, limits)
+        pixels = Pixels.of(decoded.image)
+    return pixels, Content(pixels.digest(), {**decoded.given, **decoded.treated}, decoded.lost)
 
 
-def plain_rgb(picture: Any) -> Source:
-    """The source of a loaded PIL picture that is already what the model sees: see decode.is_plain_rgb.
+def plain_rgb(image: Any) -> Source:
+    """The source of a loaded PIL image that is already what the model sees: see decode.is_plain_rgb.
 
     To find one that is known, its pixels are read where they lie: copying them takes as long again, and several times
     as long where that needs new pages.
     """
-    key = digest_of(picture)
-    return _copied(picture) if key is None else Source("PIL", key, picture, borrowed=True)
+    key = digest_of(image)
+    return _copied(image) if key is None else Source("PIL", key, image, borrowed=True)
 
 
 def taken(source: Source) -> Source:
-    """A borrowed source with a copy of its own, and the digest of that: the picture may have changed meanwhile."""
+    """A borrowed source with a copy of its own, and the digest of that: the image may have changed meanwhile."""
     assert source.borrowed
     return _copied(source.payload)
 
 
-def _copied(picture: Any) -> Source:
-    pixels = Pixels.of(picture)
+def _copied(image: Any) -> Source:
+    pixels = Pixels.of(image)
     key = pixels.digest()
-    given = decode.described(picture, getattr(picture, "format", None))
+    given = decode.described(image, getattr(image, "format", None))
     return Source("PIL", key, pixels, content=Content(key, given, ()))
 
 
 def unpacked(opened: Any) -> Any:
-    """Decoded content as processors take it: pixels become a PIL picture."""
-    return opened.picture() if isinstance(opened, Pixels) else opened
+    """Decoded content as processors take it: pixels become a PIL image."""
+    return opened.image() if isinstance(opened, Pixels) else opened

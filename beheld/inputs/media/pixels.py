@@ -1,6 +1,6 @@
-"""Decoded pictures, as Pillow lays them out: four bytes a pixel.
+"""Decoded images, as Pillow lays them out: four bytes a pixel.
 
-Pillow's own ways out (`tobytes`, numpy's view of a picture) repack them to three bytes a pixel and keep the interpreter
+Pillow's own ways out (`tobytes`, numpy's view of an image) repack them to three bytes a pixel and keep the interpreter
 from all other threads meanwhile, 6 ms for 1920 x 1080 pixels. Here its memory is read as it is, and copying and hashing
 it give the interpreter away.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from beheld.inputs.media import digest
 
-# Of a picture that Pillow keeps in several blocks, which it does from 16 MiB on, so much is copied at a time.
+# Of an image that Pillow keeps in several blocks, which it does from 16 MiB on, so much is copied at a time.
 _STRIP_BYTES = 8 << 20
 # Pillow's filter that only picks pixels.
 _NEAREST = 0
@@ -47,7 +47,7 @@ _READ_ONLY = 0x100
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """A picture in RGB; a copy, whatever becomes of what it was taken from.
+    """An image in RGB; a copy, whatever becomes of what it was taken from.
 
     Attributes:
         width, height: in pixels.
@@ -59,19 +59,19 @@ class Pixels:
     rgbx: Any
 
     @classmethod
-    def of(cls, picture: Any) -> Pixels:
-        """Those of a loaded PIL picture in mode RGB."""
+    def of(cls, image: Any) -> Pixels:
+        """Those of a loaded PIL image in mode RGB."""
         import numpy as np
 
-        width, height = picture.size
-        rgbx = _copied(picture)
+        width, height = image.size
+        rgbx = _copied(image)
         if rgbx is None:
             rgbx = np.empty((height, 4 * width), np.uint8)
             rows = max(1, _STRIP_BYTES // (4 * width))
             for top in range(0, height, rows):
                 bottom = min(height, top + rows)
-                # Cutting it out any other way asks Pillow's own bound on pictures, which is for those it opens.
-                strip = picture.resize((width, bottom - top), _NEAREST, box=(0, top, width, bottom))
+                # Cutting it out any other way asks Pillow's own bound on images, which is for those it opens.
+                strip = image.resize((width, bottom - top), _NEAREST, box=(0, top, width, bottom))
                 copied = _copied(strip)
                 if copied is None:
                     copied = _opaque(strip.tobytes("raw", "RGBX"))
@@ -88,37 +88,37 @@ class Pixels:
         """See digest.of_rgb."""
         return digest.of_rgb(self.width, self.height, self.rgbx.data)
 
-    def picture(self) -> Any:
-        """As a PIL picture."""
+    def image(self) -> Any:
+        """As a PIL image."""
         from PIL import Image
 
         return Image.frombytes("RGB", (self.width, self.height), self.rgbx, "raw", "RGBX")
 
 
-def digest_of(picture: Any) -> bytes | None:
-    """That of `Pixels.of(picture)`, without a copy; None if Pillow does not lend the picture's memory.
+def digest_of(image: Any) -> bytes | None:
+    """That of `Pixels.of(image)`, without a copy; None if Pillow does not lend the image's memory.
 
-    It is another one, which no copy has, where Pillow has something else than 255 between pixels. Of pictures that were
+    It is another one, which no copy has, where Pillow has something else than 255 between pixels. Of images that were
     read from files or made of arrays it has not.
     """
-    lent = _lent(picture)
+    lent = _lent(image)
     if lent is None:
         return None
     memory, _owners = lent
-    return digest.of_rgb(picture.width, picture.height, memory)
+    return digest.of_rgb(image.width, image.height, memory)
 
 
-def _copied(picture: Any) -> Any:
-    """What a picture's memory holds; None if Pillow does not lend it."""
-    lent = _lent(picture)
+def _copied(image: Any) -> Any:
+    """What an image's memory holds; None if Pillow does not lend it."""
+    lent = _lent(image)
     if lent is None:
         return None
     memory, _owners = lent
     return _opaque(memory)
 
 
-def _lent(picture: Any) -> tuple[memoryview, Any] | None:
-    """A picture's memory, and what must be held as long as it is read. None if Pillow is old, or has several blocks."""
+def _lent(image: Any) -> tuple[memoryview, Any] | None:
+    """An image's memory, and what must be held as long as it is read. None if Pillow is old, or has several blocks."""
     from PIL import Image
 
     # Its types do not know it. Before Pillow 13, rows with something between them are lent as if there were nothing.
@@ -126,12 +126,12 @@ def _lent(picture: Any) -> tuple[memoryview, Any] | None:
     if not _lends() or core.get_alignment() > 1:
         return None
     try:
-        owners = picture.__arrow_c_array__()
+        owners = image.__arrow_c_array__()
     except ValueError:
         return None
     kind = _ArrowSchema.from_address(_pointer_of(owners[0], b"arrow_schema"))
     whole = _ArrowArray.from_address(_pointer_of(owners[1], b"arrow_array"))
-    num_bytes = 4 * picture.width * picture.height
+    num_bytes = 4 * image.width * image.height
     if kind.format != b"+w:4" or (whole.offset, whole.n_children) != (0, 1):
         return None
     flat = whole.children[0].contents
@@ -149,7 +149,7 @@ def _lends() -> bool:
 
 
 def _opaque(rgbx: Any) -> Any:
-    """A copy in which every fourth byte is 255: what Pillow has there depends on how the picture was made."""
+    """A copy in which every fourth byte is 255: what Pillow has there depends on how the image was made."""
     import numpy as np
 
     # One call: each that gives the interpreter away waits to get it back.

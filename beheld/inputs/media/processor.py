@@ -36,7 +36,7 @@ _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class ProcessorInput:
     """One item to be processed: decoded content, its digest as an item, options in the processor's terms, setting."""
 
     modality: str
@@ -157,7 +157,7 @@ class ItemProcessor:
 
     # ------------------------------------------------------------------ what it does
 
-    def process(self, job: Job) -> Processed:
+    def process(self, job: ProcessorInput) -> Processed:
         """Make the item.
 
         Raises:
@@ -192,7 +192,7 @@ class ItemProcessor:
         item = replace(self._item(job, outputs, ids), lead=lead, tail=tail)
         return Processed(item, *self._described(job, shown, item, outputs))
 
-    def _shown(self, processor: Any, job: Job) -> Shown | None:
+    def _shown(self, processor: Any, job: ProcessorInput) -> Shown | None:
         """Of a video, what the processor is given of it."""
         if not isinstance(job.content, Clip):
             return None
@@ -201,7 +201,7 @@ class ItemProcessor:
         return frames.shown(job.content, job.options, part, merge, self._family.frame_rate)
 
     def _described(
-        self, job: Job, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
+        self, job: ProcessorInput, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """What the model sees or hears of the item, and what was lost of it."""
         processor = self.loaded()
@@ -212,30 +212,30 @@ class ItemProcessor:
         if shown is None:
             arguments = self._arguments(processor, job.modality, job.options)
             given = ProcessedItem(job.content.size, outputs, arguments, part, processor)
-            return used_image(given, (look or effective_size.picture)(given))
+            return used_image(given, (look or effective_size.of_image)(given))
         count, height, width, _ = job.content.frames.shape
         given = ProcessedItem((width, height), outputs, shown.arguments, part, processor)
-        used, lost = used_video(count, shown, given, (look or effective_size.video)(given))
+        used, lost = used_video(count, shown, given, (look or effective_size.of_video)(given))
         _check_frames(job, shown, used)
         return used, lost
 
     def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
-        """The ids that replace a marker, and the ordinary text around them."""
+        """The ids that replace a placeholder, and the ordinary text around them."""
         if not isinstance(text, str):
             return "", text, ""
         tokenizer = self._prompt_tokenizer(processor)
         lead, core, tail = tokenizer.edges(text)
         return lead, tokenizer.replacement(core), tail
 
-    def between(self, item: MediaItem, before: str, behind: str) -> MediaItem:
-        """The item of nothing but embeddings, with what is written before them and behind."""
+    def between(self, item: MediaItem, before: str, after: str) -> MediaItem:
+        """The item of nothing but embeddings, with the text that stands before and after them."""
         tokenizer = self._tokenizer if self._tokenizer.inner is not None else self._prompt_tokenizer(self.loaded())
         placeholder = item.replacement_ids[0]
-        marker = tokenizer.inner.convert_ids_to_tokens(placeholder)
-        lead, core, tail = tokenizer.edges(before + marker * item.num_embeds + behind)
+        text = tokenizer.inner.convert_ids_to_tokens(placeholder)
+        lead, core, tail = tokenizer.edges(before + text * item.num_embeds + after)
         ids = tokenizer.replacement(core)
         mask = tuple(token == placeholder for token in ids)
-        assert sum(mask) == item.num_embeds, f"{marker!r} is not one token"
+        assert sum(mask) == item.num_embeds, f"{text!r} is not one token"
         return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
 
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
@@ -246,7 +246,9 @@ class ItemProcessor:
             self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
         return self._own_tokenizer
 
-    def _call(self, processor: Any, job: Job, shown: Shown | None) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
+    def _call(
+        self, processor: Any, job: ProcessorInput, shown: Shown | None
+    ) -> tuple[Mapping[str, Any], str | tuple[int, ...]]:
         if shown is not None:
             content, arguments = shown.clip.frames, shown.arguments
         else:
@@ -275,7 +277,7 @@ class ItemProcessor:
                 self._known_arguments[key] = known
         return copy.deepcopy(known)
 
-    def _item(self, job: Job, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
+    def _item(self, job: ProcessorInput, outputs: Mapping[str, Any], ids: tuple[int, ...]) -> MediaItem:
         import torch
 
         layout: dict[str, tuple[Any, ...]] = {}
@@ -299,7 +301,7 @@ class ItemProcessor:
         num_states = 0
         if cross is not None and not self._info.is_encoder_decoder:
             num_states = cross.num_states
-            # Layers attend to it beside the text; its token is a token like any other.
+            # Cross layers attend to its states; its token is a token like any other.
             mask, count = (False,) * len(ids), 0
         return MediaItem(
             modality=job.modality,
@@ -317,7 +319,7 @@ class ItemProcessor:
 _METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_process_audio"}
 
 
-def _check_frames(job: Job, shown: Shown, used: Mapping[str, Any]) -> None:
+def _check_frames(job: ProcessorInput, shown: Shown, used: Mapping[str, Any]) -> None:
     """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
     most = job.options.get("max_frames")
     if most is None or used.get("frames", 0) <= most:
@@ -330,16 +332,16 @@ def _check_frames(job: Job, shown: Shown, used: Mapping[str, Any]) -> None:
         )
     raise ProcessError(
         f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
-        'Give fewer; or let the processor choose among them, with "do_sample_frames": true beside max_frames.',
+        'Give fewer; or let the processor choose among them, with "do_sample_frames": true together with max_frames.',
     )
 
 
-def _remedy(job: Job) -> str:
+def _remedy(job: ProcessorInput) -> str:
     clip = job.content
     if isinstance(clip, Clip) and clip.indices is None and clip.total > len(clip.frames):
         return f"Say with frames_indices which of the video's {clip.total} frames these {len(clip.frames)} are."
     if isinstance(clip, Clip) and len(clip.frames) == 1:
-        return "Give more than one frame, or the frame as a picture."
+        return "Give more than one frame, or the frame as an image."
     return "Change its size or shape, or the processor's options."
 
 

@@ -41,7 +41,7 @@ def known_names(processor: Any, modality: str) -> frozenset[str]:
     part = part_of(processor, modality)
     kinds = getattr(part, "valid_kwargs", None)
     if kinds is None and part is not None:
-        # What extracts features from sound does not list them itself.
+        # What extracts features from audio does not list them itself.
         kinds = getattr(processor.valid_processor_kwargs, "__annotations__", {}).get(GROUPS[modality])
     return frozenset(getattr(kinds, "__annotations__", {})) - _RESERVED
 
@@ -98,7 +98,7 @@ def _check_fixed(part: Any, options: Mapping[str, Any]) -> None:
 
 
 # Names that some processors know and that are told in another way here -> how.
-_ELSEWHERE = {"video_metadata": 'Give it beside the frames, as (frames, {"fps": 2.0}).'}
+_ELSEWHERE = {"video_metadata": 'Give it together with the frames, as (frames, {"fps": 2.0}).'}
 
 
 def _refuse(name: str, known: frozenset[str]) -> None:

@@ -3,7 +3,7 @@
 Resizing to the model's own resolution is what models do, so it is reported as used, not as lost. It counts as a loss
 where detail or shape goes that a reader would miss: a side shrunk more than fourfold, an aspect ratio changed by more
 than a quarter, or an edge cut off. An aspect ratio that changes because sides become multiples of the model's patches
-or tiles is not lost, unless it changes more than twofold: every picture is read so, and only a few fit exactly.
+or tiles is not lost, unless it changes more than twofold: every image is read so, and only a few fit exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
 
 def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
-    """What is seen of a picture; nothing is said of one of which nothing is known."""
+    """What is seen of an image; nothing is said of one of which nothing is known."""
     if seen is None:
         return {}, ()
     used: dict[str, Any] = {"width": seen.width, "height": seen.height}
@@ -33,7 +33,7 @@ def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
 
 
 def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
-    """What is seen of a clip of `given` frames, and what the model was told of it beside that.
+    """What is seen of a clip of `given` frames, and which metadata the model gets.
 
     Of what is seen nothing is said where nothing is known.
     """
@@ -66,7 +66,7 @@ def _lost(item: ProcessedItem, seen: EffectiveSize) -> tuple[str, ...]:
 
 
 def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
-    """What is heard of a sound."""
+    """What is heard of an audio item."""
     hop = getattr(part, "hop_length", None)
     mask = item.features.get("feature_attention_mask", item.features.get("input_features_mask"))
     heard = wave.seconds if mask is None or not hop else int(mask.sum()) * hop / wave.rate

@@ -1,4 +1,4 @@
-"""What workers are asked to do with one item, and how they do it: open it, or make all of it."""
+"""The sandbox's tasks on media: decode a source, or make all of an item."""
 
 from __future__ import annotations
 
@@ -7,34 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.core.config import EngineArgs, KVGroup, MediaLimits, ModelInfo
+from beheld.core.config import EngineArgs, EngineConfig, KVGroup, MediaLimits, ModelInfo
+from beheld.core.errors import LimitError, WorkerError
 from beheld.core.media import MediaItem
+from beheld.families import registry
 from beheld.inputs.media import audio, digest, video
 from beheld.inputs.media.cache import Content, Processed
 from beheld.inputs.media.open_media import Source, open_source, unpacked
 from beheld.inputs.media.pixels import Pixels
+from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
+from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
 from beheld.sandbox.codec import Codec
+from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
-    """What workers need to know from the start.
-
-    Attributes:
-        limits: bounds on content.
-        info, args: of the model; None if workers only decode.
-        feature_dtype: type of floating-point features, as "bfloat16".
-    """
-
-    limits: MediaLimits
-    info: ModelInfo | None = None
-    args: EngineArgs | None = None
-    feature_dtype: str = "float32"
-
-
-@dataclass(frozen=True, eq=False)
-class Open:
-    """Open a source; `rate` is in Hz, for sounds. The answer is Opened."""
+class DecodeTask:
+    """Decode a source; `rate` is in Hz, for audio. The answer is Decoded."""
 
     modality: str
     source: Source
@@ -42,21 +31,21 @@ class Open:
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
-    """Decoded content as `opening.open_source` gives it, and what is to be remembered of it."""
+class Decoded:
+    """Decoded content as `open_media.open_source` gives it, and what is to be remembered of it."""
 
     opened: Any
     content: Content
 
 
 @dataclass(frozen=True, eq=False)
-class Make:
-    """Make an item of a source. The answer is Made.
+class ProcessTask:
+    """Make an item of a source. The answer is ProcessedMedia.
 
     Attributes:
         modality: "image", "video" or "audio".
         source: what came in.
-        options, setting, salt: see media.Task.
+        options, setting, salt: see item_maker.ItemOrder.
     """
 
     modality: str
@@ -67,7 +56,7 @@ class Make:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class ProcessedMedia:
     """A processed item, what is to be remembered of its content, and milliseconds per stage."""
 
     content: Content
@@ -75,21 +64,93 @@ class Made:
     milliseconds: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class ProcessSettings:
+    """Bounds on content, the model, and the type of floating-point features, as "bfloat16"."""
+
+    limits: MediaLimits
+    info: ModelInfo
+    args: EngineArgs
+    feature_dtype: str
+
+
 CODEC = Codec(
     (
-        *(Settings, Open, Opened, Make, Made, Source, Content, Processed, MediaItem),
-        *(video.Sampling, video.Clip, audio.Waveform, Pixels),
+        *(DecodeTask, Decoded, ProcessTask, ProcessedMedia, ProcessSettings, Source, Content, Processed, MediaItem),
+        *(video.FrameSampling, video.Clip, audio.Waveform, Pixels),
         *(MediaLimits, ModelInfo, KVGroup, EngineArgs),
     )
 )
 
 
-def load(settings: Settings) -> Callable[[Any], Any]:
-    """The function that does the work; whatever it needs is loaded now.
+def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, Decoded]:
+    """Decoding in the sandbox."""
+    return TaskType(
+        load=load_decoder,
+        settings=lambda: limits,
+        answer=Decoded,
+        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        memory_bytes=limits.max_work_bytes,
+        max_workers=max_workers,
+        error=lambda task, fault: _error(task.modality, limits, fault),
+    )
+
+
+def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> TaskType[ProcessTask, ProcessedMedia]:
+    """Decoding and processing in the sandbox, at one go."""
+    limits = MediaLimits.of(args.media_limits)
+    settings = ProcessSettings(limits, info, for_workers(info, args), config.dtype)
+    return TaskType(
+        load=load_processor,
+        settings=lambda: settings,
+        answer=ProcessedMedia,
+        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        memory_bytes=limits.max_work_bytes,
+        max_workers=config.media_workers,
+        error=lambda task, fault: _error(task.modality, limits, fault),
+    )
+
+
+def _error(modality: str, limits: MediaLimits, fault: WorkerFault) -> Exception:
+    if fault.fault is Fault.TIME:
+        seconds = limits.work_timeout_s[modality]
+        return LimitError(f"Preparing the {modality} took more than {seconds:g} s.", "Send a smaller one.")
+    if fault.fault is Fault.MEMORY:
+        return LimitError(f"Preparing the {modality} took more memory than is allowed.", "Send a smaller one.")
+    return WorkerError(f"The process that prepared the {modality} ended ({fault.how}).", "Send it again.")
+
+
+# ---------------------------------------------------------------------- in the workers' processes
+
+
+def load_decoder(limits: MediaLimits) -> Callable[[DecodeTask], Decoded]:
+    """The function that decodes."""
+    _load_readers()
+
+    def decode(task: DecodeTask) -> Decoded:
+        opened, content = open_source(task.modality, task.source, limits, lambda: task.rate)
+        return Decoded(opened, content)
+
+    return decode
+
+
+def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], ProcessedMedia]:
+    """The function that decodes and processes; the processor is loaded now.
 
     Raises:
         ModelError: the processor cannot be loaded.
     """
+    _load_readers()
+    info, args, family = settings.info, settings.args, registry.inputs(settings.info.family)
+    inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
+    tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
+    processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)
+    processor.loaded()
+    processor.identity()
+    return lambda task: _process(task, processor, settings.limits)
+
+
+def _load_readers() -> None:
     import numpy  # noqa: F401
     from PIL import Image
 
@@ -97,45 +158,17 @@ def load(settings: Settings) -> Callable[[Any], Any]:
     Image.preinit()
     # This process is ours alone, and here our own limits decide.
     Image.MAX_IMAGE_PIXELS = None
-    processor = _processor(settings) if settings.info is not None else None
-
-    def work(task: Open | Make) -> Opened | Made:
-        if isinstance(task, Make):
-            return _make(task, processor, settings.limits)
-        opened, content = open_source(task.modality, task.source, settings.limits, lambda: task.rate)
-        return Opened(opened, content)
-
-    return work
 
 
-def _processor(settings: Settings) -> Any:
-    from beheld.families import registry
-    from beheld.inputs.media.processor import ItemProcessor
-    from beheld.inputs.prompt.tokenizer import PromptTokenizer, load_tokenizer
-
-    info, args = settings.info, settings.args
-    assert info is not None
-    assert args is not None
-    family = registry.inputs(info.family)
-    inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
-    tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
-    processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)
-    processor.loaded()
-    processor.identity()
-    return processor
-
-
-def _make(task: Make, processor: Any, limits: MediaLimits) -> Made:
-    from beheld.inputs.media.processor import Job
-
+def _process(task: ProcessTask, processor: ItemProcessor, limits: MediaLimits) -> ProcessedMedia:
     begun = time.perf_counter()
     opened, content = open_source(task.modality, task.source, limits, processor.rate)
     decoded = time.perf_counter()
     own = processor.options(task.modality, task.options)
     key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
     key = digest.salted(key, task.salt)
-    # Pixels of bytes are let go of as soon as they are a picture; a task that came with them holds its own.
+    # Pixels of bytes are let go of as soon as they are an image; a task that came with them holds its own.
     opened = unpacked(opened)
-    processed = processor.process(Job(task.modality, opened, key, own, task.setting))
+    processed = processor.process(ProcessorInput(task.modality, opened, key, own, task.setting))
     done = time.perf_counter()
-    return Made(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})
+    return ProcessedMedia(content, processed, {"decode": 1e3 * (decoded - begun), "process": 1e3 * (done - decoded)})

@@ -21,14 +21,14 @@ _MAX_PACKETS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FrameSampling:
     """Which frames to take: `num_frames` at most, evenly spread (None: all), or `fps` per second."""
 
     num_frames: int | None = DEFAULT_FRAMES
     fps: float | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Sampling:
+    def of(cls, options: Mapping[str, Any]) -> FrameSampling:
         """From media_io_kwargs["video"]: num_frames (-1 means all) and fps.
 
         Raises:
@@ -45,7 +45,7 @@ class Sampling:
             return cls(None if "num_frames" not in options else _count(count), float(fps))
         return cls(_count(count))
 
-    def at_most(self, most: int | None) -> Sampling:
+    def at_most(self, most: int | None) -> FrameSampling:
         """The same, with no more than `most` frames, if that is a bound.
 
         Raises:
@@ -108,7 +108,7 @@ class Clip:
         return tuple(round(place / self.fps, 3) for place in places)
 
 
-def open_bytes(data: bytes, sampling: Sampling, limits: MediaLimits) -> Clip:
+def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Clip:
     """Decode the sampled frames of a video file, and little more of it than they need.
 
     Raises:
@@ -247,7 +247,7 @@ def _rgb(frame: Any, limits: MediaLimits) -> Any:
 
 
 def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLimits) -> Clip:
-    """A clip from an array (frames, height, width, 3) of bytes, or from a list of pictures or arrays.
+    """A clip from an array (frames, height, width, 3) of bytes, or from a list of images or arrays.
 
     Nothing is sampled here: the frames were chosen by the caller.
 
@@ -301,7 +301,7 @@ def _stack(frames: Sequence[Any], limits: MediaLimits) -> Any:
         raise LimitError(f"The video has {len(frames)} frames; the limit is {limits.max_frames}.", "Sample it first.")
 
     def array_of(frame: Any) -> Any:
-        if not decode.is_picture(frame):
+        if not decode.is_image(frame):
             return np.asarray(frame)
         with decode.alone_with(frame):
             return np.asarray(decode.from_pil(frame, limits).image)

@@ -1,7 +1,7 @@
 """OpenAI messages become template text and the media they hold, in order.
 
 Users' strings never become control tokens: see control.py. Where a template takes content as a string, the family's
-marker for each item is written into the text at the item's place.
+placeholder for each item is written into the text at the item's place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
 
 
 @dataclass(frozen=True)
-class Conversation:
+class ParsedChat:
     """Messages ready for a template, and the media they hold in the order of the text."""
 
     messages: tuple[Mapping[str, Any], ...]
@@ -67,13 +67,13 @@ class _Spot:
 
 
 @dataclass(frozen=True)
-class Marker:
+class ItemPart:
     """An item's place among a message's parts."""
 
     modality: str
 
 
-Part = str | Marker
+Part = str | ItemPart
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class ChatForm:
     Attributes:
         as_list: content as a list of parts; else as a string.
         strings_too: content that came as a string may stay one.
-        marker: modality -> the text that stands for an item in a string.
+        placeholder: modality -> the text that stands for an item in a string.
     """
 
     as_list: bool
     strings_too: bool
-    marker: Callable[[str], str]
+    placeholder: Callable[[str], str]
 
 
 def read(
     messages: Sequence[Mapping[str, Any]], form: ChatForm, control: ControlTokens, limits: MediaLimits
-) -> Conversation:
+) -> ParsedChat:
     """Take messages apart and put them into the template's form, with control spellings replaced by stand-ins.
 
     Raises:
@@ -117,7 +117,7 @@ def read(
                 f"Message {number} is not a mapping.", 'Give {"role": ..., "content": ...}.', param=_field(number)
             )
         out.append(_message(message, number, form, control, stand_ins, media, limits))
-    return Conversation(tuple(out), tuple(media), stand_ins)
+    return ParsedChat(tuple(out), tuple(media), stand_ins)
 
 
 def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
@@ -252,7 +252,7 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
         else:
             ref = _media(part, kind, where, media, limits)
             media.append(ref)
-            parts.append(Marker(ref.modality))
+            parts.append(ItemPart(ref.modality))
     return parts
 
 
@@ -300,7 +300,7 @@ def _media(
 
 
 def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
-    """What base64 in `source` stands for; errors name the item, a picture, and its place."""
+    """What base64 in `source` stands for; errors name the item, an image, and its place."""
     try:
         return embeds.from_base64(source, limits)
     except MediaError as error:
@@ -370,4 +370,4 @@ def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
 
 
 def _as_string(parts: Sequence[Part], form: ChatForm) -> str:
-    return "\n".join(part if isinstance(part, str) else form.marker(part.modality) for part in parts)
+    return "\n".join(part if isinstance(part, str) else form.placeholder(part.modality) for part in parts)

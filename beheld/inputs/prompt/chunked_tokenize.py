@@ -26,7 +26,7 @@ _SAMPLE = (
 )
 
 
-class Stretches:
+class ChunkedTokenizer:
     """A tokenizer of its own for long texts: it never changes, so that threads need no lock, and lets others run.
 
     A text is cut where the tokenizer cuts it anyway, before a blank or a mark between two letters:
@@ -154,7 +154,7 @@ def _cut(described: Mapping[str, Any]) -> re.Pattern[str] | None:
         found = _BREAK
     elif (
         (plain or blanks)
-        # Letters that are left out would bring the blanks beside them together.
+        # Letters that are left out would join the blanks around them.
         and {_WORD, model["unk_token"]} <= model["vocab"].keys()
         and all(step["type"] == "Metaspace" or step.get("pattern") == {"String": " "} for step in steps)
         and not any(re.search(f"[^{_WORD} ][{_WORD} ]", token) for token in model["vocab"])

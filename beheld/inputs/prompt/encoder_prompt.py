@@ -1,4 +1,4 @@
-"""Prompts of encoder-decoder models: all of a prompt becomes one item, which the decoder attends to beside its text."""
+"""Prompts of encoder-decoder models: all of a prompt becomes one item, which the decoder's cross layers attend to."""
 
 from __future__ import annotations
 

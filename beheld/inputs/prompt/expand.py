@@ -1,4 +1,4 @@
-"""Markers become the ids of their items, and spans say where those stand."""
+"""Placeholders become the ids of their items, and spans say where those stand."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from beheld.core.errors import MarkerError
 from beheld.core.media import MediaItem, MediaSpan
 
 
-def count_markers(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
-    """Modality -> how many markers the ids hold; modalities without any are left out."""
+def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
+    """Modality -> how many placeholders the ids hold; modalities without any are left out."""
     counts = {modality: token_ids.count(token) for modality, token in placeholder_ids.items()}
     return {modality: count for modality, count in counts.items() if count}
 
 
 def check_counts(
-    found: Mapping[str, int], given: Mapping[str, int], marker: Callable[[str], str], example: Callable[[str], str]
+    found: Mapping[str, int], given: Mapping[str, int], placeholder: Callable[[str], str], example: Callable[[str], str]
 ) -> None:
-    """Each item needs exactly one marker.
+    """Each item needs exactly one placeholder.
 
     Args:
-        found: modality -> markers in the prompt.
+        found: modality -> placeholders in the prompt.
         given: modality -> items.
-        marker: modality -> the marker's text.
+        placeholder: modality -> the placeholder's text.
         example: modality -> how an item is written in a prompt.
 
     Raises:
         MarkerError: the numbers differ; the message says both, and what to write.
     """
     for modality in sorted(set(found) | set(given)):
-        markers, items = found.get(modality, 0), given.get(modality, 0)
-        if markers == items:
+        written, items = found.get(modality, 0), given.get(modality, 0)
+        if written == items:
             continue
-        noun = modality if items == 1 else f"{modality}s" if modality != "audio" else "sounds"
+        noun = modality if items == 1 else f"{modality}s" if modality != "audio" else "audio items"
         if items == 0:
             remedy = f'Give one {modality} for each of them under multi_modal_data["{modality}"].'
         else:
             remedy = f"Write {example(modality)!r} once for each {modality}, where it belongs in the text."
         raise MarkerError(
-            f"The prompt has {markers} of the marker {marker(modality)!r}, but {items} {noun} were given.", remedy
+            f"The prompt has {written} of the placeholder {placeholder(modality)!r}, but {items} {noun} were given.",
+            remedy,
         )
 
 
@@ -48,15 +49,15 @@ def has_edges(items: Mapping[str, Sequence[MediaItem]]) -> bool:
     return any(item.lead or item.tail for own in items.values() for item in own)
 
 
-def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], marker: Callable[[str], str]) -> str:
-    """The prompt's text with every item's own text around its marker, to be encoded as one.
+def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], placeholder: Callable[[str], str]) -> str:
+    """The prompt's text with every item's own text around its placeholder, to be encoded as one.
 
     Args:
-        text: one marker per item.
+        text: one placeholder per item.
         items: modality -> its items, in order.
-        marker: modality -> the marker's text.
+        placeholder: modality -> the placeholder's text.
     """
-    waiting = {marker(modality): iter(own) for modality, own in items.items() if own}
+    waiting = {placeholder(modality): iter(own) for modality, own in items.items() if own}
 
     def edged(match: re.Match[str]) -> str:
         item = next(waiting[match[0]])
@@ -83,15 +84,15 @@ def edged_ids(
 def expand(
     token_ids: Sequence[int], items: Mapping[str, Sequence[MediaItem]], placeholder_ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
-    """Replace the i-th marker of each modality by the ids of its i-th item.
+    """Replace the i-th placeholder of each modality by the ids of its i-th item.
 
-        ids     5  M  7  M  9          M is the marker of "image"; items a (3 ids) and b (2 ids)
+        ids     5  M  7  M  9          M is the placeholder of "image"; items a (3 ids) and b (2 ids)
         out     5  a  a  a  7  b  b  9          spans: a at 1 to 4, b at 5 to 7
 
     Args:
-        token_ids: the prompt, one marker per item; `check_counts` has passed.
+        token_ids: the prompt, one placeholder per item; `check_counts` has passed.
         items: modality -> its items, in order.
-        placeholder_ids: modality -> the marker's id (not always that of its embeddings).
+        placeholder_ids: modality -> the placeholder's id (not always that of its embeddings).
 
     Returns:
         The ids, and the spans in order of place.

@@ -14,7 +14,7 @@ from beheld.core.errors import DecodeError, MediaError, PromptError
 from beheld.core.media import MODALITIES, MediaRef
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
-from beheld.inputs.media.decode import is_array, is_picture, is_tensor
+from beheld.inputs.media.decode import is_array, is_image, is_tensor
 
 _RATE = re.compile(r"[\d.,]+ ?(k|khz|hz)?", re.ASCII | re.IGNORECASE)
 PromptType = str | Sequence[int] | Mapping[str, Any]
@@ -119,7 +119,7 @@ def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise PromptError(f"Token ids must be whole numbers, got {token!r}.", param="prompt_token_ids")
-        # In some families the placeholders' ids lie behind those that the head knows.
+        # In some families the placeholders' ids lie above those that the head knows.
         if not 0 <= token < info.num_ids and token not in info.placeholder_ids.values():
             raise PromptError(
                 f"The token id {token} is outside the vocabulary of {info.num_ids}.", param="prompt_token_ids"
@@ -174,7 +174,7 @@ def _sources(modality: str, value: Any, info: ModelInfo, merge_size: int) -> lis
         for number, entry in enumerate(value, 1):
             entries += _located(f"{modality} {number}", lambda e=entry: embeds.split(e, modality, info, merge_size))
         return entries
-    return {"image": _images, "video": _videos, "audio": _sounds}[modality](value)
+    return {"image": _images, "video": _videos, "audio": _audio_items}[modality](value)
 
 
 def _located(item: str, make: Any) -> list[Any]:
@@ -186,7 +186,7 @@ def _located(item: str, make: Any) -> list[Any]:
 
 
 def _single(value: Any) -> bool:
-    return isinstance(value, str | bytes | bytearray | Path) or is_picture(value)
+    return isinstance(value, str | bytes | bytearray | Path) or is_image(value)
 
 
 def _images(value: Any) -> list[Any]:
@@ -200,7 +200,7 @@ def _videos(value: Any) -> list[Any]:
         return [value]
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping | None):
         return [value]
-    if isinstance(value, list | tuple) and value and all(is_picture(v) or (is_array(v) and v.ndim < 4) for v in value):
+    if isinstance(value, list | tuple) and value and all(is_image(v) or (is_array(v) and v.ndim < 4) for v in value):
         return [list(value)]
     if isinstance(value, list | tuple) and not value:
         # An empty list is a video without frames rather than no video: say so where its frames are counted.
@@ -208,7 +208,7 @@ def _videos(value: Any) -> list[Any]:
     return _entries("video", value)
 
 
-def _sounds(value: Any) -> list[Any]:
+def _audio_items(value: Any) -> list[Any]:
     if _single(value) or is_array(value) or is_tensor(value):
         return [value]
     if isinstance(value, tuple) and len(value) == 2 and (isinstance(value[1], Real) or _rate_as_text(value[1])):
@@ -217,7 +217,7 @@ def _sounds(value: Any) -> list[Any]:
 
 
 def _rate_as_text(value: Any) -> bool:
-    """True for "16000" and the like: a wrong sampling rate, which is told of as such, rather than a second sound."""
+    """True for "16000" and the like: a wrong sampling rate, which is reported as such, rather than a second item."""
     return isinstance(value, str) and _RATE.fullmatch(value) is not None
 
 

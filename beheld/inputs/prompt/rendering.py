@@ -1,110 +1,133 @@
-"""Templates that strangers sent are rendered where that can be killed: in time, within memory, and not without end."""
+"""Rendering chat templates: here, or in the sandbox where strangers sent the template."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
-from beheld.core.errors import TemplateError, WorkerError
+from beheld.core.errors import TemplateError, WorkerError, first_line
+from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.sandbox.codec import Codec
-from beheld.sandbox.pool import Fault, PoolSettings, WorkerFault, WorkerPool
+from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
 MAX_S = 2.0
 # The stage of errors that say that a template was stopped.
 LIMIT = "limit"
 MAX_CHARACTERS = 1 << 20
 _MAX_BYTES = 512 << 20
-_COUNT = 2
+_MAX_WORKERS = 2
+# What comes of values that a template did not expect.
+_OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
+class Rendering:
+    """A template to render, and what it sees. The answer is the text.
+
+    Attributes:
+        messages: of the conversation.
+        template: the template's source.
+        add_generation_prompt, continue_final_message, tools: as transformers' apply_chat_template has them.
+        variables: further names that the template may use.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    template: str
+    add_generation_prompt: bool
+    continue_final_message: bool = False
+    tools: Sequence[Any] | None = None
+    variables: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RendererSettings:
     """Whose tokenizer brings the names of special tokens into a template."""
 
     info: ModelInfo
     args: EngineArgs
 
 
-@dataclass(frozen=True, eq=False)
-class Rendering:
-    """Render a template; the answer is the text. `options` are keywords of ChatTemplates.render."""
-
-    messages: list[Any]
-    template: str
-    options: Mapping[str, Any]
+CODEC = Codec((RendererSettings, Rendering, ModelInfo, KVGroup, EngineArgs))
 
 
-CODEC = Codec((Settings, Rendering, ModelInfo, KVGroup, EngineArgs))
+def render(tokenizer: Any, task: Rendering) -> str:
+    """The prompt's text, rendered in this process.
+
+    Raises:
+        TemplateError: the template fails on these messages, or is not a valid one.
+    """
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in task.messages],
+            chat_template=str(task.template),
+            tools=list(task.tools) if task.tools else None,
+            add_generation_prompt=task.add_generation_prompt,
+            continue_final_message=task.continue_final_message,
+            tokenize=False,
+            **(task.variables or {}),
+        )
+    except _jinja_error() as error:
+        # The template's own words, which it wrote for those who write the messages.
+        raise TemplateError(
+            f"The chat template fails on these messages: {first_line(error)}.",
+            "Change the messages.",
+            or_engine="give another chat_template",
+        ) from error
+    except _OF_VALUES as error:
+        raise TemplateError(
+            "The chat template fails on these messages.",
+            "Change the messages.",
+            or_engine="give another chat_template",
+            detail=first_line(error),
+        ) from error
+    return str(text)
 
 
-def load(settings: Settings) -> Callable[[Rendering], str]:
+def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
     """The function that renders.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
     """
-    from beheld.inputs.prompt.template import ChatTemplates
-    from beheld.inputs.prompt.tokenizer import load_tokenizer
-
-    templates = ChatTemplates(load_tokenizer(settings.info, settings.args), Path(settings.info.path), "")
+    tokenizer = load_tokenizer(settings.info, settings.args)
     # What rendering needs is loaded now, for all workers.
-    templates.render([{"role": "user", "content": ""}], "{{ messages }}", add_generation_prompt=False)
+    render(tokenizer, Rendering([{"role": "user", "content": ""}], "{{ messages }}", add_generation_prompt=False))
 
-    def render(task: Rendering) -> str:
-        text = templates.render(task.messages, task.template, **task.options)
+    def within_limits(task: Rendering) -> str:
+        text = render(tokenizer, task)
         if len(text) > MAX_CHARACTERS:
             raise _stopped(f"writes more than {MAX_CHARACTERS} characters")
         return text
 
-    return render
+    return within_limits
 
 
-class Renderers:
-    """The processes that render, which begin with the first template. Safe to use from several threads."""
+def render_type(info: ModelInfo, args: EngineArgs) -> TaskType[Rendering, str]:
+    """Rendering in the sandbox: in time, within memory, and not without end."""
+    return TaskType(
+        load=load_renderer,
+        settings=lambda: RendererSettings(info, args),
+        answer=str,
+        timeout_s=lambda task: MAX_S,
+        memory_bytes=_MAX_BYTES,
+        max_workers=_MAX_WORKERS,
+        error=_error,
+    )
 
-    def __init__(self, info: ModelInfo, args: EngineArgs) -> None:
-        self._settings = Settings(info, args)
-        self._lock = threading.Lock()
-        self._pool: WorkerPool | None = None
-        self._closed = False
 
-    def render(self, messages: list[Any], template: str, options: Mapping[str, Any]) -> str:
-        """The text.
-
-        Raises:
-            TemplateError: the template fails, or takes too long, too much memory or too many characters.
-            WorkerError: the process ended.
-        """
-        try:
-            answer = self._living().run(Rendering(messages, str(template), options), MAX_S)
-        except WorkerFault as fault:
-            if fault.fault is Fault.ENDED:
-                reason = f"The process that rendered the chat template ended ({fault.how})."
-                raise WorkerError(reason, "Send it again.") from fault
-            raise _stopped(
-                f"takes more than {MAX_S:g} s" if fault.fault is Fault.TIME else "takes too much memory"
-            ) from fault
-        return str(answer)
-
-    def close(self) -> None:
-        """End them."""
-        with self._lock:
-            self._closed = True
-            if self._pool is not None:
-                self._pool.close()
-
-    def _living(self) -> WorkerPool:
-        with self._lock:
-            if self._closed:
-                raise WorkerError("The engine was closed.")
-            if self._pool is None:
-                self._pool = WorkerPool(PoolSettings(__name__, self._settings, CODEC, _MAX_BYTES), _COUNT)
-            return self._pool
+def _error(task: Rendering, fault: WorkerFault) -> Exception:
+    if fault.fault is Fault.ENDED:
+        return WorkerError(f"The process that rendered the chat template ended ({fault.how}).", "Send it again.")
+    return _stopped(f"takes more than {MAX_S:g} s" if fault.fault is Fault.TIME else "takes too much memory")
 
 
 def _stopped(why: str) -> TemplateError:
     return TemplateError(f"The chat template {why}.", "Give another.", stage=LIMIT)
+
+
+def _jinja_error() -> type[Exception]:
+    from jinja2 import TemplateError as JinjaError
+
+    return JinjaError

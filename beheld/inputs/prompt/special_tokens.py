@@ -1,8 +1,8 @@
 """Control tokens and how text that spells one stays text.
 
-A control token is a token whose meaning is more than its letters: the ends of messages, roles, media markers. Users'
-text that spells one is replaced, before the chat template sees it, by a stand-in: one private-use character for each
-such spelling. In the rendered prompt the stand-ins show which letters came from users. What remains spelled is the
+A control token is a token whose meaning is more than its letters: ends of messages, roles, placeholders of media. A
+user's text that spells one is replaced, before the chat template sees it, by a stand-in: one private-use character for
+each such spelling. In the rendered prompt the stand-ins show which letters came from users. What remains spelled is the
 template's own; stretches with stand-ins are encoded, with their letters put back, by a tokenizer that has no control
 tokens at all.
 
@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from beheld.core.errors import PromptError
-from beheld.inputs.prompt.chunked_tokenize import Stretches, too_long
+from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer, too_long
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
 _ANY_PRIVATE = re.compile("[\U000f0000-\U000ffffc]")
@@ -50,8 +50,8 @@ class ControlTokens:
     pieces: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, tokenizer: Any, markers: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
-        """Find them: special tokens, media markers, and added tokens that look like markup, as `<tool_call>` does.
+    def of(cls, tokenizer: Any, placeholders: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
+        """Find them: special tokens, placeholders, and added tokens that look like markup, as `<tool_call>` does.
 
         Other added tokens are ordinary text: some vocabularies have runs of blanks among them.
         """
@@ -61,7 +61,7 @@ class ControlTokens:
         folded: set[str] = set()
         for token, added in tokenizer.added_tokens_decoder.items():
             text = str(added.content)
-            if not text or not (added.special or text in special or token in markers or _MARKUP.fullmatch(text)):
+            if not text or not (added.special or text in special or token in placeholders or _MARKUP.fullmatch(text)):
                 continue
             ids[text] = token
             strips[text] = (added.lstrip, added.rstrip)
@@ -171,7 +171,7 @@ class PlainEncoder:
         self._tokenizer = tokenizer
         if getattr(tokenizer, "is_fast", False):
             self._backend = _without(tokenizer.backend_tokenizer, frozenset(control.ids))
-            self._stretches = Stretches(tokenizer.backend_tokenizer, self._backend)
+            self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self._backend)
 
     def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
         """Token ids of the concatenated `parts`, none of which is a control token.
@@ -212,8 +212,8 @@ class PlainEncoder:
             )["input_ids"]
             return ids
         if first:
-            return self._stretches.encode(text, most)
-        return self._stretches.encode(_LEAD + text, None if most is None else most + 1)[1:]
+            return self._chunked.encode(text, most)
+        return self._chunked.encode(_LEAD + text, None if most is None else most + 1)[1:]
 
 
 def _without(backend: Any, spellings: frozenset[str]) -> Any:
@@ -274,7 +274,7 @@ def encode_rendered(
     for index, (kind, start, stop) in enumerate(pieces):
         text = rendered[start:stop]
         # Normalising may make tokens of other letters: such tokenizers are shown only what the template spells.
-        # Behind a stretch of its own, an ordinary piece would be cut as if a text began with it.
+        # After a stretch of its own, an ordinary piece would be cut as if a text began with it.
         alone = text in control.pieces
         if not alone and (kind == "token" or not (control.folded or stand_ins.within(text))):
             trusted += text

@@ -1,4 +1,4 @@
-"""Chat templates: which one to use, which form of content it takes, and rendering."""
+"""Chat templates: which one to use, and which form of content it takes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import ConfigError, TemplateError, first_line
+from beheld.core.errors import ConfigError, TemplateError
 from beheld.core.request import ForeignTemplate
-from beheld.inputs.prompt.rendering import LIMIT, Renderers
-from beheld.inputs.prompt.tokenizer import for_workers
+from beheld.inputs.prompt.rendering import LIMIT, Rendering, render
+from beheld.sandbox.sandbox import Sandbox
+from beheld.sandbox.task_type import TaskType
+from beheld.utils.cancellation import CancelToken
 from beheld.utils.log import get_logger, once
 from beheld.utils.lru import LRU
 
@@ -23,9 +25,6 @@ FORMATS = ("auto", "openai", "string")
 _PROBE = "beheld7probe"
 _FOREIGN_BYTES = 4 << 20
 _ENTRY_BYTES = 256
-# What comes of values that a template did not expect.
-_OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-Message = Mapping[str, Any]
 
 
 class ChatTemplates:
@@ -35,31 +34,27 @@ class ChatTemplates:
         tokenizer: transformers' tokenizer.
         folder: the checkpoint.
         fallback: the family's own template, or "".
-        renderers: render what strangers sent; None renders it here.
+        sandbox: renders the templates that strangers sent, as tasks of `render_type`; None renders them here.
+        render_type: see rendering.render_type.
     """
 
-    def __init__(self, tokenizer: Any, folder: Path, fallback: str, renderers: Renderers | None = None) -> None:
-        self._renderers = renderers
+    def __init__(
+        self,
+        tokenizer: Any,
+        folder: Path,
+        fallback: str,
+        sandbox: Sandbox | None = None,
+        render_type: TaskType[Rendering, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._folder = folder
         self._fallback = fallback
+        self._sandbox = sandbox
+        self._render_type = render_type
         self._forms: dict[str, tuple[bool, bool]] = {}
         # There is no end of those, so that only some are kept.
         self._foreign: LRU[str, tuple[bool, bool]] = LRU(_FOREIGN_BYTES)
         self._lock = threading.Lock()
-
-    @classmethod
-    def of(
-        cls, tokenizer: Any, info: ModelInfo, config: EngineConfig, args: EngineArgs, fallback: str
-    ) -> ChatTemplates:
-        """The templates of an engine; see there for what it was told."""
-        renderers = Renderers(info, for_workers(info, args)) if tokenizer is not None else None
-        return cls(tokenizer, Path(info.path), fallback, renderers)
-
-    def close(self) -> None:
-        """End the processes that render, if there are any."""
-        if self._renderers is not None:
-            self._renderers.close()
 
     def resolve(self, given: str | None, tools: Sequence[Any] | None) -> str:
         """The template's source: the one given (text or a file), the checkpoint's, or the family's own.
@@ -116,9 +111,9 @@ class ChatTemplates:
             return self._forms[template]
 
     def _probe(self, template: str, content: Any) -> bool:
-        """True if content of this form comes out as its text, and not as a picture of a Python list."""
+        """True if content of this form comes out as its text, and not as the form of a Python list."""
         try:
-            text = self.render([{"role": "user", "content": content}], template, add_generation_prompt=True)
+            text = self.render(Rendering([{"role": "user", "content": content}], template, add_generation_prompt=True))
         except TemplateError as error:
             if error.stage == LIMIT:
                 raise
@@ -141,60 +136,19 @@ class ChatTemplates:
             return self.forms(template)[0]
         return content_format == "openai"
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        template: str,
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool = False,
-        tools: Sequence[Any] | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt's text.
+    def render(self, task: Rendering, cancel: CancelToken | None = None) -> str:
+        """The prompt's text; a stranger's template is rendered in the sandbox.
 
         Raises:
-            TemplateError: the template fails on these messages, or is not a valid one.
+            TemplateError: the template fails on these messages, is not a valid one, or takes too much.
+            WorkerError: the process that rendered it ended.
+            Cancelled: the request was cancelled.
         """
-        if isinstance(template, ForeignTemplate) and self._renderers is not None:
-            options = {
-                "add_generation_prompt": add_generation_prompt,
-                "continue_final_message": continue_final_message,
-                "tools": list(tools) if tools else None,
-                "variables": dict(variables or {}),
-            }
-            return self._renderers.render([dict(message) for message in messages], template, options)
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=str(template),
-                tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **(variables or {}),
-            )
-        except _jinja_error() as error:
-            # The template's own words, which it wrote for whoever wrote the messages.
-            raise TemplateError(
-                f"The chat template fails on these messages: {first_line(error)}.",
-                "Change the messages.",
-                or_engine="give another chat_template",
-            ) from error
-        except _OF_VALUES as error:
-            raise TemplateError(
-                "The chat template fails on these messages.",
-                "Change the messages.",
-                or_engine="give another chat_template",
-                detail=first_line(error),
-            ) from error
-        return str(text)
-
-
-def _jinja_error() -> type[Exception]:
-    from jinja2 import TemplateError as JinjaError
-
-    return JinjaError
+        if isinstance(task.template, ForeignTemplate) and self._sandbox is not None and self._render_type is not None:
+            # The wire knows texts, lists and mappings, not classes derived from them.
+            plain = replace(task, template=str(task.template), messages=[dict(message) for message in task.messages])
+            return self._sandbox.run(self._render_type, plain, cancel)
+        return render(self._tokenizer, task)
 
 
 def text_of(given: str) -> str:

@@ -16,7 +16,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.families import registry
 from beheld.families.inputs import ItemPlace
-from beheld.inputs.prompt.chunked_tokenize import Stretches
+from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
 from beheld.utils.gil import out_of_turn
 
@@ -32,7 +32,7 @@ _CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_p
 
 
 class PromptTokenizer:
-    """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made behind
+    """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made under
     one lock. Where a call would mean what the tokenizer's backend gives, that is asked instead, by any number of
     threads; for long texts, and once the user has the tokenizer too, a copy of it.
 
@@ -54,25 +54,25 @@ class PromptTokenizer:
         self._lock = threading.Lock()
         self._pieces = tuple(pieces)
         self._embeds = dict(placeholder_ids)
-        self._markers = dict(placeholder_ids)
+        self._placeholder_ids = dict(placeholder_ids)
         if tokenizer is not None:
             for modality, token in (places or {}).items():
                 found = tokenizer.convert_tokens_to_ids(token)
                 if isinstance(found, int):
-                    self._markers[modality] = found
+                    self._placeholder_ids[modality] = found
         self._control: ControlTokens | None = None
         self._plain: PlainEncoder | None = None
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._runs: dict[str, int] = {}
         self._longest = 0
-        self._stretches: Stretches | None = None
+        self._chunked: ChunkedTokenizer | None = None
         self._shared = False
         self._copied: tuple[int, Any] | None = None
 
     @property
-    def marks(self) -> Mapping[str, int]:
+    def placeholder_ids(self) -> Mapping[str, int]:
         """Modality -> the id that an item replaces in a prompt."""
-        return self._markers
+        return self._placeholder_ids
 
     def _require(self) -> Any:
         if self.inner is None:
@@ -98,25 +98,30 @@ class PromptTokenizer:
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
-        usual = _usual(tokenizer)
-        if len(text) > SHORT_TEXT and usual:
+        if len(text) < _BRIEF_TEXT and _usual(tokenizer):
+            return self._encoded(text, add_special_tokens, most)
+        with out_of_turn():
+            return self._encoded(text, add_special_tokens, most)
+
+    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
+        tokenizer = self._require()
+        if not _usual(tokenizer):
+            with self._lock:
+                ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
+            return ids
+        if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
-            with out_of_turn():
-                return [*before, *self._long().encode(text, most), *after]
-        if usual:
-            backend = tokenizer.backend_tokenizer
-            if not self._shared and _unset(backend):
-                found = _encoded(backend, text, add_special_tokens)
-                # Else it was given away in between, and its new owner may have called it.
-                if not self._shared:
-                    return found
-            return _encoded(self._own(backend), text, add_special_tokens)
-        with out_of_turn(), self._lock:
-            ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
-        return ids
+            return [*before, *self._long().encode(text, most), *after]
+        backend = tokenizer.backend_tokenizer
+        if not self._shared and _unset(backend):
+            found = _encoded(backend, text, add_special_tokens)
+            # Else it was given away in between, and its new owner may have called it.
+            if not self._shared:
+                return found
+        return _encoded(self._own(backend), text, add_special_tokens)
 
     def share(self) -> Any:
-        """The tokenizer itself, for whoever may call it from now on, in other threads and in other ways."""
+        """The tokenizer itself, for callers that may use it from now on in other threads and in other ways."""
         self._shared = True
         return self.inner
 
@@ -125,15 +130,15 @@ class PromptTokenizer:
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:
-            with out_of_turn(), self._lock:
+            with self._lock:
                 self._copied = copied = (size, _copy(backend))
         return copied[1]
 
-    def _long(self) -> Stretches:
+    def _long(self) -> ChunkedTokenizer:
         with self._lock:
-            if self._stretches is None:
-                self._stretches = Stretches(self._require().backend_tokenizer)
-            return self._stretches
+            if self._chunked is None:
+                self._chunked = ChunkedTokenizer(self._require().backend_tokenizer)
+            return self._chunked
 
     def tail(self, text: str, size: int) -> str | None:
         """The last letters of a text, at least `size`, whose ids are the last of the text's ids.
@@ -175,7 +180,7 @@ class PromptTokenizer:
     def encode_pieces(
         self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
     ) -> list[int]:
-        """Token ids of a text in pieces, each of them encoded as if it stood alone, and of markers.
+        """Token ids of a text in pieces, each of them encoded as if it stood alone, and of placeholders.
 
         Args:
             pieces: stretches of text, and places of items.
@@ -187,18 +192,18 @@ class PromptTokenizer:
             if isinstance(piece, str):
                 ids += encode(piece)
             else:
-                ids.append(self._markers[piece.modality])
+                ids.append(self._placeholder_ids[piece.modality])
         return ids
 
     def replacement(self, text: str) -> tuple[int, ...]:
-        """Token ids of the text that replaces a marker, as they are inside a prompt."""
-        marker = self._repeated(text)
-        if marker is not None:
-            return (self._runs[marker],) * (len(text) // len(marker))
+        """Token ids of the text that replaces a placeholder, as they are inside a prompt."""
+        token = self._repeated(text)
+        if token is not None:
+            return (self._runs[token],) * (len(text) // len(token))
         return tuple(self.encode(text, add_special_tokens=False))
 
     def edges(self, text: str) -> tuple[str, str, str]:
-        """The text that replaces a marker as ordinary text, control tokens and what is between them, ordinary text."""
+        """The text of an item as ordinary text, control tokens with all that is between them, ordinary text."""
         if self._repeated(text) is not None:
             return "", text, ""
         control = self.control()
@@ -212,9 +217,9 @@ class PromptTokenizer:
         """The placeholder that `text` repeats and nothing else, which is by far the usual case."""
         if not self._runs:
             self._runs = dict(self._texts(self._embeds).values())
-        for marker in self._runs:
-            if text.startswith(marker) and text == marker * (len(text) // len(marker)):
-                return marker
+        for token in self._runs:
+            if text.startswith(token) and text == token * (len(text) // len(token)):
+                return token
         return None
 
     def _texts(self, ids: Mapping[str, int]) -> dict[str, tuple[str, int]]:
@@ -228,9 +233,9 @@ class PromptTokenizer:
                 texts[modality] = (text, token)
         return texts
 
-    def marker(self, modality: str) -> str:
+    def placeholder(self, modality: str) -> str:
         """The placeholder's text, for messages to the user."""
-        token = self._markers.get(modality)
+        token = self._placeholder_ids.get(modality)
         if self.inner is None or token is None:
             return f"token {token}"
         return str(self.inner.convert_ids_to_tokens(token))
@@ -242,7 +247,7 @@ class PromptTokenizer:
         with self._lock:
             if self._control is None:
                 self._control = ControlTokens.of(
-                    self._require(), frozenset((*self._markers.values(), *self._embeds.values())), self._pieces
+                    self._require(), frozenset((*self._placeholder_ids.values(), *self._embeds.values())), self._pieces
                 )
             return self._control
 
@@ -274,7 +279,7 @@ def _usual(tokenizer: Any) -> bool:
 
 
 def _unset(backend: Any) -> bool:
-    """Whether no call of the tokenizer has left anything behind that changes the next one."""
+    """True if no earlier call of the tokenizer changes the next one."""
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
 
 
@@ -284,8 +289,7 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
         found = backend.encode(text, add_special_tokens=add_special_tokens).ids
     else:
         # Of this library's calls only those for many texts let other threads run meanwhile.
-        with out_of_turn():
-            found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     return found
 
 
@@ -318,7 +322,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     folder = resolve_tokenizer(args, Path(info.path))
     options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
-        # Read by transformers itself, not by mistral-common where that is installed: it takes no text with markers.
+        # Read by transformers itself, not by mistral-common where that is installed: it takes no placeholders.
         options["mistral_format"] = False
     family = registry.inputs(info.family)
     try:
@@ -341,7 +345,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
 
 
 def extended(tokenizer: Any, added: Sequence[str]) -> Any:
-    """The tokenizer with the special tokens `added` behind its own, where they are missing."""
+    """The tokenizer with the special tokens `added` after its own, where they are missing."""
     missing = [token for token in added if token not in tokenizer.get_added_vocab()]
     if missing:
         from tokenizers import AddedToken
@@ -352,7 +356,7 @@ def extended(tokenizer: Any, added: Sequence[str]) -> Any:
 
 def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
     """Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave."""
-    # The folder: beside a model that is one, the name of its repository would be that of another.
+    # Its folder: where the model is a folder, the name of a repository would mean another one.
     tokenizer = args.tokenizer if args.skip_tokenizer_init else str(resolve_tokenizer(args, Path(info.path)))
     return EngineArgs(
         model=info.path,

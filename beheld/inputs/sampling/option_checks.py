@@ -98,7 +98,7 @@ def _io(told: Mapping[str, Any]) -> None:
                 param=name,
             )
     try:
-        video.Sampling.of(told.get("video", {}))
+        video.FrameSampling.of(told.get("video", {}))
     except ParamsError as error:
         raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
 

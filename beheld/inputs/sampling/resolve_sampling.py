@@ -12,20 +12,16 @@ from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams, Thoughts
 from beheld.inputs.sampling.logits_processors import EngineProcessors
+from beheld.sandbox.sandbox import Sandbox
 from beheld.structured.compile import Compiler, grammar_of
-from beheld.structured.sandboxed_compile import Rehearsal
-from beheld.structured.tasks import Settings
-from beheld.utils.cancellation import Departure
-from beheld.utils.gil import out_of_turn
+from beheld.structured.sandboxed_compile import CompilerSettings, SandboxedCompile
+from beheld.utils.cancellation import CancelToken
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 # What transformers' generate does of a generation_config.json, and is not built.
 _NOT_HONOURED = ("begin_suppress_tokens", "sequence_bias")
-
-# One that is killed leaves the other to whoever asked beside it.
-_REHEARSERS = 2
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HABITUAL = (
@@ -35,17 +31,20 @@ HABITUAL = (
 """Names of generation_config.json that concern every answer; see Habits."""
 
 
-class Sealer:
-    """Seals sampling parameters for one model.
+class SamplingResolver:
+    """Resolves sampling parameters for one model.
 
     Args:
         info: the model.
         config: the engine.
         args: what the user said of the engine.
         tokenizer: transformers' tokenizer, or None.
+        sandbox: compiles grammars first.
     """
 
-    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs, tokenizer: Any) -> None:
+    def __init__(
+        self, info: ModelInfo, config: EngineConfig, args: EngineArgs, tokenizer: Any, sandbox: Sandbox
+    ) -> None:
         self._info = info
         self._config = config
         self._max_logprobs = args.max_logprobs
@@ -55,42 +54,33 @@ class Sealer:
             frozenset((own,)) if isinstance(own, int) and 0 <= own < info.vocab_size else frozenset()
         )
         self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
-        self._rehearsal = Rehearsal(_REHEARSERS, self._rehearsal_settings)
+        self._grammars = SandboxedCompile(sandbox, self._compiler_settings)
         self._processors = EngineProcessors(config.logits_processors, config)
         self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
 
-    @property
-    def rehearser_pids(self) -> tuple[int, ...]:
-        """The numbers of the processes that compile grammars."""
-        return self._rehearsal.pids
+    def _compiler_settings(self) -> CompilerSettings:
+        return CompilerSettings(self._tokenizer_json(), self._info.vocab_size, self._eos)
 
-    def close(self) -> None:
-        """End the processes that compile grammars."""
-        self._rehearsal.close()
-
-    def _rehearsal_settings(self) -> Settings:
-        return Settings(self._tokenizer_json(), self._info.vocab_size, self._eos)
-
-    def seal(
+    def resolve(
         self,
         params: SamplingParams,
         num_prompt: int,
         seed: int,
         thoughts: Thoughts | None = None,
-        departure: Departure | None = None,
+        cancel: CancelToken | None = None,
     ) -> Sampling:
-        """The sealed parameters of one sequence.
+        """The complete, frozen parameters of one sequence.
 
         Args:
             params: as the user gave them.
             num_prompt: tokens of the prompt.
             seed: used if the parameters name none.
             thoughts: that may stand before what follows a grammar.
-            departure: of whoever asked.
+            cancel: of the request.
 
         Raises:
             ParamsError: a parameter is out of range for this model, or not available.
-            Departed: nobody waits for it any more.
+            Cancelled: the request was cancelled.
         """
         params.verify()
         self._verify(params)
@@ -98,7 +88,7 @@ class Sealer:
         assert room > 0, "the length of the prompt was not checked"
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
         own = frozenset(params.stop_token_ids or ())
-        grammar = self._grammar(params, thoughts, departure)
+        grammar = self._grammar(params, thoughts, cancel)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         forced = self._habits.forced_ids(num_prompt, longest)
         if self._habits.bind(forced) and grammar is not None:
@@ -128,9 +118,7 @@ class Sealer:
             forced_ids=forced,
         )
 
-    def _grammar(
-        self, params: SamplingParams, thoughts: Thoughts | None, departure: Departure | None
-    ) -> Grammar | None:
+    def _grammar(self, params: SamplingParams, thoughts: Thoughts | None, cancel: CancelToken | None) -> Grammar | None:
         """The grammar, compiled once so that a wrong one is refused."""
         if params.structured_outputs is None:
             return None
@@ -138,9 +126,7 @@ class Sealer:
             if getattr(params, name):
                 raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
         grammar = grammar_of(params.structured_outputs, thoughts)
-        # By another process.
-        with out_of_turn():
-            self._rehearsal.run(grammar, departure)
+        self._grammars.check(grammar, cancel)
         return grammar
 
     def _tokenizer_json(self) -> str | None:

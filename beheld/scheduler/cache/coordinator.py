@@ -62,6 +62,18 @@ class CacheCoordinator:
         sequence.num_slots += count * self._block_size
         return added
 
+    @property
+    def can_truncate(self) -> bool:
+        """True if positions computed last can be taken back."""
+        return all(group.can_truncate for group in self.groups)
+
+    def truncate(self, sequence: Sequence) -> None:
+        """Give back the blocks beyond `num_computed`: they were computed with wrong draft tokens."""
+        count = -(-sequence.num_computed // self._block_size)
+        for group in self.groups:
+            group.truncate(sequence, count)
+        sequence.num_slots = min(sequence.num_slots, count * self._block_size)
+
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence."""
         for group in self.groups:

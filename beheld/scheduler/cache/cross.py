@@ -18,7 +18,7 @@ class CrossGroup:
     of the other groups needs and brings nothing here.
     """
 
-    extends_hits = True
+    extends_hits = can_truncate = True
     num_blocks = num_free = num_cached = 0
     has_room = True
 
@@ -46,6 +46,9 @@ class CrossGroup:
         return ()
 
     def release(self, sequence: Sequence) -> None:
+        """See CacheGroup."""
+
+    def truncate(self, sequence: Sequence, count: int) -> None:
         """See CacheGroup."""
 
     def free(self, sequence: Sequence) -> None:

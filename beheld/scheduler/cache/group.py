@@ -32,6 +32,8 @@ class CacheGroup(Protocol):
     """Which of ModelInfo.kv_groups it is."""
     extends_hits: bool
     """True if every prefix of a hit is a hit too, so that the coordinator need not ask twice."""
+    can_truncate: bool
+    """True if positions computed last can be taken back; without, no draft tokens are checked."""
 
     @property
     def num_blocks(self) -> int:
@@ -70,6 +72,9 @@ class CacheGroup(Protocol):
 
     def release(self, sequence: Sequence) -> None:
         """Give back the blocks that no position from `num_computed` on needs."""
+
+    def truncate(self, sequence: Sequence, count: int) -> None:
+        """Cut the table to `count` entries: positions beyond were computed with wrong draft tokens."""
 
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks; the table is empty afterwards."""

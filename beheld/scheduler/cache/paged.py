@@ -21,6 +21,7 @@ class PagedGroup(ABC):
     """
 
     extends_hits = False
+    can_truncate = True
 
     def __init__(self, spec: KVGroup, index: int, num_blocks: int, block_size: int) -> None:
         self.index = index
@@ -93,6 +94,12 @@ class PagedGroup(ABC):
             self.pool.free(table[first:stop])
             table[first:stop] = [NULL_BLOCK] * (stop - first)
             sequence.kept[self.index] = stop
+
+    def truncate(self, sequence: Sequence, count: int) -> None:
+        """See CacheGroup."""
+        table = sequence.tables[self.index]
+        self.pool.free(reversed(table[count:]))
+        del table[count:]
 
     def free(self, sequence: Sequence) -> None:
         """The tail goes first: the head is the part that others are most likely to share."""

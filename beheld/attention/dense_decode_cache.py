@@ -1,0 +1,178 @@
+"""Dense copies of what decoding sequences see, one column to a position, so that a CPU need not gather it in each step.
+
+While the same sequences decode together, each step adds one column: the newest token's key and value of every sequence.
+Rows are therefore aligned at their newest token, and a window is the same columns for all of them:
+
+    sequence 0   . . k0 k1 k2 | k3        . hidden by the mask
+    sequence 1   k0 k1 k2 k3 k4 | k5      | what the last step added behind it
+
+The paged cache holds the same numbers and stays what counts: another set of sequences is gathered from it as ever, and
+copied once it has come twice. Copies take no more than half of the memory of the cache beside them, nor more than
+`_MOST_BYTES`; layers that find no room are gathered.
+
+Shapes: B sequences, K key-value heads, N = B K, G query heads to each of them, C key size, D value size, L columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.platform.registry import platform_of
+
+# Copies begin with room for this many steps; then they are made anew.
+_ROOM = 64
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(eq=False)
+class DenseColumns:
+    """What one step reads of the copies of a group's layers.
+
+    Attributes:
+        start, stop: the columns that are seen; the newest tokens stand in the last.
+        capacity: columns that there is room for.
+        serial: which set of copies this is, as a number that none before had.
+        slots_BL: where in the paged cache the columns up to `stop` lie, in the step that makes the copies; then None.
+        hidden_BL: of all columns, which are padding; None if none is.
+    """
+
+    start: int
+    stop: int
+    capacity: int
+    serial: int
+    slots_BL: Tensor | None
+    hidden_BL: Tensor | None
+    mask_N1L: Tensor | None = None
+
+
+@dataclass(eq=False)
+class _Last:
+    """The decoding sequences of a group's last step."""
+
+    sequences: tuple[int, ...] = ()
+    starts: tuple[int, ...] = ()
+    columns: DenseColumns | None = None
+
+
+class DenseDecodeCache:
+    """The copies of all layers, and what is known of their groups."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, _Last] = {}
+        self._serial = 0
+        self._buffers: dict[LayerKV, tuple[Tensor, Tensor]] = {}
+        self._filled: dict[LayerKV, int] = {}
+
+    def advance(self, index: int, metadata: AttnMetadata) -> DenseColumns | None:
+        """What this step reads of group `index`; None if it is to be gathered."""
+        if not platform_of(metadata.groups[index].tables_BN.device).dense_decode_cache:
+            return None
+        group, last = metadata.groups[index], self._last.setdefault(index, _Last())
+        sequences = metadata.sequences[: metadata.num_decodes]
+        starts, lengths = metadata.starts[: metadata.num_decodes], metadata.lengths[: metadata.num_decodes]
+        # A step that is launched again, after an error, does not follow itself.
+        follows = bool(sequences) and sequences == last.sequences and starts == tuple(s + 1 for s in last.starts)
+        last.sequences, last.starts = sequences, starts
+        if not follows or (group.chunk is not None and max(lengths) > group.chunk):
+            last.columns = None
+        elif last.columns is None or last.columns.stop == last.columns.capacity:
+            last.columns = self._first(metadata, group)
+        else:
+            known = last.columns
+            stop = known.stop + 1
+            start = max(known.start, stop - group.window) if group.window else known.start
+            known.start, known.stop, known.slots_BL = start, stop, None
+        return last.columns
+
+    def _first(self, metadata: AttnMetadata, group: GroupMetadata) -> DenseColumns:
+        """All that the sequences see, aligned at their newest tokens."""
+        lengths_B1 = torch.tensor(metadata.lengths[: metadata.num_decodes]).unsqueeze(1)
+        longest = int(lengths_B1.max())
+        stop = min(longest, group.window) if group.window else longest
+        # Column c of a row with n positions holds position n - stop + c.
+        positions_BL = torch.arange(stop) + (lengths_B1 - stop)
+        padding_BL = positions_BL < 0
+        positions_BL.clamp_(min=0)
+        blocks_BL = group.tables_BN[: metadata.num_decodes].long().gather(1, positions_BL // metadata.block_size)
+        slots_BL = blocks_BL * metadata.block_size + positions_BL % metadata.block_size
+        # The null block holds zeros; a freed one may hold NaN, which no mask hides.
+        slots_BL.masked_fill_(padding_BL, 0)
+        hidden_BL = None
+        if padding_BL.any():
+            hidden_BL = torch.zeros(len(slots_BL), stop + _ROOM, dtype=torch.bool)
+            hidden_BL[:, :stop] = padding_BL
+        self._serial += 1
+        return DenseColumns(0, stop, stop + _ROOM, self._serial, slots_BL, hidden_BL)
+
+    def take(self, kv: LayerKV, columns: DenseColumns, q_BHC: Tensor) -> bool:
+        """True if this layer's copies hold, or can now be given, what the step reads."""
+        if columns.slots_BL is None:
+            return self._filled.get(kv) == columns.serial
+        # Products of 16-bit numbers would round the scores; PyTorch's own attention does not.
+        if not kv.keys.dtype == q_BHC.dtype == torch.float32:
+            return False
+        blocks, block_size = kv.keys.shape[:2]
+        positions = len(q_BHC) * columns.capacity
+        others = sum(_bytes(*copies) for layer, copies in self._buffers.items() if layer is not kv)
+        needed = positions * _bytes(kv.keys[0, 0], kv.values[0, 0])
+        return 2 * positions <= blocks * block_size and others + needed <= _MOST_BYTES
+
+    def attend(
+        self,
+        q_BHC: Tensor,
+        k_BKC: Tensor,
+        v_BKD: Tensor,
+        kv: LayerKV,
+        columns: DenseColumns,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """One query per sequence over its columns, (B, H, D); new keys and values are in the paged cache already."""
+        B, K, C = k_BKC.shape
+        N, D = B * K, v_BKD.shape[2]
+        keys_NCL, values_NLD = self._copies(kv, N, C, D, columns.capacity)
+        if columns.slots_BL is None:
+            keys_NCL[:, :, columns.stop - 1] = k_BKC.reshape(N, C)
+            values_NLD[:, columns.stop - 1] = v_BKD.reshape(N, D)
+        else:
+            slots = columns.slots_BL.flatten()
+            k_BLKC = kv.keys.flatten(0, 1).index_select(0, slots).view(B, -1, K, C)
+            v_BLKD = kv.values.flatten(0, 1).index_select(0, slots).view(B, -1, K, D)
+            keys_NCL.view(B, K, C, -1)[..., : columns.stop] = k_BLKC.permute(0, 2, 3, 1)
+            values_NLD.view(B, K, -1, D)[:, :, : columns.stop] = v_BLKD.transpose(1, 2)
+            self._filled[kv] = columns.serial
+        seen = slice(columns.start, columns.stop)
+        keys_NCL, values_NLD, mask_N1L = keys_NCL[:, :, seen], values_NLD[:, seen], None
+        if columns.hidden_BL is not None:
+            if columns.mask_N1L is None:
+                mask_BL = torch.zeros(columns.hidden_BL.shape).masked_fill_(columns.hidden_BL, float("-inf"))
+                columns.mask_N1L = mask_BL.repeat_interleave(K, dim=0).unsqueeze(1)
+            mask_N1L = columns.mask_N1L[:, :, seen]
+        q_NGC = q_BHC.reshape(N, -1, C)
+        if softcap is not None:
+            scores_NGL = softcap * torch.tanh(torch.bmm(q_NGC, keys_NCL) * (scale / softcap))
+            scores_NGL = scores_NGL if mask_N1L is None else scores_NGL + mask_N1L
+        elif mask_N1L is not None:
+            scores_NGL = torch.baddbmm(mask_N1L, q_NGC, keys_NCL, alpha=scale)
+        else:
+            scores_NGL = torch.bmm(q_NGC * scale, keys_NCL)
+        return torch.bmm(torch.softmax(scores_NGL, dim=-1), values_NLD).view(B, -1, D)
+
+    def _copies(self, kv: LayerKV, N: int, C: int, D: int, capacity: int) -> tuple[Tensor, Tensor]:
+        """The layer's copies, keys (N, C, capacity) and values (N, capacity, D), in memory that is taken once."""
+        keys, values = self._buffers.get(kv, (kv.keys.new_empty(0), kv.values.new_empty(0)))
+        if keys.numel() < N * C * capacity or values.numel() < N * D * capacity:
+            keys, values = keys.new_empty(N * C * capacity), values.new_empty(N * D * capacity)
+            self._buffers[kv] = keys, values
+        return (
+            keys[: N * C * capacity].view(N, C, capacity),
+            values[: N * D * capacity].view(N, capacity, D),
+        )
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

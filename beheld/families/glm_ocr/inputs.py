@@ -1,0 +1,7 @@
+"""GLM-OCR: prompts as GLM-4V's."""
+
+from __future__ import annotations
+
+from beheld.families.glm4v.inputs import INPUTS
+
+__all__ = ["INPUTS"]

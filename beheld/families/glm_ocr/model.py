@@ -1,0 +1,7 @@
+"""GLM-OCR: its tower packs images, and takes the positions of their patches."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(packed=("positions",), packs_attention=True, positions_by_kind=True)

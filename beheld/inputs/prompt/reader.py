@@ -1,0 +1,315 @@
+"""Prompts and conversations become token ids, with one placeholder for each item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
+from beheld.core.errors import ParamsError, PromptError, TemplateError
+from beheld.core.media import MediaRef, count_by_modality
+from beheld.core.params import SamplingParams
+from beheld.families.inputs import FamilyInputs
+from beheld.inputs.prompt import chat, expand, special_tokens
+from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
+from beheld.inputs.prompt.rendering import Rendering
+from beheld.inputs.prompt.template import ChatTemplates, text_of
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
+from beheld.inputs.request_checks import RequestChecks
+from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
+from beheld.structured.thoughts import after
+from beheld.utils.cancellation import CancelToken
+
+# Of a text that is read from its end, the first ids may be others than within the whole.
+_SPARE_IDS = 16
+# Conversations of fewer letters are rendered, and texts of fewer read as a whole, before their length is checked.
+_MANY_LETTERS = 1 << 20
+
+
+class PromptReader:
+    """Reads the prompts of one engine. Safe to use from several threads.
+
+    Args:
+        info: the model.
+        config: what was decided.
+        args: what the user said of templates.
+        family: of the model.
+        tokenizer: of the model.
+        templates: of the model.
+        checks: bounds on requests.
+        merge_size: patches per embedding along each side, for embeddings with a grid.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        config: EngineConfig,
+        args: EngineArgs,
+        family: FamilyInputs,
+        tokenizer: PromptTokenizer,
+        templates: ChatTemplates,
+        checks: RequestChecks,
+        merge_size: int,
+    ) -> None:
+        self._info = info
+        self._config = config
+        self._family = family
+        self._tokenizer = tokenizer
+        self._templates = templates
+        self._checks = checks
+        self._merge_size = merge_size
+        self._limits = MediaLimits.of(args.media_limits)
+        self._content_format = args.chat_template_content_format
+        # Read once: what becomes of the file later concerns no request.
+        self._template = text_of(args.chat_template) if args.chat_template else None
+
+    def template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """The template of conversations that bring none.
+
+        Raises:
+            TemplateError: there is none.
+        """
+        return self._templates.resolve(self._template, tools)
+
+    def text_ids(self, text: str) -> list[int]:
+        """The ids of a text by itself.
+
+        Raises:
+            PromptError: it is longer than a prompt may be, or there is no tokenizer.
+        """
+        most = self._config.max_model_len
+        self._tokenizer.check_size(text, most)
+        return self._tokenizer.encode(text, add_special_tokens=False, most=most)
+
+    # ------------------------------------------------------------------ prompts
+
+    def read_prompt(self, prompt: PromptType, params: SamplingParams) -> ReadPrompt:
+        """A prompt, read and checked. Its text is trusted: placeholders in it are placeholders.
+
+        Raises:
+            UserError: the prompt or a parameter is at fault.
+        """
+        parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size)
+        self._checks.modalities(parsed.media)
+        counts = count_by_modality(parsed.media)
+        text: PromptText | None = None
+        if parsed.text is None:
+            ids: Sequence[int] = parsed.token_ids or ()
+        else:
+            self._check_size(parsed.text, params)
+            most = self._most(params)
+            written = parsed.text
+            ends = True
+            if self._family.rewrite is not None:
+                rewritten = self._family.rewrite(parsed.text, counts)
+                if isinstance(rewritten, str):
+                    written, ends = rewritten, self._family.rewritten_ends == "added"
+                else:
+                    # Items of these families have no text of their own around them.
+                    plain = partial(self._tokenizer.encode, add_special_tokens=False, most=most)
+                    ids = self._tokenizer.encode_pieces(rewritten, plain)
+                    return self._checked(ids, parsed, None, params, counts)
+            text = PromptText(self._family.begun(written, self._tokenizer.inner), None, ends, most)
+            ids = self._ids_of(text, params, parsed.media)
+        return self._checked(ids, parsed, text, params, counts)
+
+    def _bounded_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
+        """A prompt; one of token ids is cut or refused before each of them is looked at.
+
+        Raises:
+            PromptTooLongError: there are too many.
+        """
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(ids, list | tuple) or len(ids) < self._config.max_model_len or self._info.is_encoder_decoder:
+            return prompt
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            self._checks.length(ids, (), ())
+        elif isinstance(prompt, Mapping):
+            return prompt if prompt.get("multi_modal_data") else {**prompt, "prompt_token_ids": ids[-keep:]}
+        return ids[-keep:] if keep is not None else prompt
+
+    def _ids_of(self, text: PromptText, params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
+        """The ids of a text; of a long one whose last tokens are wanted, no more is read than holds them.
+
+        Raises:
+            PromptTooLongError: it is too long, and can only be read as a whole.
+        """
+        keep = params.truncate_prompt_tokens
+        if keep is None or media or len(text.text) <= SHORT_TEXT:
+            return self._encode(text, {})
+        size = SHORT_TEXT
+        while (tail := self._tokenizer.tail(text.text, size)) is not None:
+            ids = self._encode(replace(text, text=tail), {})
+            if len(ids) > keep + _SPARE_IDS:
+                return ids
+            size *= 4
+        if len(text.text) > _MANY_LETTERS:
+            self._tokenizer.check_size(text.text, self._config.max_model_len)
+        return self._encode(text, {})
+
+    def _checked(
+        self,
+        ids: Sequence[int],
+        parsed: ParsedPrompt,
+        text: PromptText | None,
+        params: SamplingParams,
+        counts: Mapping[str, int],
+    ) -> ReadPrompt:
+        ids = _truncated(ids, params, parsed.media)
+        found = expand.count_placeholders(ids, self._tokenizer.placeholder_ids)
+        expand.check_counts(found, counts, self._tokenizer.placeholder, self._example)
+        return ReadPrompt(ids, parsed, text)
+
+    def with_edges(self, prompt: ReadPrompt, items: ItemsByModality) -> Sequence[int]:
+        """The prompt's ids with the items' own text around their placeholders."""
+        if not expand.has_edges(items):
+            return prompt.ids
+        if prompt.text is not None:
+            return self._encode(prompt.text, items)
+        plain = partial(self._tokenizer.encode, add_special_tokens=False)
+        return expand.edged_ids(prompt.ids, items, self._tokenizer.placeholder_ids, plain)
+
+    # ------------------------------------------------------------------ conversations
+
+    def read_chat(self, asked: Chat, params: SamplingParams, cancel: CancelToken) -> ReadPrompt:
+        """A conversation, read, checked and rendered. Text in it is text, whatever it spells: see special_tokens.py.
+
+        A grammar begins after the `thoughts` that the model marks so, where the conversation has not ended them.
+
+        Raises:
+            UserError: a message, the template or a parameter is at fault.
+            Cancelled: the request was cancelled.
+        """
+        self._check_continuing(asked)
+        # Templates leave some of what is said out, but never most of it.
+        letters = chat.num_letters(asked.messages)
+        if letters > _MANY_LETTERS:
+            self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
+        control = self._tokenizer.control()
+        template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
+        as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
+        form = chat.ChatForm(as_list, self._templates.forms(template)[1] or not as_list, self._example)
+        talk = chat.read(asked.messages, form, control, self._limits)
+        self._checks.modalities(talk.media)
+        rendered = self._templates.render(
+            Rendering(
+                talk.messages,
+                template,
+                add_generation_prompt=asked.add_generation_prompt,
+                continue_final_message=asked.continue_final_message,
+                tools=chat.sanitized(asked.tools, control, talk.stand_ins) if asked.tools else None,
+                variables=chat.sanitized(asked.template_kwargs, control, talk.stand_ins)
+                if asked.template_kwargs
+                else None,
+            ),
+            cancel,
+        )
+        text, ids = self._tokenized(rendered, talk, self._most(params))
+        shown = talk.stand_ins.restore(rendered if text is None else text.text)
+        salt = b"" if asked.cache_salt is None else asked.cache_salt.encode()
+        parsed = ParsedPrompt(shown, None, talk.media, processor_options(asked.mm_processor_kwargs), salt)
+        self._check_size(shown, params)
+        if text is not None:
+            ids = self._ids_of(text, params, talk.media)
+        ids = _truncated(ids, params, talk.media)
+        self._check_rendered(ids, talk.media)
+        return ReadPrompt(ids, parsed, text, None if asked.thoughts is None else after(asked.thoughts, shown))
+
+    def _check_continuing(self, asked: Chat) -> None:
+        if not asked.continue_final_message:
+            return
+        if asked.add_generation_prompt:
+            raise PromptError(
+                "continue_final_message and add_generation_prompt exclude each other.",
+                "Set add_generation_prompt to false to continue the last message.",
+                param="continue_final_message",
+            )
+        if self._family.closes:
+            raise PromptError(
+                f"{self._info.architecture} cannot continue a message: {self._family.closes}.",
+                "Leave continue_final_message out, and ask for the rest in words.",
+                param="continue_final_message",
+            )
+
+    def _tokenized(
+        self, rendered: str, talk: chat.ParsedChat, most: int | None
+    ) -> tuple[PromptText | None, Sequence[int]]:
+        """The text that is to be encoded; or None, and the ids, where the family writes them."""
+        ends = True
+        if self._family.rewrite_chat is not None:
+            rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
+            if not isinstance(rewritten, str):
+                pieces = self._tokenizer.encode_pieces(
+                    rewritten,
+                    lambda piece: self._encode(PromptText(piece, talk.stand_ins, ends=False, most=most), {}),
+                )
+                return None, pieces
+            rendered, ends = rewritten, self._family.rewritten_ends == "added"
+        rendered = self._family.begun(rendered, self._tokenizer.inner)
+        # A processor adds the tokenizer's own ends unless the template wrote the first of them; a bare tokenizer never
+        # does.
+        bos = getattr(self._tokenizer.inner, "bos_token", None)
+        ends = ends and bool(self._info.modalities) and not (bos and rendered.startswith(bos))
+        return PromptText(rendered, talk.stand_ins, ends, most), ()
+
+    # ------------------------------------------------------------------ text to ids
+
+    def _encode(self, prompt: PromptText, items: ItemsByModality) -> list[int]:
+        """The ids of a text, with the items' own text around their placeholders."""
+        text, ends, most = prompt.text, prompt.ends, prompt.most
+        if items:
+            text = expand.edged_text(text, items, self._tokenizer.placeholder)
+        if prompt.stand_ins is None:
+            return self._tokenizer.encode(text, add_special_tokens=ends, most=most)
+        control = self._tokenizer.control()
+        around = self._tokenizer.ends() if ends else ((), ())
+        if not len(prompt.stand_ins):
+            whole = self._tokenizer.encode(text, add_special_tokens=ends, most=most)
+            if not special_tokens.smuggled(whole, text, control, around):
+                return whole
+        ids = special_tokens.encode_rendered(
+            text,
+            prompt.stand_ins,
+            control,
+            self._tokenizer.plain(),
+            partial(self._tokenizer.encode, add_special_tokens=False, most=most),
+            most,
+        )
+        return [*around[0], *ids, *around[1]]
+
+    def _example(self, modality: str) -> str:
+        """How an item is written in a prompt of this family."""
+        return self._family.placeholders.get(modality) or self._tokenizer.placeholder(modality)
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_rendered(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
+        """The template must write one placeholder per item, and no other way leads to one."""
+        found, given = expand.count_placeholders(ids, self._tokenizer.placeholder_ids), count_by_modality(media)
+        for modality in set(found) | set(given):
+            written, items = found.get(modality, 0), given.get(modality, 0)
+            if written != items:
+                raise TemplateError(
+                    f"The chat template wrote {written} placeholders for {items} {modality} items.",
+                    or_engine="give a chat_template that writes one per item, or another chat_template_content_format",
+                )
+
+    def _most(self, params: SamplingParams) -> int | None:
+        """How many ids of a text are of use; all, where the last of them are wanted."""
+        return self._config.max_model_len if params.truncate_prompt_tokens is None else None
+
+    def _check_size(self, text: str, params: SamplingParams) -> None:
+        if params.truncate_prompt_tokens is None:
+            self._tokenizer.check_size(text, self._config.max_model_len)
+
+
+def _truncated(ids: Sequence[int], params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
+    keep = params.truncate_prompt_tokens
+    if keep is None or keep >= len(ids):
+        return ids
+    if media:
+        raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
+    return ids[len(ids) - keep :]

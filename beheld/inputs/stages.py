@@ -1,0 +1,122 @@
+"""A request on its way through the pipeline: what is asked for, then read, then with its items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beheld.core.media import MediaItem, MediaReceipt
+from beheld.core.params import SamplingParams, Thoughts
+from beheld.core.request import LoRARequest
+from beheld.inputs.prompt.parse import ParsedPrompt, PromptType
+from beheld.inputs.prompt.special_tokens import StandIns
+from beheld.utils.cancellation import CancelToken
+
+Messages = Sequence[Mapping[str, Any]]
+ItemsByModality = Mapping[str, Sequence[MediaItem]]
+
+
+@dataclass(frozen=True, eq=False)
+class Chat:
+    """A conversation of OpenAI messages, and how it becomes a prompt.
+
+    Attributes:
+        messages: the conversation; content may hold media.
+        chat_template: its text or its file; None for the engine's, or the checkpoint's.
+        content_format: "auto", "openai" or "string"; None for the engine's.
+        add_generation_prompt: whether the template begins the answer.
+        continue_final_message: whether the answer goes on with the last message.
+        tools: that the model may call, as the template shows them.
+        template_kwargs: further variables of the template.
+        mm_processor_kwargs: options of the processor, for this request.
+        cache_salt: separates prefix caches.
+        thoughts: may stand before what follows a grammar.
+    """
+
+    messages: Messages
+    chat_template: str | None = None
+    content_format: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None
+    cache_salt: str | None = None
+    thoughts: Thoughts | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RequestOrder:
+    """What a user asks for. Other fields are those of Request.
+
+    Attributes:
+        prompt: a prompt in one of its forms, or a conversation.
+        params: as the user gave them.
+        seed: used if the parameters name none.
+        cancel: ends what is being made for it, as far as that can be ended.
+    """
+
+    prompt: PromptType | Chat
+    params: SamplingParams
+    request_id: str
+    lora: LoRARequest | None = None
+    priority: int = 0
+    arrival: float = 0.0
+    seed: int = 0
+    cancel: CancelToken = field(default_factory=CancelToken)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptText:
+    """A prompt's text, and how it becomes token ids.
+
+    Attributes:
+        text: with one placeholder per item.
+        stand_ins: for special tokens that strangers spelled; None where the text is trusted.
+        ends: whether the tokenizer puts its own tokens around it.
+        most: ids that are of use; None for all.
+    """
+
+    text: str
+    stand_ins: StandIns | None
+    ends: bool
+    most: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPrompt:
+    """A prompt that was read, checked, rendered and tokenized.
+
+    Attributes:
+        ids: its token ids, with one placeholder per item.
+        parsed: its text, media, options and salt.
+        text: what the ids are of; None if ids were given, or the family wrote them.
+        thoughts: may stand before what follows a grammar.
+    """
+
+    ids: Sequence[int]
+    parsed: ParsedPrompt
+    text: PromptText | None = None
+    thoughts: Thoughts | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRequest:
+    """A request whose media are not opened yet."""
+
+    order: RequestOrder
+    prompt: ReadPrompt
+
+
+@dataclass(frozen=True, eq=False)
+class RequestWithItems:
+    """A request with its items by modality, and their receipts in the order of the prompt.
+
+    `ids` are those of its prompt, with the items' own text around their placeholders.
+    """
+
+    read: ReadRequest
+    ids: Sequence[int]
+    items: ItemsByModality
+    receipts: tuple[MediaReceipt, ...]

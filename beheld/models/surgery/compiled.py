@@ -1,0 +1,166 @@
+"""One layer of a stack is compiled, and the others, being of the same shape, reuse it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.core.errors import first_line
+from beheld.models.surgery.operation import Changes
+from beheld.utils.collector import count_as_old
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# The compiler stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or
+# without, sparse or not, writing a shared cache or reading it), each compiled for one token and for more.
+_MAX_KINDS = 64
+
+
+class _Settings:
+    """The compiler's settings, which are the process's, as compiled layers want them while passes are under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passes = 0
+        self._patch: Any = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within the block, which is a pass, they are in force; blocks may overlap."""
+        import torch._dynamo
+
+        with self._lock:
+            self._passes += 1
+            if self._passes == 1:
+                config: Any = torch._dynamo.config
+                most = max(config.recompile_limit, _MAX_KINDS)
+                # Numbers like attention's scale would be traced as inputs first, found to be none, and all be traced
+                # anew.
+                self._patch = config.patch(recompile_limit=most, specialize_float=True)
+                self._patch.__enter__()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._passes -= 1
+                if not self._passes:
+                    self._patch.__exit__(None, None, None)
+
+
+settings = _Settings()
+
+
+def compile_layers(
+    layers: Sequence[Any],
+    changes: Changes,
+    *,
+    for_many: bool = True,
+    level: int = logging.WARNING,
+    one_row: Mapping[nn.Module, Callable[..., Any]] | None = None,
+) -> None:
+    """Compile one layer of a stack; the others, being of the same shape, reuse it.
+
+    A layer that the compiler cannot take runs as it came, and that is said once. Passes belong into `settings`.
+
+    Args:
+        for_many: False: only for passes of a single row.
+        level: of the log, where it is said.
+        one_row: what computes a single row of some of the layers, which are then not compiled for that.
+    """
+    # The compiler collects young garbage each time. All that was imported would be young, and take it 0.3 s.
+    count_as_old()
+    refused: list[str] = []
+
+    @functools.cache
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Once for all layers of a class: each call takes 4 ms (under a profiler), whatever it gives.
+        return _quietly(torch.compile(function, dynamic=True, fullgraph=True, options=_ROUNDED))
+
+    for layer in layers:
+        plain = layer.forward
+        own = inspect.ismethod(plain) and plain.__self__ is layer
+        call = functools.partial(compiled(plain.__func__), layer) if own else compiled(plain)
+        one = (one_row or {}).get(layer, call)
+        forward = _compiled(layer, call if for_many else plain, one, refused, level, changes)
+        changes.set(layer, "forward", forward)
+
+
+def _quietly(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Its first call, in which the compiler advises against exact products in float32, without that warning."""
+    first = [True]
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not first:
+            return compiled(*args, **kwargs)
+        first.clear()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+# A compiler that joins operations keeps what is between them in float32. In 16 bits an answer would then leave the
+# model's own sooner than other kernels make it: what each operation gives is rounded as where it runs alone.
+_ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
+
+
+def _compiled(
+    layer: nn.Module,
+    many: Callable[..., Any],
+    one: Callable[..., Any],
+    refused: list[str],
+    level: int,
+    changes: Changes,
+) -> Callable[..., Any]:
+    """A layer's forward, compiled until the compiler refuses one of the stack, which is then noted in `refused`.
+
+    A single row takes `one`, others `many`. It stays in place when the compiler refuses: by then others may have put
+    theirs around it (last_layer.py).
+    """
+    plain = layer.forward
+    hooked = [layer]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if refused:
+            return plain(*args, **kwargs)
+        if hooked:
+            _forget_recorders(hooked.pop(), changes)
+        x = args[0] if args else kwargs.get("hidden_states")
+        call = one if isinstance(x, Tensor) and x.numel() == x.shape[-1] else many
+        try:
+            return call(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            refused.append(type(layer).__name__)
+            logger.log(level, "%s could not be compiled and runs as it is: %s", refused[0], first_line(error))
+            return plain(*args, **kwargs)
+
+    forward.plain = plain  # type: ignore[attr-defined]
+    return forward
+
+
+_RECORDERS = "transformers.utils.output_capturing"
+
+
+def _forget_recorders(layer: nn.Module, changes: Changes) -> None:
+    """Take off the hooks by which transformers records what parts of a layer give: no compiler looks through them.
+
+    A model that takes hidden states of its tower (LLaVA) hangs them everywhere in its first pass. Those of the layer
+    itself stay, since they are called outside of what is compiled; nobody asks for what its parts give.
+    """
+    for part in layer.modules():
+        hooks = part._forward_hooks
+        for key in [k for k, hook in hooks.items() if getattr(hook, "__module__", "") == _RECORDERS]:
+            if part is not layer:
+                changes.undo_with(functools.partial(hooks.__setitem__, key, hooks.pop(key)))

@@ -1,0 +1,175 @@
+"""Experts of our own: each computes the rows that chose it, and no other; on a CPU one by one, on a GPU grouped.
+
+Shapes: T tokens, K experts that a token takes, S rows (a token and one of its experts), E experts, H hidden size, I an
+expert's inner size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.models.surgery.linears import linear_of, replace_children
+from beheld.models.surgery.operation import Changes
+from beheld.platform.registry import platform_of
+
+# Where the usual gate is defined: the first half through the activation, times the second.
+_USUAL_GATE = "transformers.integrations.moe"
+_WEIGHTS = ("gate_up_proj", "down_proj")
+
+
+class Experts(nn.Module):
+    """Gated experts without biases, one product for each that is chosen.
+
+    Args:
+        ups: of each expert, the layer to (S, 2 I), the gate's half first.
+        downs: of each expert, the layer back to (S, H).
+        act: the gate's activation.
+    """
+
+    def __init__(self, ups: list[nn.Module], downs: list[nn.Module], act: Any) -> None:
+        super().__init__()
+        self.ups = nn.ModuleList(ups)
+        self.downs = nn.ModuleList(downs)
+        self.act_fn = act
+        self.transposed = False
+
+    def stand_for(self, shell: nn.Module) -> None:
+        """Note transformers' module, in whose place these stand; it loses its weights."""
+        _empty(self, shell)
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with these weights."""
+        both: Any = self.ups, self.downs
+        weights = [torch.stack([layer.weight.data for layer in layers]) for layers in both]
+        return _filled(self, [each.transpose(1, 2) if self.transposed else each for each in weights])
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); the expert E stands for none."""
+        experts_S = top_k_index.reshape(-1)
+        counts = torch.bincount(experts_S, minlength=len(self.ups)).tolist()[: len(self.ups)]
+        # Rows ordered by expert; those of none come last.
+        order_S = experts_S.argsort(stable=True)[: sum(counts)]
+        tokens_S = order_S // top_k_index.shape[1]
+        y_SH = self._rows(hidden_states.index_select(0, tokens_S), counts)
+        y_SH.mul_(top_k_weights.reshape(-1, 1).index_select(0, order_S).to(y_SH.dtype))
+        return torch.zeros_like(hidden_states).index_add_(0, tokens_S, y_SH)
+
+    def _rows(self, x_SH: Tensor, counts: list[int]) -> Tensor:
+        """x_SH ordered by expert, `counts` rows of each -> (S, H)."""
+        chosen = [index for index, count in enumerate(counts) if count]
+        if not chosen:
+            return torch.empty_like(x_SH)
+        sizes = [counts[index] for index in chosen]
+        parts = zip(chosen, x_SH.split(sizes), strict=True)
+        gate_SI, up_SI = torch.cat([self.ups[index](part) for index, part in parts]).chunk(2, dim=-1)
+        parts = zip(chosen, (self.act_fn(gate_SI) * up_SI).split(sizes), strict=True)
+        return torch.cat([self.downs[index](part) for index, part in parts])
+
+
+def experts_of(gate_up: Tensor, down: Tensor, act: Any, *, transposed: bool) -> Experts:
+    """Experts of two tensors (E, outputs, inputs), or (E, inputs, outputs) if `transposed`, which they share."""
+
+    def layers(weights: Tensor) -> list[nn.Module]:
+        return [linear_of(weight.t() if transposed else weight) for weight in weights]
+
+    experts = Experts(layers(gate_up), layers(down), act)
+    experts.transposed = transposed
+    return experts
+
+
+def _empty(experts: nn.Module, shell: nn.Module) -> None:
+    for name in _WEIGHTS:
+        setattr(shell, name, None)
+    experts.__dict__["shell"] = shell
+
+
+def _filled(experts: nn.Module, weights: list[Tensor]) -> nn.Module:
+    shell: nn.Module = experts.__dict__["shell"]
+    for name, weight in zip(_WEIGHTS, weights, strict=True):
+        setattr(shell, name, nn.Parameter(weight.contiguous(), requires_grad=False))
+    return shell
+
+
+class GroupedExperts(nn.Module):
+    """Gated experts without biases on a GPU: all rows of all experts in one product, and the host waits for nothing.
+
+    Args:
+        gate_up: of each expert, (E, H, 2 I), the gate's half first.
+        down: of each expert, (E, I, H).
+        act: the gate's activation.
+    """
+
+    def __init__(self, gate_up: Tensor, down: Tensor, act: Any) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(gate_up, requires_grad=False)
+        self.down = nn.Parameter(down, requires_grad=False)
+        self.act_fn = act
+
+    def stand_for(self, shell: nn.Module) -> None:
+        """Note transformers' module, in whose place these stand; it loses its weights."""
+        _empty(self, shell)
+
+    def restored(self) -> nn.Module:
+        """transformers' module, with these weights."""
+        return _filled(self, [self.gate_up.data, self.down.data])
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H)."""
+        chosen_S, order_S = top_k_index.reshape(-1).sort(stable=True)
+        number_E = torch.arange(len(self.gate_up), device=chosen_S.device)
+        ends_E = torch.searchsorted(chosen_S, number_E, right=True).int()
+        rows_SH = hidden_states.index_select(0, order_S // top_k_index.shape[1])
+        gate_SI, up_SI = _grouped(rows_SH, self.gate_up, ends_E).chunk(2, dim=-1)
+        y_SH = _grouped(self.act_fn(gate_SI) * up_SI, self.down, ends_E)
+        # Without atomic additions, whose order is chance's.
+        found_SH = torch.empty_like(y_SH).index_copy_(0, order_S, y_SH)
+        weights_TK1 = top_k_weights.unsqueeze(2).to(y_SH.dtype)
+        return (found_SH.view(*top_k_index.shape, -1) * weights_TK1).sum(1)
+
+
+def can_group(*weights: Tensor) -> bool:
+    """True if a GPU computes products of these expert by expert in one call: rows of whole 16 bytes, bfloat16.
+
+    In other types the library reads on the host how many rows each expert has.
+    """
+    fits = all(w.dtype == torch.bfloat16 and w.is_contiguous() and not any(n % 8 for n in w.shape[1:]) for w in weights)
+    return fits and platform_of(weights[0].device).grouped_products
+
+
+def _grouped(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    """Rows in the order of their experts, `ends_E` where each one's end, times its matrix."""
+    out: Tensor = nn.functional.grouped_mm(x_SI, weight_EIO, offs=ends_E)
+    return out
+
+
+def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> int:
+    """Replace transformers' experts of this type, of the usual form, by ours; returns how many.
+
+    No weight is copied: what packs linear layers finds those of the experts among them.
+    """
+
+    def made(child: Any) -> Experts | None:
+        if not _usual(child, dtype):
+            return None
+        weights = [getattr(child, name).data for name in _WEIGHTS]
+        experts = experts_of(*weights, child.act_fn, transposed=child.is_transposed)
+        experts.stand_for(child)
+        return experts
+
+    return replace_children(model, made, changes)
+
+
+def _usual(experts: Any, dtype: torch.dtype) -> bool:
+    """True if a module says of itself that it is made of gated experts without biases and norms."""
+    if not getattr(experts, "has_gate", False) or getattr(experts, "has_bias", True):
+        return False
+    if getattr(experts, "has_post_expert_norm", False) or not hasattr(experts, "is_transposed"):
+        return False
+    gate = getattr(type(experts), "_apply_gate", None)
+    if getattr(gate, "__module__", None) != _USUAL_GATE:
+        return False
+    weights = [getattr(experts, name, None) for name in _WEIGHTS]
+    return all(isinstance(w, Tensor) and w.dim() == 3 and w.dtype == dtype and bool(w.numel()) for w in weights)

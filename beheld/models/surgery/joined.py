@@ -1,0 +1,165 @@
+"""Linear layers of one input as one product: q, k and v, and gate and up.
+
+Shapes: M rows of activations, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.models.cross import CrossAttention
+from beheld.models.surgery.operation import Changes
+from beheld.quant.linear import StoredLinear, join, part, same_form
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# Linear layers of one input, in the order in which transformers' layers call them.
+_FUSABLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class FirstOfFused(nn.Module):
+    """Computes several linear layers of one input as one product: gives the first, keeps the others for their turn.
+
+    Attributes:
+        product: all of them as one linear layer.
+        names, sizes: what they are called in their parent, and their outputs.
+    """
+
+    def __init__(self, names: tuple[str, ...], linears: Sequence[nn.Linear | StoredLinear]) -> None:
+        super().__init__()
+        self.names = names
+        self.sizes = [linear.out_features for linear in linears]
+        self.product: nn.Module = join(linears)
+        self.rest: tuple[Tensor, ...] = ()
+        self.input: Tensor | None = None
+
+    @property
+    def weight(self) -> Any:
+        """Of all, for models that ask for its type."""
+        return self.product.weight
+
+    @property
+    def bias(self) -> Any:
+        """Of all."""
+        return self.product.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> the first layer's (..., O)."""
+        first, *rest = self.product(x).split(self.sizes, dim=-1)
+        self.rest, self.input = tuple(rest), x
+        return first
+
+    def alone(self, x: Tensor, index: int) -> Tensor:
+        """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
+        # With room for adapters, the product stands inside another layer.
+        product = getattr(self.product, "base", self.product)
+        if isinstance(product, StoredLinear):
+            made: Tensor = product.part(self._outputs(index))(x)
+            return made
+        if not self.weight.numel():
+            # Packed weights cannot be cut.
+            whole: tuple[Tensor, ...] = self.product(x).split(self.sizes, dim=-1)
+            return whole[index]
+        outputs = self._outputs(index)
+        return nn.functional.linear(x, self.weight[outputs], None if self.bias is None else self.bias[outputs])
+
+    def _outputs(self, index: int) -> slice:
+        start = sum(self.sizes[:index])
+        return slice(start, start + self.sizes[index])
+
+    def apart(self, biased: Sequence[bool]) -> list[nn.Module]:
+        """The layers that were joined, on parts of the same memory.
+
+        Args:
+            biased: which of them had a bias.
+        """
+        layers = [part(self.product, self._outputs(index)) for index in range(len(self.sizes))]
+        for layer, had in zip(layers, biased, strict=True):
+            if not had:
+                layer.bias = None
+        return layers
+
+
+class RestOfFused(nn.Module):
+    """Stands where one of the other layers stood."""
+
+    first: FirstOfFused
+
+    def __init__(self, first: FirstOfFused, index: int) -> None:
+        super().__init__()
+        # Not a submodule: the weights have one owner.
+        self.__dict__["first"] = first
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the first layer computed for this one, if it was of the same x."""
+        first = self.first
+        if first.input is not x:
+            return first.alone(x, self.index + 1)
+        out = first.rest[self.index]
+        if self.index == len(first.sizes) - 2:
+            first.rest, first.input = (), None
+        return out
+
+
+def fuse_linears(model: nn.Module, changes: Changes) -> int:
+    """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many.
+
+    Not where keys and values are made of something else than queries, nor where one product gives something else than
+    the layers gave, as where a program has changed what one of them does: that is tried. Beside the new weights, those
+    of one group alone are held: `modules` gives children after their parent, and so never the ones that were joined.
+    """
+    fused = 0
+    for module in model.modules():
+        if not isinstance(module, CrossAttention):
+            fused += sum(_fuse_group(module, names, changes) for names in _FUSABLE)
+    return fused
+
+
+def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes) -> bool:
+    """Join the linear layers of these names, if the module has them all, of one kind and one input."""
+    found: list[Any] = [getattr(module, name, None) for name in names]
+    if not same_form(found):
+        return False
+    first = FirstOfFused(names, found)
+    layers = [first, *(RestOfFused(first, index) for index in range(len(names) - 1))]
+    if not _alike(found, layers):
+        logger.warning("%s of a %s give something else as one product and stay apart.", names, type(module).__name__)
+        return False
+    biased = [linear.bias is not None for linear in found]
+    for name, layer in zip(names, layers, strict=True):
+        setattr(module, name, layer)
+    changes.undo_with(lambda: _part_again(module, names, biased))
+    return True
+
+
+def _part_again(module: nn.Module, names: tuple[str, ...], biased: Sequence[bool]) -> None:
+    first: Any = getattr(module, names[0])
+    for name, layer in zip(names, first.apart(biased), strict=True):
+        setattr(module, name, layer)
+
+
+# How many rows the layers are compared with, and by how many roundings of the largest number they may differ: sums are
+# taken in another order.
+_TRIED = 16
+_ROUNDINGS = 64.0, 4.0
+
+
+@torch.no_grad()
+def _alike(apart: list[Any], joined: list[Any]) -> bool:
+    """True if these layers give the same of the same input, to rounding of 32 or 16 bits."""
+    weight = apart[0].weight
+    size = _TRIED * apart[0].in_features
+    x_MI = torch.arange(size, dtype=torch.float32, device=weight.device).sin().view(_TRIED, -1).to(weight.dtype)
+    rounding = _ROUNDINGS[weight.dtype != torch.float32] * torch.finfo(weight.dtype).eps
+    for layer, other in zip(apart, joined, strict=True):
+        wanted = layer(x_MI).float()
+        largest = float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().amax())
+        if not torch.allclose(other(x_MI).float(), wanted, rtol=0.0, atol=rounding * largest, equal_nan=True):
+            return False
+    return True

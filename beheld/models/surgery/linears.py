@@ -1,0 +1,271 @@
+"""Linear layers and convolutions in the form that the device computes fastest.
+
+Results stay those of the model as it came, to rounding.
+
+Shapes: M rows of activations, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from beheld.models.one_row import OneRowLinear, StandIn
+from beheld.models.surgery.operation import Changes
+
+# Up to this many rows a library's matrix product, which tiles over rows, leaves most of the CPU idle.
+_SMALL_ROWS = 64
+# From so many rows on a product takes long.
+_MANY_ROWS = 512
+
+
+class SmallBatchLinear(StandIn):
+    """A linear layer on a CPU that computes (W x^T)^T for few rows: the tiles then run along the many outputs.
+
+    Measured on two AVX-512 cores, float32, 16 rows, 4096 x 1024: 170 GFLOP/s against 118 of `F.linear`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> (..., O)."""
+        rows = x.numel() // self.in_features
+        if not 1 < rows <= _SMALL_ROWS:
+            return nn.functional.linear(x, self.weight, self.bias)
+        x_MI = x.reshape(rows, self.in_features)
+        if self.bias is None:
+            y_OM = torch.mm(self.weight, x_MI.t())
+        else:
+            y_OM = torch.addmm(self.bias.unsqueeze(1), self.weight, x_MI.t())
+        # Some models call .view on what a layer gives.
+        return y_OM.t().contiguous().view(*x.shape[:-1], self.out_features)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer on a CPU whose weights lie in oneDNN's own blocked order, so that they are read in one stream.
+
+    Measured on two AVX-512 cores, float32, 65536 x 1024: at 1, 16 and 832 rows 20, 243 and 363 GFLOP/s against 11, 65
+    and 181 of `F.linear`; the error is float32's own. The order serves any number of rows.
+
+    Attributes:
+        weight: empty; it only tells type and device to models that ask for them.
+        packed_bytes: what the weights take.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.bias = linear.bias
+        self.weight = linear.weight.data.new_empty(0)
+        self.packed_bytes = linear.weight.numel() * linear.weight.element_size()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data.contiguous())
+
+    def restored(self) -> nn.Linear:
+        """A linear layer whose weights lie in their own order again."""
+        return linear_of(self._packed.to_dense(), self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> (..., O)."""
+        rows = x.numel() // self.in_features
+        padded = padded_rows(rows)
+        if padded == rows:
+            return self._product(x)
+        if rows >= _MANY_ROWS and self.out_features < self.in_features:
+            y_MO = self._in_two(x.reshape(rows, self.in_features), rows - rows % _step(rows))
+        else:
+            y_MO = self._product(_padded(x, rows, padded))[:rows]
+        return y_MO.view(*x.shape[:-1], self.out_features)
+
+    def _in_two(self, x_MI: Tensor, whole: int) -> Tensor:
+        """The first `whole` rows as they lie, then the others: what comes out is less to copy than what goes in."""
+        return torch.cat([self._product(x_MI[:whole]), self(x_MI[whole:])])
+
+    def _product(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return out
+
+
+class PaddedLinear(StandIn):
+    """A linear layer on a CPU in bfloat16 or float16, whose product has few numbers of rows; see padded_rows.
+
+    The weights stay in their order: in oneDNN's a product of one row is not always the same to the last bit.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., I) -> (..., O)."""
+        rows = x.numel() // self.in_features
+        padded = padded_rows(rows)
+        if padded == rows:
+            return nn.functional.linear(x, self.weight, self.bias)
+        y_MO = nn.functional.linear(_padded(x, rows, padded), self.weight, self.bias)
+        return y_MO[:rows].view(*x.shape[:-1], self.out_features)
+
+
+def padded_rows(rows: int) -> int:
+    """With how many rows oneDNN computes the product of `rows`: the same up to 16, then one of 8 sizes per doubling,
+    and of 16 from `_MANY_ROWS` on, where a product takes long.
+
+    It compiles a product for every number of rows that it meets, and PyTorch and it keep a thousand of them: with torch
+    2.15 0.6 MiB each, which would be half a gigabyte after prompts of two hundred lengths.
+    """
+    if rows <= 16:
+        return rows
+    return rows + -rows % _step(rows)
+
+
+def _step(rows: int) -> int:
+    """Sizes of products follow each other by so many rows there."""
+    return 1 << (rows.bit_length() - (4 if rows < _MANY_ROWS else 5))
+
+
+def _padded(x: Tensor, rows: int, padded: int) -> Tensor:
+    """x (..., I) of so many rows as (padded, I), with zeros behind it."""
+    return nn.functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padded - rows))
+
+
+def linear_of(weight_OI: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer with this weight and bias, which it shares; `weight_OI` may be strided."""
+    linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight_OI, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
+
+
+def can_pack() -> bool:
+    """True if this PyTorch can keep weights in oneDNN's order."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class Replacement(Protocol):
+    """A module that stands in place of another one, and holds its weights in a form of its own."""
+
+    def restored(self) -> nn.Module:
+        """The module in whose place this one stands, made from what this one holds."""
+
+
+def restored(module: Any) -> nn.Module:
+    """What a replacement stands for; see Replacement."""
+    made: nn.Module = module.restored()
+    return made
+
+
+def replace_linears(
+    model: Any,
+    kind: type[PackedLinear | PaddedLinear | SmallBatchLinear | OneRowLinear],
+    dtype: torch.dtype,
+    changes: Changes,
+) -> int:
+    """Replace the linear layers of this type; returns how many.
+
+    Layers are replaced one by one, so that never more than one layer's weights are held twice.
+    """
+
+    def made(child: Any) -> nn.Module | None:
+        wanted = type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel()
+        return kind(child) if wanted else None
+
+    return replace_children(model, made, changes)
+
+
+def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes: Changes) -> int:
+    """Put the Replacement that `made` gives of a module in its place, unless that is None; returns how many.
+
+    The old module is held by nobody here once the new one stands: a list of all modules would keep every old weight
+    until its end. So the walk is as lazy as `modules` is, which looks at children after their parent was yielded, and
+    goes on with the new ones.
+    """
+    replaced = 0
+    for module in model.modules():
+        for name in [name for name, _ in module.named_children()]:
+            new = made(module.get_submodule(name))
+            if new is not None:
+                changes.replace(module, name, new, restored)
+                replaced += 1
+    return replaced
+
+
+class PatchProduct(nn.Module):
+    """A convolution that sees each patch once, as the matrix product that it is.
+
+    On an H200 the library's own for Qwen2.5-VL's took 1.9 ms for sixteen 448 x 448 pictures.
+    """
+
+    def __init__(self, conv: nn.Conv2d | nn.Conv3d) -> None:
+        super().__init__()
+        self.weight = conv.weight
+        self.bias = conv.bias
+        self.__dict__["_conv"] = conv
+
+    def restored(self) -> nn.Module:
+        """The convolution."""
+        conv: nn.Module = self.__dict__["_conv"]
+        return conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (P, channels, ...) -> (P, O, 1 ...) where x is one patch wide; else as the convolution."""
+        if x.shape[1:] != self.weight.shape[1:]:
+            out: Tensor = self.__dict__["_conv"](x)
+            return out
+        y_PO = nn.functional.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        return y_PO.view(*y_PO.shape, *[1] * (x.dim() - 2))
+
+
+def replace_patch_convolutions(model: nn.Module, changes: Changes) -> int:
+    """Replace the convolutions over time and space whose steps are as large as what they see; returns how many."""
+
+    def made(child: Any) -> nn.Module | None:
+        wanted = type(child) is nn.Conv3d and child.kernel_size == child.stride and child.groups == 1
+        return PatchProduct(child) if wanted else None
+
+    return replace_children(model, made, changes)
+
+
+# What 16-bit matrix products want sizes to be a multiple of: otherwise a library takes kernels of an older kind.
+_ALIGNED = 8
+_PADDED = 64
+
+
+def pad_mlps(model: nn.Module, changes: Changes, spared: nn.Module | None = None) -> int:
+    """Give gated MLPs of an odd inner size some inner units of zero weight, which change nothing; returns how many.
+
+    Qwen2.5-VL's tower has 3420 of them. What lies in `spared` keeps its sizes: adapters were made for those.
+    """
+    padded = 0
+    left = set() if spared is None else set(spared.modules())
+    for module in model.modules():
+        if module in left:
+            continue
+        found = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        linears = [linear for linear in found if type(linear) is nn.Linear]
+        if len(linears) < 3:
+            continue
+        gate, up, down = linears
+        inner = gate.out_features
+        if inner % _ALIGNED == 0 or up.out_features != inner or down.in_features != inner:
+            continue
+        extra = -inner % _PADDED
+        for wide in (gate, up):
+            _resize(wide, extra, 0)
+        _resize(down, 0, extra)
+        changes.undo_with(functools.partial(_unpad, module, extra))
+        padded += 1
+    return padded
+
+
+def _unpad(mlp: Any, extra: int) -> None:
+    for wide in (mlp.gate_proj, mlp.up_proj):
+        _resize(wide, -extra, 0)
+    _resize(mlp.down_proj, 0, -extra)
+
+
+def _resize(linear: nn.Linear, outputs: int, inputs: int) -> None:
+    """Append so many outputs and inputs of zero weight, or drop the last ones if negative."""
+    linear.weight.data = nn.functional.pad(linear.weight.data, (0, inputs, 0, outputs))
+    if linear.bias is not None:
+        linear.bias.data = nn.functional.pad(linear.bias.data, (0, outputs))
+    linear.out_features += outputs
+    linear.in_features += inputs

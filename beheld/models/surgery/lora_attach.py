@@ -1,0 +1,88 @@
+"""Gives the linear layers of a loaded model's decoder room for LoRA adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from beheld.core.config import EngineConfig
+from beheld.core.errors import ConfigError
+from beheld.lora.layers import LoRALinear, Switch
+from beheld.lora.load import Form, Site
+from beheld.lora.slots import LoRASlots
+from beheld.models.one_row import StandIn
+from beheld.models.surgery.joined import FirstOfFused
+from beheld.models.surgery.linears import PackedLinear
+from beheld.models.surgery.operation import Changes
+from beheld.quant.linear import StoredLinear
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+_LINEARS = (PackedLinear, StandIn, StoredLinear)
+_APART = frozenset({"experts", "cross_attn", "crossattention", "encoder_attn"})
+# Where transformers has, and had, the decoder; adapters keep the names of the version that they were trained with.
+_PREFIXES = (
+    "model.language_model.",
+    "model.language_model.model.",
+    "language_model.model.",
+    "model.text_model.",
+    "model.",
+)
+
+
+def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Changes) -> LoRASlots:
+    """Put a LoRALinear in place of each linear layer of the decoder's layers; they share the slots returned.
+
+    Experts are left out, and attention to what stands beside the text: they see other rows than the step's tokens.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
+    switch, dtype = Switch(), getattr(torch, config.dtype)
+    layers: list[LoRALinear] = []
+    sites: dict[str, Site] = {}
+    for parent, attribute, names, sizes in list(_linears(decoder)):
+        base = getattr(parent, attribute)
+        layer = LoRALinear(
+            base,
+            names,
+            sizes,
+            max_loras=config.max_loras,
+            max_rank=config.max_lora_rank,
+            dtype=dtype,
+            device=next(model.parameters()).device,
+            switch=switch,
+        )
+        changes.replace(parent, attribute, layer, lambda made: made.base)  # type: ignore[arg-type, return-value]
+        layers.append(layer)
+        sites |= {name: Site(name, layer.in_features, size) for name, size in zip(names, sizes, strict=True)}
+    if not sites:
+        raise ConfigError(f"No layer of {type(model).__name__} can carry an adapter.", param="enable_lora")
+    own = next(name for name, module in model.named_modules() if module is decoder)
+    prefixes = tuple(dict.fromkeys([f"{own}." if own else "", *_PREFIXES]))
+    logger.info("%d linear layers can carry LoRA adapters.", len(sites))
+    return LoRASlots(
+        layers,
+        Form(sites, prefixes, config.max_lora_rank, dtype),
+        max_loras=config.max_loras,
+        max_host=config.max_cpu_loras,
+        switch=switch,
+    )
+
+
+def _linears(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, list[str], list[int]]]:
+    """Linear layers: parent, attribute there, and the names below the decoder and outputs of what it stands for."""
+    for path, parent in decoder.named_modules():
+        if not path.startswith("layers.") or not _APART.isdisjoint(path.split(".")):
+            continue
+        if isinstance(parent, FirstOfFused):
+            above = path.rpartition(".")[0]
+            yield parent, "product", [f"{above}.{name}" for name in parent.names], parent.sizes
+            continue
+        for attribute, child in parent.named_children():
+            if (type(child) is nn.Linear or isinstance(child, _LINEARS)) and attribute != "product":
+                yield parent, attribute, [f"{path}.{attribute}"], [child.out_features]

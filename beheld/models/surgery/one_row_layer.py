@@ -1,0 +1,357 @@
+"""A decoder layer for a single row as nine launches, each of which starts before the one before it has ended.
+
+    norm | q, k, v | rotation | attention | o + residual | norm | gate, up | gate x up | down + residual
+
+transformers' own layer, compiled, has the same operations; but a compiler's kernels let their successors start late or
+not at all, so that products wait where they could read their weights. Whether a layer has this form is not read off its
+class: it is taken apart by the names of its parts, run once beside the original on a random row, and left alone unless
+both give the same.
+
+Shapes: H hidden size, C head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.attention.op import attend_layer
+from beheld.core.errors import first_line
+from beheld.models.one_row import OneRowLinear, early_start
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, int | None, float, float | None], Tensor]
+
+# Norms before attention, after it (before the residual), before the MLP, after it, as families name them.
+_NORMS = (
+    ("input_layernorm", None, "post_attention_layernorm", None),
+    ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+)
+_HEAD_NORMS = ("q_norm", "k_norm")
+
+
+@dataclass(eq=False)
+class Norm:
+    """An RMS norm: its weights, and whether these are counted from one."""
+
+    weight_H: Tensor
+    eps: float
+    from_one: bool
+
+    def __call__(self, x_H: Tensor, residual_H: Tensor | None = None) -> Tensor:
+        """(H,) -> (H,), added to `residual_H` if that is given."""
+        from beheld.models.one_row_kernel import norm
+
+        early = early_start(x_H.device)
+        return norm(x_H, self.weight_H, self.eps, from_one=self.from_one, early=early, residual_H=residual_H)
+
+
+@dataclass(eq=False)
+class OneRowLayer:
+    """Computes what the layer computes, of one row.
+
+    Attributes:
+        norms: before attention, after it, before the MLP, after it.
+        qkv, o, gate_up, down: its products, of any kind that takes one row.
+        heads: of q, and of k.
+        turned: elements of a head that are rotated.
+        head_norms: weights (2, C) of q and k, epsilon, and whether they are counted from one.
+        tanh: its activation is GELU by tanh; SiLU otherwise.
+        layer, window, scale, softcap: what it asks of attention.
+    """
+
+    norms: tuple[Norm, Norm | None, Norm, Norm | None]
+    qkv: nn.Module
+    o: nn.Module
+    gate_up: nn.Module
+    down: nn.Module
+    heads: tuple[int, int]
+    turned: int
+    head_norms: tuple[Tensor, float, bool] | None
+    tanh: bool
+    layer: int
+    window: int | None
+    scale: float
+    softcap: float | None
+    attend: Attend = field(default=attend_layer)
+
+    def __call__(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
+    ) -> Tensor:
+        """(1, 1, H) -> (1, 1, H). What else transformers' model passes to its layers is for other attention."""
+        from beheld.models.one_row_kernel import gate, turn
+
+        assert position_embeddings is not None, "a layer of this form rotates"
+        before, after, before_mlp, after_mlp = self.norms
+        early = early_start(hidden_states.device)
+        x_H = hidden_states.reshape(-1)
+        qkv = self.qkv(before(x_H)).contiguous()
+        q_heads, k_heads = self.heads
+        cos_C, sin_C = (each.reshape(-1).contiguous() for each in position_embeddings)
+        weights, from_one = None, False
+        if self.head_norms is not None:
+            weights, from_one = self.head_norms[:2], self.head_norms[2]
+        turn(qkv, self.heads, cos_C, sin_C, weights, from_one=from_one, early=early)
+        heads_1N1C = qkv.view(1, q_heads + 2 * k_heads, 1, -1)
+        q_1H1C, k_1K1C, v_1K1C = heads_1N1C.split((q_heads, k_heads, k_heads), dim=1)
+        out = self.attend(self.layer, q_1H1C, k_1K1C, v_1K1C, self.window, self.scale, self.softcap)
+        x_H = _added(self.o, out.reshape(-1), x_H, after)
+        inner = gate(self.gate_up(before_mlp(x_H)).contiguous(), tanh=self.tanh, early=early)
+        return _added(self.down, inner, x_H, after_mlp).view(1, 1, -1)
+
+
+def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None) -> Tensor:
+    """residual + product(x), with a norm before the sum if there is one."""
+    if norm is not None:
+        return norm(product(x).contiguous(), residual_H)
+    if type(product) is OneRowLinear:
+        return product.added(x, residual_H)
+    made: Tensor = residual_H + product(x)
+    return made
+
+
+@torch.no_grad()
+def one_row_norm(norm: Any) -> Callable[[Tensor], Tensor] | None:
+    """What gives the same as this norm, of one row; None if it is not an RMS norm."""
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or _eps(norm) is None:
+        return None
+    hidden = torch.randn(weight.numel(), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    wanted = norm(hidden)
+    for from_one in (False, True):
+        made = _norm_of(norm, from_one)
+        if _near(made(hidden), wanted, wanted.float()):
+            return lambda hidden_states, made=made: made(hidden_states.reshape(-1)).view(hidden_states.shape)
+    return None
+
+
+# ---------------------------------------------------------------------- finding out whether a layer has this form
+
+
+@dataclass(eq=False)
+class Seen:
+    """What the original did with a random row: its arguments, what it asked of attention, and what it gave."""
+
+    hidden: Tensor
+    keywords: Mapping[str, Any]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    asked: tuple[int, int | None, float, float | None]
+    given: Tensor
+
+
+# By how much, of the norm of what a layer adds, two ways to compute it may differ; and of what it gives: a rounding.
+_OFF, _ROUNDINGS = 0.03, 0.5
+_PROBE = "beheld_probe"
+# Keywords by which transformers' layers tell attention what changes nothing for one row.
+_FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "cache_position", "is_causal"})
+
+
+@torch.no_grad()
+def one_row_layers(text: Any) -> dict[nn.Module, OneRowLayer]:
+    """Those of a text model's layers that have this form, tried one by one; none where the trial itself fails."""
+    try:
+        seen = _watched(text)
+    except Exception as error:
+        # The layers of some families need more than a row; they stay as they are.
+        logger.debug("No layer is tried for the form of a single row: %s", first_line(error))
+        return {}
+    found: dict[nn.Module, OneRowLayer] = {}
+    for layer, original in seen.items():
+        made = _form(layer, original)
+        if made is not None:
+            found[layer] = made
+    return found
+
+
+def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
+    """The layer in this form; None if it has another one."""
+    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    cos_sin = seen.keywords.get("position_embeddings")
+    names = _named_norms(layer)
+    if attention is None or mlp is None or names is None or not _rotates(cos_sin, seen):
+        return None
+    products: tuple[Any, ...] = (
+        _joined(attention, "q_proj", "qkv_proj"),
+        getattr(attention, "o_proj", None),
+        _joined(mlp, "gate_proj", "gate_up_proj"),
+        getattr(mlp, "down_proj", None),
+    )
+    if any(not isinstance(each, nn.Module) for each in products):
+        return None
+    tanh = _activation(mlp)
+    if tanh is None:
+        return None
+    number, window, scale, softcap = seen.asked
+    heads = seen.query.shape[1], seen.key.shape[1]
+    own = [getattr(attention, name, None) for name in _HEAD_NORMS]
+    for from_one in (False, True):
+        norms: Any = tuple(None if name is None else _norm_of(getattr(layer, name), from_one) for name in names)
+        head_norms = None
+        if all(isinstance(each, nn.Module) for each in own):
+            both = [_norm_of(each, from_one) for each in own]
+            head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
+        made = OneRowLayer(
+            norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap
+        )
+        if _same(made, seen):
+            return made
+    return None
+
+
+def _activation(mlp: Any) -> bool | None:
+    """False for SiLU, True for GELU by tanh, by what it gives; None for another one."""
+    act = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    x = torch.linspace(-8, 8, 257)
+    made = act(x) if callable(act) else None
+    for tanh, wanted in ((False, nn.functional.silu(x)), (True, nn.functional.gelu(x, approximate="tanh"))):
+        if made is not None and torch.allclose(made, wanted, rtol=0.0, atol=1e-5):
+            return tanh
+    return None
+
+
+def _named_norms(layer: nn.Module) -> tuple[str | None, ...] | None:
+    """Which of its norms stand where; None if it has others."""
+    own = {name for name, child in layer.named_children() if hasattr(child, "weight") and not list(child.children())}
+    known = next((names for names in _NORMS if {name for name in names if name is not None} == own), None)
+    eps = [_eps(getattr(layer, name)) for name in known or () if name is not None]
+    return None if any(each is None for each in eps) else known
+
+
+def _eps(norm: Any) -> float | None:
+    found = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return found if isinstance(found, float) else None
+
+
+def _norm_of(norm: Any, from_one: bool) -> Norm:
+    return Norm(norm.weight.data, _eps(norm) or 0.0, from_one)
+
+
+def _joined(module: nn.Module, first: str, whole: str) -> Any:
+    """The product of all that have this input, as fuse_linears joined them or as the family has it."""
+    found = getattr(module, first, None)
+    return getattr(module, whole, None) if found is None else getattr(found, "product", None)
+
+
+def _rotates(cos_sin: Any, seen: Seen) -> bool:
+    """True if heads are rotated by one row of cosines and sines in their own type."""
+    if not isinstance(cos_sin, tuple) or len(cos_sin) != 2:
+        return False
+    size = seen.query.shape[-1]
+    fits = seen.key.shape[-1] == seen.value.shape[-1] == size
+    return fits and all(
+        isinstance(each, Tensor) and each.dtype == seen.query.dtype and each.numel() == each.shape[-1] <= size
+        for each in cos_sin
+    )
+
+
+def _same(made: OneRowLayer, seen: Seen) -> bool:
+    """True if this form gives attention and the next layer what the original gave them."""
+    taken: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
+        taken.append((q.clone(), k.clone(), v.clone()))
+        return _probed(q, k, v, scale)
+
+    made.attend = attend
+    try:
+        given = made(seen.hidden, **seen.keywords)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        logger.debug("A layer has another form than that of a single row: %s", first_line(error))
+        return False
+    finally:
+        made.attend = attend_layer
+    (query, key, value), hidden = taken[0], seen.hidden.float()
+    for found, wanted in ((query, seen.query), (key, seen.key), (value, seen.value)):
+        if found.shape != wanted.shape or not _near(found, wanted, wanted.float()):
+            return False
+    return _near(given, seen.given, seen.given.float() - hidden)
+
+
+def _near(found: Tensor, wanted: Tensor, added: Tensor) -> bool:
+    eps = torch.finfo(wanted.dtype).eps
+    bound = _OFF * added.norm() + _ROUNDINGS * eps * wanted.float().norm()
+    return bool((found.float() - wanted.float()).norm() <= bound)
+
+
+def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Tensor:
+    """Something that depends on all three, in attention's place: (1, T, H, C); of one row alone attention is v."""
+    group = q_1HTC.shape[1] // k_1KTC.shape[1]
+    k, v = (each.repeat_interleave(group, dim=1) for each in (k_1KTC, v_1KTC))
+    weight = torch.sigmoid((q_1HTC.float() * k.float()).sum(-1, keepdim=True) * scale)
+    return (v.float() * weight).to(v.dtype).transpose(1, 2)
+
+
+def _watched(text: Any) -> dict[nn.Module, Seen]:
+    """Run a text model on one random row, and note what each of its layers did."""
+    arguments: dict[nn.Module, tuple[Tensor, dict[str, Any]]] = {}
+    asked: list[tuple[Tensor, Tensor, Tensor, tuple[int, int | None, float, float | None]]] = []
+    seen: dict[nn.Module, Seen] = {}
+
+    def enters(layer: nn.Module, given: Sequence[Any], keywords: dict[str, Any]) -> None:
+        asked.clear()
+        arguments[layer] = (given[0] if given else keywords["hidden_states"]), keywords
+
+    def leaves(layer: nn.Module, given: Sequence[Any], output: Any) -> None:
+        hidden, keywords = arguments[layer]
+        more = {name: value for name, value in keywords.items() if name != "hidden_states"}
+        plain = len(given) <= 1 and isinstance(output, Tensor) and output.shape == hidden.shape
+        if plain and len(asked) == 1:
+            seen[layer] = Seen(hidden, more, *asked[0], output)
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None,
+        sliding_window: int | None = None, softcap: float | None = None, **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        number = getattr(module, "layer_idx", None)
+        unknown = [name for name, value in options.items() if value is not None and name not in _FREE]
+        if mask is None and number is not None and not unknown:
+            asked.append((query.clone(), key.clone(), value.clone(), (number, sliding_window, scale, softcap)))
+        return _probed(query, key, value, scale), None
+
+    handles = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in text.layers]
+    handles += [layer.register_forward_hook(leaves) for layer in text.layers]
+    try:
+        with _attention_by(text.config, attention):
+            _run_one_row(text)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _run_one_row(text: Any) -> None:
+    weight = next(text.layers.parameters())
+    axes = max((len(section) for module in text.modules()
+                if isinstance(section := getattr(module, "mrope_section", None), list | tuple)), default=1)  # fmt: skip
+    chance = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, 1, text.config.hidden_size, generator=chance).to(weight.device, weight.dtype)
+    # Another position for each axis, none of them zero, where nothing is rotated.
+    positions = torch.arange(3, 3 + 2 * axes, 2, device=weight.device).view(axes, 1, 1)
+    text(inputs_embeds=hidden, position_ids=positions if axes > 1 else positions[0], use_cache=False)
+
+
+@contextmanager
+def _attention_by(config: Any, attention: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, the attention of layers with this configuration is a function of ours."""
+    from transformers import AttentionInterface
+
+    before = config._attn_implementation
+    AttentionInterface.register(_PROBE, attention)
+    config._attn_implementation = {"": _PROBE}
+    try:
+        yield
+    finally:
+        config._attn_implementation = {"": before}
+        # A function that remembers nothing: the name stays known.
+        AttentionInterface.register(_PROBE, _probed)

@@ -1,0 +1,43 @@
+"""From what a checkpoint says of its weights to the method that loads them: the only list of methods."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from beheld.core.errors import ModelError
+from beheld.quant.method import Make, QuantMethod
+from beheld.quant.none import Unquantized
+
+# A checkpoint's `quant_method` -> "module:name" of what makes the method, imported when it is asked for.
+METHODS: dict[str, str] = {
+    "compressed-tensors": "beheld.quant.compressed_tensors:make",
+}
+
+
+def method_for(stated: Mapping[str, Any] | None, device: str, dtype: torch.dtype) -> QuantMethod:
+    """The method of a checkpoint.
+
+    Args:
+        stated: its `quantization_config`; None if its weights are not quantized.
+        device, dtype: where it will run, and the type of activations.
+
+    Raises:
+        ModelError: the method, or a form of it, is not built.
+    """
+    if stated is None:
+        return Unquantized()
+    method = stated.get("quant_method")
+    place = METHODS.get(str(method))
+    if place is None:
+        known = ", ".join(repr(name) for name in sorted(METHODS))
+        raise ModelError(
+            f"The weights are quantized by {method!r}, which is not built.",
+            f"Use the unquantized checkpoint, or one quantized by {known}.",
+        )
+    module, name = place.split(":")
+    make: Make = getattr(importlib.import_module(module), name)
+    return make(stated, device, dtype)

@@ -1,0 +1,123 @@
+"""What a step takes beside weights and KV cache: measured by running it, computed or bounded where it is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.params import Sampling
+from beheld.models.adapter import ModelAdapter
+from beheld.models.call_graphs import KEPT_BYTES
+from beheld.platform.platform import Platform
+from beheld.platform.registry import platform_of
+from beheld.runner import graphs, mixed_graphs
+from beheld.runner.runner import PROMPT_ROWS, ModelRunner
+from beheld.sample.sampler import Sampler
+
+# A tower call is bounded by its embeddings (`encoder.py`), each made of four patches in most families.
+_CALL_ROWS = 4 * 4096
+# What the driver takes for captured graphs.
+_GRAPH_BYTES = 1 << 30
+# The sampler at its dearest: penalties need counts of every token, and a filter by sums needs all logits sorted.
+_DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Bytes, at most.
+
+    Attributes:
+        text: the text model, in a step of as many tokens as may be.
+        tower: a tower call.
+        sampling: the choice of a token for every row, the logits included.
+        kept: what stays between steps: embeddings, counts of penalties, the logits that graphs give, and what graphs of
+            tower calls take in and give.
+        graphs: what the graphs' own pools take for the inside of a step and of a tower call.
+    """
+
+    text: int
+    tower: int
+    sampling: int
+    kept: int
+    graphs: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the KV cache must leave. Towers, text and sampler follow one another and free what they took."""
+        return int(1.1 * (max(self.text, self.tower, self.sampling) + self.graphs)) + self.kept + _GRAPH_BYTES
+
+
+def fullest_step(config: EngineConfig) -> list[int]:
+    """Tokens of each sequence of a step that takes most memory: as many as fill it, each as long as can be."""
+    lengths: list[int] = []
+    left = config.max_num_batched_tokens
+    while left > 0 and len(lengths) < config.max_num_seqs:
+        # The last token of all is sampled and never computed.
+        lengths.append(max(1, min(left, config.max_model_len - 1)))
+        left -= lengths[-1]
+    return lengths
+
+
+def measure(
+    probe: ModelRunner, adapter: ModelAdapter, info: ModelInfo, config: EngineConfig, *, captures: bool
+) -> MemoryProfile:
+    """What the fullest step takes of a GPU, by running it and a full batch's sampling on `probe`.
+
+    A tower is not run: it would be compiled now, for sizes that may never come. Its rows are taken to be as dear as the
+    text model's, which is wider in every family known.
+
+    Args:
+        captures: whether steps are captured as graphs.
+    """
+    lengths = fullest_step(config)
+    platform = platform_of(adapter.device)
+    text, _ = _peak(platform, lambda: probe.dry_run(lengths))
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    sampling, counts = _peak(
+        platform, lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
+    )
+    width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
+    embeds = config.max_encoder_tokens * width * dtype.itemsize if info.modalities and info.cross is None else 0
+    tower = text * _CALL_ROWS // sum(lengths) if info.modalities else 0
+    kept = counts + embeds
+    if captures:
+        kept += graph_rows(config) * info.vocab_size * dtype.itemsize + (KEPT_BYTES if info.modalities else 0)
+    return MemoryProfile(text, tower, sampling, kept, text + tower if captures else 0)
+
+
+def graph_rows(config: EngineConfig) -> int:
+    """Rows of logits that graphs keep: those of decode steps, with adapters another set, and those of other steps."""
+    decode = graphs.kept_rows(config.max_num_seqs, 1 if config.max_loras == 0 else 2)
+    return decode + (mixed_graphs.kept_rows(config) if mixed_graphs.MixedGraphs.worth(config) else 0)
+
+
+def sample_full_batch(
+    sampler: Sampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Choose a token for every row, with what takes most memory; the rows are free again afterwards.
+
+    Before that a piece of a prompt is reported, with the logits in two further stages of a soft cap.
+    """
+    rows = list(range(num_rows))
+    for row in rows:
+        sampler.admit(row, _DEAR, (0,), 1)
+    logits_BV = torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
+    pieces_TV = [torch.zeros(PROMPT_ROWS, vocab_size, dtype=dtype, device=device) for _ in range(3)]
+    sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), 5)
+    pieces_TV.clear()
+    sampler.sample(logits_BV, rows, [1] * num_rows)
+    for row in rows:
+        sampler.release(row)
+
+
+def _peak(platform: Platform, run: Callable[[], object]) -> tuple[int, int]:
+    """The most that `run` held at once, and what is held after it."""
+    platform.synchronize()
+    before = platform.allocated_bytes()
+    platform.reset_peak()
+    run()
+    platform.synchronize()
+    return platform.peak_bytes() - before, max(0, platform.allocated_bytes() - before)

@@ -1,0 +1,45 @@
+# Recipes of this project. `just --list` shows them; each is one line that can be run without just.
+
+# All tests on the CPU, or those of the arguments: just test tests/scheduler -x
+test *arguments:
+    pytest {{arguments}}
+
+# Style.
+lint:
+    ruff check . && ruff format --check .
+
+# Mend what can be mended.
+format:
+    ruff check --fix . && ruff format .
+
+# Types, strict.
+types:
+    mypy
+
+# The site, with strict links, into build/site.
+docs:
+    mkdocs build --strict
+
+# The site while you write, at http://127.0.0.1:8010.
+docs-serve:
+    mkdocs serve -a 127.0.0.1:8010
+
+# Run every command of pages: just follow docs/how-to/video.md
+follow +pages:
+    python -m tests.examples.follow {{pages}}
+
+# The tables of the reference that are made from the code, and the page of models.
+tables:
+    python -m tests.server.flag_table && python -m tests.server.cases > docs/reliability.md && beheld models --markdown > docs/models.md
+
+# The largest files and functions: a signal, not a rule.
+size number="15":
+    python -m tests.size {{number}}
+
+# The quick benchmarks.
+bench:
+    python -m benchmarks.scheduler && python -m benchmarks.preprocessing && python -m benchmarks.startup
+
+# What CI runs, in a fresh environment.
+ci:
+    .ci/run

@@ -1,0 +1,89 @@
+"""What the pages of the documentation show is true: commands parse, examples exist, the README runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from beheld.cli.main import build_parser, main
+from beheld.server.metrics import Metrics
+from tests.examples import follow
+from tests.long import LONG
+
+DOCS = follow.ROOT / "docs"
+README = follow.ROOT / "README.md"
+PAGES = [README, DOCS / "index.md", DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
+
+
+def name(page: Path) -> str:
+    return page.stem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_is_one(page: Path) -> None:
+    """Those that are shown and not run, too."""
+    for block in follow.blocks(page):
+        if block.language not in ("bash", "sh"):
+            continue
+        for text in follow.commands(block):
+            for line in re.split(r" \| | && ", text.replace("\\\n", " ")):
+                words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=\S*", word)]
+                if words[:1] == ["beheld"]:
+                    build_parser().parse_args(words[1:])
+                elif words[:1] == ["python"] and words[1].endswith(".py"):
+                    assert (follow.ROOT / words[1]).is_file(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_compiles(page: Path) -> None:
+    for block in follow.blocks(page):
+        if block.language == "python" and not block.included:
+            compile(block.text, f"{page.name}:{block.line}", "exec")
+
+
+def test_there_are_pages_enough_and_all_are_listed() -> None:
+    pages = [page for page in (DOCS / "how-to").glob("*.md") if page.name != "index.md"]
+    assert len(pages) >= 20
+    listed = (DOCS / "how-to" / "index.md").read_text(encoding="utf-8")
+    site = (follow.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in pages:
+        assert f"({page.name})" in listed, f"docs/how-to/index.md does not list {page.name}"
+        assert f"how-to/{page.name}" in site, f"mkdocs.yml does not list {page.name}"
+
+
+def test_the_readme_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, where a user's shell would start one for each line; servers are tests/server's."""
+    follow.furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BEHELD_LOG_LEVEL", "WARNING")
+    for block in follow.blocks(README):
+        text = follow.stand_ins(block.text)
+        if block.language == "python":
+            exec(compile(text, f"README.md:{block.line}", "exec"), {"__name__": "__main__"})
+        elif block.language == "bash":
+            for command in follow.commands(follow.Block("bash", text, block.line)):
+                words = shlex.split(command.split(" && ")[-1], comments=True)
+                if words[0] == "beheld" and words[1] not in ("serve", "chat", "bench"):
+                    assert main(words[1:]) == 0, command
+    out = capsys.readouterr().out
+    assert out.count("A large red circle at the top left") >= 2
+
+
+def test_the_page_of_metrics_lists_all_and_no_other() -> None:
+    shown = Metrics().text(None, 0).decode()
+    kinds = {found[0]: found[1] for found in re.findall(r"^# TYPE (\w+) (\w+)$", shown, re.MULTILINE)}
+    page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    listed = {found[0]: found[1] for found in re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)}
+    assert listed == {metric: kind for metric, kind in kinds.items() if not metric.endswith("_created")}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LONG, reason="the long form: BEHELD_LONG=1")
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_page_can_be_followed(page: Path) -> None:
+    follow.follow(page)
