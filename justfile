@@ -18,7 +18,7 @@ types:
 
 # The site, with strict links, into build/site.
 docs:
-    mkdocs build --strict
+    NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # The site while you write, at http://127.0.0.1:8010.
 docs-serve:

@@ -18,7 +18,7 @@ parser.add_argument("--questions", nargs="+", default=["What is in this picture?
 arguments = parser.parse_args()
 
 # --8<-- [start:chat]
-with LLM(arguments.model, max_model_len=8192) as llm:
+with LLM(arguments.model, max_model_len=4096) as llm:
     messages = []
     image = {"type": "image", "image": arguments.image}
     for question in arguments.questions:

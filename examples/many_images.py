@@ -19,7 +19,7 @@ parser.add_argument("--images", type=Path, nargs="+", default=[HERE / f"two_pict
 arguments = parser.parse_args()
 params = SamplingParams(temperature=0, max_tokens=128)
 
-with LLM(arguments.model, max_model_len=8192, limit_mm_per_prompt={"image": 16}) as llm:
+with LLM(arguments.model, max_model_len=4096, limit_mm_per_prompt={"image": 16}) as llm:
     # --8<-- [start:one]
     # Several images in one question; they stand in the prompt where they stand in the list.
     parts = [{"type": "image", "image": path} for path in arguments.images]

@@ -56,7 +56,7 @@ def lines_of(page: Image.Image, margin: int = 40) -> list[Image.Image]:
 # --8<-- [start:read]
 page = Image.open(arguments.page).convert("RGB") if arguments.page else drawn_page()
 images = [page] if arguments.model else lines_of(page)
-with LLM(arguments.model, max_model_len=8192) as llm:
+with LLM(arguments.model) as llm:
     conversations = [
         [
             {

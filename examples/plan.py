@@ -19,7 +19,7 @@ arguments = parser.parse_args()
 
 # --8<-- [start:plan]
 VIDEOS = (".mp4", ".mkv", ".webm", ".mov", ".gif")
-with LLM(arguments.model, max_model_len=8192) as llm:
+with LLM(arguments.model, max_model_len=4096) as llm:
     refs = [MediaRef("video" if path.suffix in VIDEOS else "image", path) for path in arguments.media]
     receipts = llm.plan(refs)
     for path, receipt in zip(arguments.media, receipts, strict=True):

@@ -19,7 +19,7 @@ parser.add_argument("--frames", type=int, default=8, help="most frames that are 
 arguments = parser.parse_args()
 
 # --8<-- [start:ask]
-with LLM(arguments.model, max_model_len=8192, media_io_kwargs={"video": {"num_frames": arguments.frames}}) as llm:
+with LLM(arguments.model, media_io_kwargs={"video": {"num_frames": arguments.frames}}) as llm:
     messages = [
         {
             "role": "user",

@@ -1,6 +1,6 @@
 """Prints the largest files, functions and folders of the package: a signal where to look, not a rule.
 
-    python -m tests.size [NUMBER]
+python -m tests.size [NUMBER]
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ from beheld.structured.rows import GrammarRows
 
 
 def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
-    """The engine, and the pipeline before it.
+    """The engine, and the pipeline that prepares its requests.
 
     Raises:
         ConfigError, ModelError, CapacityError: with what to do; no process is left.
     """
     decided = resolve_and_decide(args)
     # Before the weights are loaded: a wrong word should not cost minutes.
-    processor = option_checks.load_if_told(args, decided.info)
+    processor = option_checks.load_for_options(args, decided.info)
     workers = MediaWorkers(decided.info, decided.config, args)
     try:
         # Now, so that processes which will prepare media load a processor while the weights are loaded.

@@ -1,8 +1,8 @@
-"""Where a step's numbers lie in the graph that carries it out: one block of bytes, which goes up in one copy.
+"""Where a step's numbers lie in the graph that carries it out: one block of bytes, sent to the device in one copy.
 
-Each call that launches something on the device gives the interpreter away and has to wait for its turn again, behind
-all threads that prepare media: sixty of them for each step took 30 to 100 ms. So the numbers are laid out on the host,
-padded as the graph wants them (see mixed_graphs.py), and the graph reads them where the copy puts them.
+Each call that launches something on the device releases the interpreter lock and then waits for all threads that
+prepare media: sixty calls a step took 30 to 100 ms. So the numbers are laid out on the host, padded as the graph needs
+them (see mixed_graphs.py), and the graph reads them where the copy puts them.
 
 Shapes: T tokens, B sequences, S wanted logits, G KV groups, X position axes, all of the graph.
 """
@@ -43,7 +43,7 @@ class Fields(NamedTuple):
     """A graph's numbers, as arrays on the host or as tensors on the device.
 
     Attributes:
-        ids_T: token ids; one more, at the end, takes what is written for nobody.
+        ids_T: token ids; one more at the end, where padding writes.
         positions_XT: rotary positions.
         slots_GT: where keys and values are stored; 0 for padding.
         wanted_S: the tokens whose logits are wanted.
@@ -75,7 +75,7 @@ class Fields(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Of a graph of some size: where each field begins, its type and shape, and how many bytes they take."""
+    """The layout of one size of graph: where each field begins, its type and shape, and the bytes of them all."""
 
     fields: tuple[tuple[int, str, tuple[int, ...]], ...]
     num_bytes: int
@@ -128,14 +128,14 @@ class Plan(NamedTuple):
 
 
 def lay_in(fields: Mapping[str, np.ndarray], size: Size, laid: Layout, merged: np.ndarray) -> None:
-    """Write a step's numbers into a graph's fields, whatever stands there.
+    """Overwrite a graph's fields with a step's numbers.
 
     Args:
         fields: by the names of Fields, on the host.
         merged: which tokens of the step take an embedding.
     """
     arrays, decodes = laid.arrays, laid.num_decodes
-    # Behind so many sequences, and as many tokens, so much padding follows.
+    # After `split` sequences, of one token each, `shift` padding sequences follow.
     split = decodes if size.decodes else 0
     shift = size.decodes - split
     count, total = len(laid.counts), len(arrays["ids"])
@@ -178,7 +178,7 @@ def lay_in(fields: Mapping[str, np.ndarray], size: Size, laid: Layout, merged: n
 
 
 def _spread(target: np.ndarray, source: np.ndarray, split: int, shift: int) -> None:
-    """Copy `source` to the start of `target`, what stands from `split` on `shift` places further."""
+    """Copy `source` to the start of `target`, but from index `split` on by `shift` places further."""
     target[:split] = source[:split]
     target[split + shift : len(source) + shift] = source[split:]
 

@@ -80,7 +80,7 @@ def commands(block: Block) -> list[str]:
             end = heredoc[1]
             continue
         text = "\n".join(pending)
-        if line.endswith("\\") or text.count("'") % 2:
+        if line.endswith("\\") or re.sub(r"(^|\s)#\s.*$", "", text, flags=re.MULTILINE).count("'") % 2:
             continue
         if text.strip() and not text.startswith("#"):
             found.append(text)
@@ -106,10 +106,10 @@ def furnish(folder: Path) -> None:
     (folder / "speech.wav").write_bytes(tiny.wav(tiny.sound(1.5)))
     # A checkout's command, whatever is installed.
     (folder / ".bin").mkdir()
-    command = folder / ".bin" / "beheld"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m beheld "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    (folder / ".bin" / "python").symlink_to(sys.executable)
+    for name, words in (("beheld", f'"{sys.executable}" -m beheld'), ("python", f'"{sys.executable}"')):
+        command = folder / ".bin" / name
+        command.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+        command.chmod(0o755)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -141,7 +141,8 @@ class Walk:
             self._call([sys.executable, "-c", stand_ins(block.text)], block)
             return
         for command in commands(block):
-            text = stand_ins(command)
+            # What runs is this checkout, installed or not.
+            text = re.sub(r"^pip install -e \S+ && ", "", stand_ins(command))
             exported = re.fullmatch(r"export (\w+)=(\S+)", text)
             if exported:
                 self._environment[exported[1]] = exported[2]
@@ -180,8 +181,9 @@ class Walk:
                 time.sleep(0.2)
             yield
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait(timeout=60)
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
+                server.wait(timeout=60)
             log.close()
 
 

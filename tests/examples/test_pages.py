@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ from tests.long import LONG
 
 DOCS = follow.ROOT / "docs"
 README = follow.ROOT / "README.md"
+CONTRIBUTING = follow.ROOT / "CONTRIBUTING.md"
+HOUSE = follow.ROOT / "beheld"
+TOP = ("beheld", "tests", "docs", "benchmarks", "training", "examples", "docker")
 PAGES = [README, DOCS / "index.md", DOCS / "getting-started.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
@@ -22,7 +27,7 @@ def name(page: Path) -> str:
     return page.stem
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=name)
 def test_every_command_is_one(page: Path) -> None:
     """Those that are shown and not run, too."""
     for block in follow.blocks(page):
@@ -30,11 +35,29 @@ def test_every_command_is_one(page: Path) -> None:
             continue
         for text in follow.commands(block):
             for line in re.split(r" \| | && ", text.replace("\\\n", " ")):
-                words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"\w+=\S*", word)]
+                words = shlex.split(re.sub(r" > \S+$", "", line), comments=True)
+                words = list(dropwhile(lambda word: re.fullmatch(r"\w+=\S*", word), words))
                 if words[:1] == ["beheld"]:
                     build_parser().parse_args(words[1:])
                 elif words[:1] == ["python"] and words[1].endswith(".py"):
                     assert (follow.ROOT / words[1]).is_file(), line
+                elif words[:2] == ["python", "-m"] and words[2].startswith(("benchmarks", "tests")):
+                    assert find_spec(words[2]) is not None, line
+                elif words[:1] == ["pytest"]:
+                    paths = [word for word in words[1:] if word.startswith("tests")]
+                    assert all((follow.ROOT / path).exists() for path in paths), line
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((DOCS / "explanation").glob("*.md")), CONTRIBUTING], ids=name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """`scheduler/scheduler.py` stands for the file in the package, `tests/tiny.py` for one in the repository."""
+    for span in re.findall(r"`([\w./*<>-]+/[\w./*<>-]*)`", page.read_text(encoding="utf-8")):
+        top = span.split("/")[0]
+        if "<" in span or not top or not (top in TOP or (HOUSE / top).is_dir()):
+            continue
+        pattern = span.rstrip("/")
+        found = [*HOUSE.glob(pattern), *follow.ROOT.glob(pattern)]
+        assert found or (pattern.startswith("build/")), f"{page.name} names {span}, which is not there"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -42,6 +65,15 @@ def test_python_compiles(page: Path) -> None:
     for block in follow.blocks(page):
         if block.language == "python" and not block.included:
             compile(block.text, f"{page.name}:{block.line}", "exec")
+
+
+def test_parts_of_files_are_shown_as_such() -> None:
+    """A formatter took the marks of included files for code once."""
+    for page in DOCS.rglob("*.md"):
+        for line in page.read_text(encoding="utf-8").splitlines():
+            assert "8 <" not in line or line.startswith("|"), f"{page.name}: {line}"
+            if "8<--" in line:
+                assert re.fullmatch(r'--8<-- "[\w./-]+(:\w+)?"', line), f"{page.name}: {line}"
 
 
 def test_there_are_pages_enough_and_all_are_listed() -> None:

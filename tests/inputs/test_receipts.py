@@ -28,7 +28,7 @@ SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", 
 CROPPING = ("llava", "chameleon")
 # A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider: that is how
 # they read every picture, so it is told and not lost.
-ROUNDING = ("mistral3", "idefics3", "smolvlm")
+ROUNDING = ("mistral3", "lighton_ocr", "idefics3", "smolvlm")
 SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING, *CROPPING, *ROUNDING))
 
 LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}
@@ -304,8 +304,8 @@ def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
         {"pixel_values": torch.zeros(48, 588), "image_grid_thw": torch.tensor([[1, 4, 12]])},
     ]
     for outputs in unknown:
-        assert rules.picture(sight(outputs)) is None
-        assert rules.video(sight(outputs)) is None
+        assert rules.of_image(sight(outputs)) is None
+        assert rules.of_video(sight(outputs)) is None
     assert used_image(sight({}), None) == ({}, ())
     # A processor that does not say by which rule it cuts.
     tiles = {"pixel_values": torch.zeros(4, 3, 56, 56)}

@@ -95,13 +95,13 @@ def test_ids_that_the_head_does_not_know_have_no_chance_and_no_penalty() -> None
 def test_embeddings_in_place_of_pictures_are_refused_with_the_reason() -> None:
     with make("mllama", cases.ROOMY) as llm:
         asked = {"prompt": "<|image|>What?", "multi_modal_data": {"image": torch.zeros(1, 4, 64)}}
-        with pytest.raises(MediaError, match="attends to media beside it"):
+        with pytest.raises(MediaError, match="its layers attend to media"):
             llm.generate(asked, GREEDY, use_tqdm=False)
 
 
 @pytest.mark.parametrize("family", ["mllama", "florence2"])
 def test_adapters_are_refused_with_the_reason(family: str) -> None:
-    with pytest.raises(ConfigError, match="beside the text are made once"):
+    with pytest.raises(ConfigError, match="its media are made once"):
         make(family, cases.ROOMY | {"enable_lora": True})
 
 

@@ -1,4 +1,4 @@
-"""Writes the page of all commands from the parser itself, so that it says what `beheld --help` says."""
+"""Writes the page of all commands from the parser itself, and gives the wide table of models the whole page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ SHARED = "engine options"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the commands in the place of the mark."""
+    """Put the commands in the place of the mark; the page of models is written by a command and has no settings."""
+    if page.file.src_uri == "models.md":
+        page.meta["hide"] = ["navigation", "toc"]
     return markdown.replace(MARK, commands()) if page.file.src_uri == "reference/cli.md" else markdown
 
 
