@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from beheld.utils.bytecode import keep_bytecode
-
 if TYPE_CHECKING:
     from beheld.api.async_llm import AsyncLLM
     from beheld.api.llm import LLM
@@ -48,10 +46,6 @@ __all__ = [
     "SamplingParams",
     "UserError",
 ]
-
-
-# Before torch is imported, in every process of ours.
-keep_bytecode()
 
 
 def __getattr__(name: str) -> Any:

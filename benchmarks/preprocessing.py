@@ -64,9 +64,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind, pictures in sources(arguments.width, arguments.height, Path(folder)).items():
             # The arrays are the PIL images' pixels: what one leaves in the cache, the other would find.
-            pipeline.clear_cache()
+            pipeline.cache.clear()
             once(pictures[0])
-            pipeline.clear_cache()
+            pipeline.cache.clear()
             new = [once(picture) for picture in pictures]
             again = [once(picture) for _ in range(3) for picture in pictures]
             figures = {"new_ms": round(statistics.median(new), 3), "seen_ms": round(statistics.median(again), 3)}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.params import Sampling
-from beheld.sample import draw_kernel, filters, noise
+from beheld.sample import filters, noise, random_kernel
 
 ROWS = (1, 7, 64, 128, 256)
 FILTERS: dict[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ def main() -> None:
                 ids_R = torch.empty(rows, dtype=torch.int64, device=device)
                 broken_R = torch.empty(rows, dtype=torch.bool, device=device)
                 given = (ids_R, broken_R, logits_RV, torch.arange(rows, device=device), temperature_R1, keys_R2, chosen)
-                ours = microseconds(lambda given=given: draw_kernel.draw_(*given))  # type: ignore[misc]
+                ours = microseconds(lambda given=given: random_kernel.sample_(*given))  # type: ignore[misc]
                 other = (logits_RV, chosen, keys_R2, exponential)
                 theirs = microseconds(lambda other=other: sorting(*other))  # type: ignore[misc]
                 same = bool((ids_R == sorting(*other)).all())

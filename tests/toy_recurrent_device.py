@@ -72,7 +72,8 @@ def recur(layer: int, tokens_T: Tensor) -> Tensor:
     assert isinstance(cache, LayerStates)
     context.called[layer] = context.called.get(layer, 0) + 1
     metadata, size = context.metadata, context.metadata.block_size
-    tables_BN, made = metadata.groups[cache.group].tables_BN, []
+    tables_BN = metadata.groups[cache.group].tables_BN
+    made: list[float] = []
     for sequence, (start, stop) in enumerate(zip(metadata.starts, metadata.lengths, strict=True)):
         table = tables_BN[sequence].tolist()
         state = float(cache.states[table[(start - 1) // size]]) if start else 0.0

@@ -112,7 +112,7 @@ class AsyncLLM:
         # Before the weights are loaded: a wrong word should not cost minutes.
         option_checks.check(args)
         if isinstance(engine, Spawned) or EngineLocation(engine) is EngineLocation.PROCESS:
-            processor = option_checks.load_if_told(args)
+            processor = option_checks.load_for_options(args)
             remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
                 inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
@@ -236,7 +236,7 @@ class AsyncLLM:
         """The ids of a prompt without media, as `generate` would see them; or of a text alone, without what the
         tokenizer puts around a prompt."""
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._in(self._pools.of(prompt, None), self._inputs.text_ids, prompt)
+            return await self._in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
         order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 
@@ -444,7 +444,7 @@ class AsyncLLM:
             live.changed.set()
 
     def _fail(self, request_ids: Sequence[str], number: int | None) -> None:
-        """What these were told, or told the engine, is lost."""
+        """A message from or to these requests is lost."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
             self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))

@@ -38,7 +38,7 @@ MAX_BYTES = 1 << 30
 # hold images as the user gave them.
 _UNPREPARED = 4
 
-# How long closing waits for a source that is at work on its next item. Nobody can interrupt it.
+# How long closing waits for a source that is at work on its next item. It cannot be interrupted.
 _PATIENCE_S = 1.0
 
 
@@ -61,7 +61,7 @@ class Reading(Enum):
     """Who reads a source of jobs."""
 
     TAKER = "taker"  # the thread that takes the jobs: the next one is there already
-    THREAD = "thread"  # a thread of its own, since nobody knows how long the next one takes
+    THREAD = "thread"  # a thread of its own, since the next one may take any time
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ class Feed:
             try:
                 self._read_one()
             except BaseException as error:
-                # In this thread nobody else would ever hear of it.
+                # Raised in this thread it would be lost.
                 self._end(error)
         self._close_source()
 

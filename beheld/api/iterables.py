@@ -14,7 +14,7 @@ def many(given: Any) -> Iterable[Any]:
     """The same, if it can be a list of prompts or of messages.
 
     Raises:
-        PromptError: it cannot; text and dictionaries are iterable, but nobody means their letters or keys.
+        PromptError: it cannot; text and dictionaries are iterable, but their letters or keys are never meant.
     """
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise PromptError(f"A {type(given).__name__} is not a list of prompts or messages.", "Give a list.")

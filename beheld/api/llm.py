@@ -331,7 +331,7 @@ def _check_enough(counts: Mapping[str, int], num_prompts: int) -> None:
 
 
 def _lone(lora: LoRARequest | None) -> LoRARequest | None:
-    """The adapter of all prompts, where nobody knows how many there are that a list could be for."""
+    """The adapter of all prompts, where their number is unknown, so that no list can fit."""
     if isinstance(lora, list | tuple):
         raise ParamsError(
             f"lora_request is one LoRARequest here, not a {type(lora).__name__}.",

@@ -26,7 +26,7 @@ class Pools:
         self.text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self.long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="beheld-long")
         self.media = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
-        self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-rehearse")
+        self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
 
     def of(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
         """Where a prompt or a conversation is prepared."""

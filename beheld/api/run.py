@@ -137,7 +137,7 @@ class OfflineRun:
         feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         self._busy = True
         try:
-            while feed.more or in_flight is not None or self.core.has_work:
+            while feed.more or in_flight is not None or self.core.scheduler.has_work:
                 # Threads that prepare media want the interpreter as well.
                 with quick_turns():
                     failures = self._fill(feed, bars, on_error, idle=in_flight is None, reading=jobs.reading)
@@ -167,7 +167,7 @@ class OfflineRun:
                     self._busy = False
 
     def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
-        """The engine's step; if the engine dies and errors are to be returned, everyone is told so."""
+        """The engine's step; if the engine dies and errors are to be returned, every request gets one."""
         try:
             return self.core.step(in_flight)
         except EngineDeadError as error:
@@ -175,7 +175,7 @@ class OfflineRun:
                 raise
             names = list(self._live)
             for name in names:
-                self.core.abort(name)
+                self.core.scheduler.abort(name)
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _fill(
@@ -192,16 +192,16 @@ class OfflineRun:
         """
         failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0
-        first = idle and reading is Reading.TAKER and not self.core.has_work
+        first = idle and reading is Reading.TAKER and not self.core.scheduler.has_work
         until: float | None = None
-        while self.core.num_waiting + len(failures) < self.config.max_num_seqs:
+        while self.core.scheduler.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 break
             # A queue's length says nothing of its size: 256 videos may be more than a host has.
             if sum(self._unheard.values()) >= MAX_BYTES:
                 break
-            # Nor is there nothing to do while a failure has not been told.
-            fed = feed.take(wait=idle and not self.core.has_work and not failures)
+            # Nor while a failure is still to be returned.
+            fed = feed.take(wait=idle and not self.core.scheduler.has_work and not failures)
             if fed is None and first and feed.more:
                 until = until or time.monotonic() + _MOST_LULLS_S
                 if time.monotonic() < until:
@@ -217,7 +217,7 @@ class OfflineRun:
                 failures.append((fed.index, failed))
             else:
                 requests = fed.requests()
-                tokens += sum(self.core.num_unseen(request.id) for request in requests) if idle else 0
+                tokens += sum(self.core.scheduler.num_unseen(request.id) for request in requests) if idle else 0
                 light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
         return failures
 
@@ -251,7 +251,7 @@ class OfflineRun:
             self._unheard.pop(live.index, None)
         if live.collector.push(event):
             with uninterrupted():
-                self.core.stop(event.request_id)
+                self.core.scheduler.stop(event.request_id)
                 del self._live[event.request_id]
         elif event.finish is not None:
             del self._live[event.request_id]
@@ -271,7 +271,7 @@ class OfflineRun:
 
     def _forget(self, request_id: str) -> None:
         with uninterrupted():
-            self.core.abort(request_id)
+            self.core.scheduler.abort(request_id)
             self._live.pop(request_id, None)
 
     def _drop(self, in_flight: InFlight | None) -> None:
@@ -284,7 +284,7 @@ class OfflineRun:
 
 
 def _ours(error: Exception) -> BeheldError:
-    """An error of our own tree: nothing that goes wrong with one request may end a run that was told to go on."""
+    """An error of our own tree: nothing that goes wrong with one request may end a run that returns errors."""
     if isinstance(error, BeheldError):
         return error
     made = EngineError(f"Preparing the request failed: {type(error).__name__}: {error}.", "Please report this.")

@@ -18,7 +18,7 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """
     decided = resolve_and_decide(args)
     # Before the weights are loaded: a wrong word should not cost minutes.
-    processor = option_checks.load_if_told(args, decided.info)
+    processor = option_checks.load_for_options(args, decided.info)
     workers = MediaWorkers(decided.info, decided.config, args)
     try:
         # Now, so that processes which will prepare media load a processor while the weights are loaded.

@@ -1,4 +1,4 @@
-"""What an attention kernel library must answer, and what it is told.
+"""The protocol of an attention backend, and the metadata that it gets.
 
 Shapes: T tokens of the step, B sequences, D of them decoding (one token each), H query heads, K key-value heads,
 C head size, N blocks of a table, S slots (block * block_size + offset), L padded length.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class GroupMetadata:
-    """Where one KV group's keys and values of this step lie.
+    """Where one cache group's blocks of this step lie, and what its layers see.
 
     Attributes:
         slots_T: int64, the slot each token's key and value go to.
@@ -52,13 +52,12 @@ class AttnMetadata:
         groups: one per KV group.
         block_size: positions in a block.
         both_ways: for each sequence, the ranges of positions (start, stop) within which a query also sees what comes
-            behind it (before it, a window holds as ever); each is computed in one step. Empty if there are none in this
-            step.
+            after it (before it, windows apply as usual); each is computed in one step. Empty if this step has none.
         starts_B: int32, `starts` on the device, in a pass that is captured: there all numbers come from the device.
-            `starts` and `lengths` only say how many sequences there are at most, and which of them never begin behind
-            position 0 (the others start at 1 here).
-        sequences: for each sequence, a number by which a later step knows it again; empty if nobody counts.
-        stored: True if the cache holds the tokens' keys and values already: nothing is stored.
+            `starts` and `lengths` only say how many sequences there are at most, and which of them always start at
+            position 0 (the others have 1 here).
+        sequences: for each sequence, a number that identifies it in later steps; empty in passes that are no step.
+        stored: True if the cache holds the tokens' keys and values already, so that nothing is stored.
     """
 
     num_decodes: int
@@ -117,7 +116,7 @@ class AttentionBackend(Protocol):
     # True if a CUDA graph may hold a pass that prefills; see AttnMetadata.starts_B.
     captures_prefill: bool
     # True if `store` may be called in a step in which some sequences decode.
-    stores_beside_decodes: bool
+    stores_with_decodes: bool
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""
@@ -135,4 +134,4 @@ class AttentionBackend(Protocol):
         """Store the step's keys and values, attend causally to all known positions; returns (T, H, C)."""
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
-        """Store the step's keys and values, no more."""
+        """Store the step's keys and values, and compute nothing."""

@@ -1,4 +1,4 @@
-"""The one guarded global: what the attention hook finds while a forward pass runs."""
+"""The one guarded global: what attention layers need while a forward pass runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from beheld.attention.cross import CrossBackend, CrossMetadata
 
 @dataclass(eq=False)
 class CrossContext:
-    """What the layers of a cross group attend to: layer -> its index in the group; `called` counts calls per layer."""
+    """The states that cross-attention layers attend to in a pass.
+
+    Attributes:
+        index_by_layer: layer -> its index in the group.
+        called: calls per layer.
+    """
 
     backend: CrossBackend
     metadata: CrossMetadata
@@ -50,8 +55,8 @@ class ForwardContext:
     Attributes:
         lora: which tokens have which LoRA adapter (lora/step.py); None if none has any.
         called: hook calls per layer.
-        cross: None where no sequence of the step has anything beside its text.
-        tail: None where all tokens go through all layers.
+        cross: None if no sequence of the step has states to attend to.
+        tail: None if all tokens go through all layers.
     """
 
     backend: AttentionBackend

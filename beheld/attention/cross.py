@@ -1,7 +1,7 @@
-"""Attention to what stands beside the text: states of pictures, or of an encoder.
+"""Attention to states of media items: of images, or of an encoder.
 
-Tokens that look at the same states form a run, whichever sequences they belong to; within a run every token sees every
-state, so no mask is needed.
+Tokens that attend to the same states form a run, whichever sequences they belong to. Within a run every token sees
+every state, so no mask is needed.
 
 Shapes: T tokens of the step, P tokens of a run, H query heads, K key-value heads, C head size, E states, L layers of
 the cross group.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CrossView:
-    """Which positions of a sequence look at an item.
+    """Which positions of a sequence attend to an item.
 
     Attributes:
         start, stop: the positions; to the end of the answer if `stop` is None.
@@ -32,17 +32,17 @@ class CrossView:
     count: int
 
     def covers(self, position: int) -> bool:
-        """True if the token at `position` looks at the item."""
+        """True if the token at `position` attends to the item."""
         return self.start <= position and (self.stop is None or position < self.stop)
 
 
 @dataclass(eq=False)
 class CrossRun:
-    """Tokens of a step that look at the same states.
+    """Tokens of a step that attend to the same states.
 
     Attributes:
         ranges: which: from start to stop of the step's tokens, once or more often.
-        states: keys and values of each item seen, (E, L, 2, K, C), of one layer the keys side by side, and the values.
+        states: keys and values of each item seen, (E, L, 2, K, C); of each layer, keys are contiguous, and values.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -51,11 +51,11 @@ class CrossRun:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens they are."""
+        """How many tokens there are in the run."""
         return sum(stop - start for start, stop in self.ranges)
 
     def place(self, device: torch.device) -> slice | Tensor:
-        """The tokens as an index: a slice if they stand side by side, else int64 numbers on `device`, made once."""
+        """The tokens as an index: a slice if they are contiguous, else int64 numbers on `device`, made once."""
         if len(self.ranges) == 1:
             return slice(*self.ranges[0])
         if self._index_P is None:
@@ -66,11 +66,11 @@ class CrossRun:
 
 @dataclass(eq=False)
 class CrossMetadata:
-    """What the tokens of one step look at.
+    """The states that the tokens of one step attend to.
 
     Attributes:
-        runs: every token that looks at anything is in one of them.
-        sighted_T: float32, 1.0 for tokens to which some item is shown; 0.0 for those of sequences without any, and for
+        runs: every token that attends to states is in one of them.
+        sighted_T: float32, 1.0 for tokens that are shown an item; 0.0 for those of sequences without items, and for
             those that attend to all items because they are shown none.
         extra: what a backend prepares once per step for all layers of the group.
     """
@@ -106,7 +106,7 @@ class _Stack:
     """States of B runs of one token each, padded to one length and copied together.
 
     Attributes:
-        states: those of each run, which are thereby kept: another tensor cannot come to lie where they do.
+        states: those of each run; kept, so that no other tensor can get their addresses.
         keys_LBKCE, values_LBKEC: of all L layers.
         mask_B11E: what to add to scores: 0, or minus infinity where a run has no such state; None if all are as long.
     """
@@ -117,7 +117,7 @@ class _Stack:
     mask_B11E: Tensor | None
 
     def holds(self, runs: Sequence[CrossRun]) -> bool:
-        """True if it is made of the states that these runs look at."""
+        """True if it is made of the states that these runs attend to."""
         return len(runs) == len(self.states) and all(
             len(own) == len(run.states) and all(map(_same, own, run.states))
             for own, run in zip(self.states, runs, strict=True)
@@ -129,7 +129,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
-# What a stack of states may take beside the states themselves.
+# Memory that a stack of states may take in addition to the states themselves.
 _STACK_BYTES = 64 << 20
 
 

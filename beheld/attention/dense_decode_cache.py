@@ -1,14 +1,14 @@
-"""Dense copies of what decoding sequences see, one column to a position, so that a CPU need not gather it in each step.
+"""Dense copies of what decoding sequences see, one column per position, so that a CPU need not gather it in each step.
 
 While the same sequences decode together, each step adds one column: the newest token's key and value of every sequence.
-Rows are therefore aligned at their newest token, and a window is the same columns for all of them:
+So rows are aligned at their newest token, and a window is the same columns for all of them:
 
     sequence 0   . . k0 k1 k2 | k3        . hidden by the mask
-    sequence 1   k0 k1 k2 k3 k4 | k5      | what the last step added behind it
+    sequence 1   k0 k1 k2 k3 k4 | k5      | what the last step added, to its right
 
-The paged cache holds the same numbers and stays what counts: another set of sequences is gathered from it as ever, and
-copied once it has come twice. Copies take no more than half of the memory of the cache beside them, nor more than
-`_MOST_BYTES`; layers that find no room are gathered.
+The paged cache holds the same numbers and remains the source: another set of sequences is gathered from it as usual,
+and copied when it comes a second time. Copies take at most half of the memory of the paged cache, and at most
+`_MOST_BYTES`; layers for which there is no room are gathered.
 
 Shapes: B sequences, K key-value heads, N = B K, G query heads to each of them, C key size, D value size, L columns.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.platform.registry import platform_of
 
-# Copies begin with room for this many steps; then they are made anew.
+# Copies are made with room for this many steps, and then made again.
 _ROOM = 64
 _MOST_BYTES = 1 << 30
 

@@ -36,7 +36,7 @@ _LONG_PROMPT = 512
 
 
 class Flash(Protocol):
-    """Attention of sequences that lie one behind the other."""
+    """Attention of sequences that are packed one after the other."""
 
     def __call__(
         self,
@@ -190,5 +190,5 @@ def _plain(metadata: AttnMetadata, group: GroupMetadata, num_tokens: int) -> boo
         return False
     if group.ahead != "never" and any(metadata.both_ways):
         return False
-    # In a pass that is captured nobody knows how many sequences there will be; those without prefixes are large.
+    # In a captured pass the number of sequences is not known; passes without prefixes are large.
     return metadata.starts_B is not None or num_tokens >= _LONG_PROMPT * len(metadata.starts)

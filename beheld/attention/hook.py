@@ -67,7 +67,7 @@ def paged_attention(
         query = (query * query_scale).to(query.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if torch.compiler.is_compiling():
-        # The layer's number as a tensor (op.number_layers), lest every layer be compiled anew.
+        # The layer's number as a tensor (op.number_layers), so that layers share one compiled form.
         return torch.ops.beheld.attend(query, key, value, module.layer_number, sliding_window, scale, softcap), None
     layer = getattr(module, "layer_idx", None)
     if layer is None:

@@ -1,7 +1,7 @@
 """Attention as one operator, so that a compiler sees a call and does not look into it.
 
 All that differs between layers of one shape comes in as tensors: the layer's number too (`number_layers`). One compiled
-layer then serves all of them; a Python integer would be compiled in, and each layer would be compiled anew.
+layer then serves all of them. A Python integer would be compiled in, and each layer would be compiled separately.
 
 Shapes: T tokens, H query heads, K key-value heads, C head size, D value size.
 """
@@ -57,18 +57,16 @@ def attend_layer(
 
 
 def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
-    """Attention of one layer to the states beside the text of the pass under way; returns (1, T, H, C).
+    """Attention of one layer to the states of items in the current pass; returns (1, T, H, C).
 
     Raises:
-        ModelError: the pass knows nothing of such a layer.
+        ModelError: the pass has no states for this layer.
     """
-    beside = current().cross
-    if beside is None or layer not in beside.index_by_layer:
-        raise ModelError(
-            f"Attention beside the text was called for layer {layer}, where there is nothing to attend to."
-        )
-    beside.called[layer] = beside.called.get(layer, 0) + 1
-    return beside.backend.attend(q_1THC[0], beside.index_by_layer[layer], beside.metadata, scale).unsqueeze(0)
+    cross = current().cross
+    if cross is None or layer not in cross.index_by_layer:
+        raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
+    cross.called[layer] = cross.called.get(layer, 0) + 1
+    return cross.backend.attend(q_1THC[0], cross.index_by_layer[layer], cross.metadata, scale).unsqueeze(0)
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:

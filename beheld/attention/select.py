@@ -71,7 +71,7 @@ def select_cross(platform: Platform) -> CrossBackend:
     backend, reason = _cross_of(platform)
     logger.log(
         _level(platform),
-        "Attention to what stands beside the text uses the backend %r: %s.",
+        "Cross attention uses the backend %r: %s.",
         backend.name,
         reason,
     )

@@ -20,8 +20,8 @@ class TorchBackend:
 
     name = "torch"
     captures_prefill = False
-    # Dense copies of what decodes would miss a column.
-    stores_beside_decodes = False
+    # Dense copies of decoding sequences would miss a column.
+    stores_with_decodes = False
 
     def __init__(self) -> None:
         self._dense = DenseDecodeCache()
@@ -29,7 +29,7 @@ class TorchBackend:
     def begin(self, metadata: AttnMetadata) -> None:
         """Work out, once for all layers, which slots are read and which of them are padding."""
         for index, group in enumerate(metadata.groups):
-            # What nobody counts, a tail, does not follow upon the step before.
+            # A tail is no step: it must not be taken for the one after the last.
             if metadata.num_decodes and metadata.sequences:
                 group.extra["columns"] = self._dense.advance(index, metadata)
             group.extra["prefill"] = [
@@ -120,7 +120,7 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
         position   first .. start .. start+i .. length-1
         query i      1  ..   1   ..    1     0 .. 0
 
-    Within a range that is read both ways, a query also sees what comes behind it, of joint ranges in all of them.
+    Within a range that is read both ways, a query also sees later positions; where ranges are joint, of all of them.
     """
     start, length = metadata.starts[b], metadata.lengths[b]
     first = max(0, start - group.window + 1) if group.window else 0

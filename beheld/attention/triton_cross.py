@@ -1,4 +1,4 @@
-"""Attention to what stands beside the text in one Triton kernel, which reads the states where they lie.
+"""Attention to states of media items in one Triton kernel, which reads the states where they lie.
 
 Shapes: T tokens of the step, H query heads, K key-value heads, G = H / K of them in a group, C head size, E states, W
 work items, P pieces, R rows of a tile (queries: tokens times G), N states of a tile.
@@ -7,7 +7,7 @@ Tokens of a run are cut into tiles of a few tokens. The states of a run may lie 
 tile and a part of the run's states, as a range of pieces, each of which lies in one tensor:
 
     run 0, tile 0      |item 0: piece 0     |item 1: piece 1, 2   |      two items of states, the second one short
-    run 0, tile 1      |item 2: piece 0, 1, 2 ...                        (drawn with fewer parts)
+    run 0, tile 1      |item 2: piece 0, 1, 2 ...                        (simplified)
     tokens of no run   |item 3: no piece                                 their rows are zero
 
 Parts of one tile leave their sums in a workspace, and the last of them to finish joins all: one launch a layer. All

@@ -130,7 +130,7 @@ def _tile(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """Keys (N, C) and values of the positions from `position` on that lie before `stop`, zeros behind."""
+    """Keys (N, C) and values of the positions from `position` on that are before `stop`, and zeros after it."""
     c_C = tl.arange(0, WIDTH)
     d_C = tl.arange(0, V_WIDTH)
     position_N = position + tl.arange(0, TILE)

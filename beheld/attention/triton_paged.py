@@ -28,7 +28,7 @@ class TritonBackend:
 
     name = "triton"
     captures_prefill = True
-    stores_beside_decodes = True
+    stores_with_decodes = True
 
     def __init__(self) -> None:
         self._facts: dict[torch.device, KernelFacts] = {}
@@ -73,7 +73,7 @@ class TritonBackend:
         store(_dense_heads(k_TKC), _dense_heads(v_TKC), kv, metadata.groups[kv.group].slots_T)
 
     def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
-        """Made when the group's first layer asks, unless the number of heads was told before."""
+        """Made when the group's first layer asks, unless `begin` has made it."""
         plan = group.extra.get("decode")
         if plan is None:
             programs = _PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors

@@ -126,7 +126,7 @@ def _prefill(
     l_R = tl.zeros([ROWS], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     low = first_row // GROUP
-    # Of the step's own tokens, a query sees those before `sees_R`: up to itself, or to the end of its picture.
+    # Of the step's own tokens, a query sees those before `sees_R`: up to itself, or to the end of its image.
     if sees_ptr is None:
         sees_R = query_R + 1
         high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
@@ -369,5 +369,5 @@ def shape_of(size: int, element_bytes: int, shared_bytes: int, fetch: str) -> Ti
         return TileShape(128, 64, 8, 3) if large else TileShape(64, 32, 4, 2)
     if row_bytes <= 512:
         return TileShape(128, 64, 8, 2) if large else TileShape(32, 32, 4, 2)
-    # Gemma 4's heads of 512: two stages of keys and values beside the queries fill a large GPU's shared memory.
+    # Gemma 4's heads of 512: queries and two stages of keys and values fill a large GPU's shared memory.
     return TileShape(64, 32, 8, 2) if large else TileShape(32, 32, 4, 2)

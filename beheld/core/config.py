@@ -100,18 +100,15 @@ class EngineArgs:
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers whose keys and values are kept alike and share one block table.
+    """Layers that keep the same on the device and share one block table.
 
     Attributes:
-        kind: "full" (every position is kept), "sliding" (the last `window` positions), "chunked" (the same, and a query
-            sees those of its own chunk of `window` positions), "conv" (the last `window` inputs of a short convolution,
-            as keys without values), or "cross" (keys and values of
-            what stands beside the text, pictures or an encoder's output: written once, never grown, without blocks).
+        kind: what they keep, as scheduler/cache/registry.py and runner/cache/registry.py name it.
         layers: the text model's layer indices.
         num_kv_heads, head_dim, value_dim: shape of a key and of a value at one position.
-        window: most positions that a query sees, itself included; None unless sliding, chunked or conv.
+        window: for how many positions back something is kept, the position itself included; None for all.
         readers: pairs (layer, layer of `layers` whose keys and values it reads): layers without any of their own.
-        num_states: of a cross group, most states of one item; 0 for the others.
+        num_states: if they attend to states of media items and not to positions, the most states of one item; else 0.
     """
 
     kind: str
@@ -124,7 +121,7 @@ class KVGroup:
     num_states: int = 0
 
     def bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values of one position (of one state, in a cross group) over all layers of the group."""
+        """Bytes of keys and values of one position, or of one state of an item, over all layers of the group."""
         return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
 
 
@@ -149,7 +146,7 @@ class ModelInfo:
         position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones.
         eos_ids: ids that end an answer.
         bos_id, pad_id: if it has them.
-        kv_groups: how its layers keep keys and values; a cross group, if there is one, comes last.
+        kv_groups: what its layers keep on the device; a group that attends to states of items comes last.
         atomic_spans: True if each run of a media span's embeddings must be computed in one step (attention within it
             runs both ways).
         both_ways: where attention also looks ahead: "nowhere", "media" (within each run of a media item's embeddings),
@@ -196,7 +193,7 @@ class ModelInfo:
 
     @property
     def paged_groups(self) -> tuple[KVGroup, ...]:
-        """The groups that keep keys and values of the text itself, in blocks."""
+        """The groups that keep something of the text itself, in blocks."""
         return self.kv_groups if self.cross is None else self.kv_groups[:-1]
 
 
@@ -219,7 +216,7 @@ class EngineConfig:
         max_num_seqs: rows on the device.
         max_num_batched_tokens: positions computed in one step.
         block_size: positions in one KV block.
-        max_encoder_tokens: embeddings, or states of a cross group, kept on the device.
+        max_encoder_tokens: embeddings, or states of items, kept on the device.
         processor_cache_bytes: bound of the cache of processed media; 0 switches it off.
         limit_per_prompt: modality -> most items in one request.
         overlap: plan and launch step N+1 before step N's tokens were read.
@@ -278,7 +275,7 @@ class Capacity:
     Attributes:
         num_blocks: for each KV group, how many blocks there are, the null block 0 included.
         kv_bytes: memory that they take.
-        max_encoder_tokens: embeddings, or states of a cross group, that may live at once.
+        max_encoder_tokens: embeddings, or states of items, that may live at once.
     """
 
     num_blocks: tuple[int, ...]
@@ -293,13 +290,13 @@ class MediaLimits:
     Attributes:
         max_item_bytes: compressed size of one item.
         max_fetched_bytes: of items that were fetched from other machines, of all requests in preparation.
-        max_pixels: of one decoded picture or of one frame.
-        max_pixels_per_byte: of a picture's file, where it has more than 16 million pixels. A photograph has some 10, a
+        max_pixels: of one decoded image or of one frame.
+        max_pixels_per_byte: of an image's file, where it has more than 16 million pixels. A photograph has some 10, a
             drawing some 100; far more of them is emptiness that only costs its reader.
         max_frames: decoded from one video.
         max_decoded_bytes: of one item's pixels or samples, and of those of all requests that are opened at a time.
-        max_audio_s: seconds of sound.
-        max_audio_samples: samples of sound as they are decoded, of all channels.
+        max_audio_s: seconds of audio.
+        max_audio_samples: samples of audio as they are decoded, of all channels.
         work_timeout_s: modality -> seconds for decoding and processing one item in a worker.
         max_work_bytes: memory that a worker may take for one item.
     """
@@ -316,13 +313,13 @@ class MediaLimits:
     max_work_bytes: int = 4 << 30
 
     @classmethod
-    def of(cls, told: Mapping[str, Any] | None) -> MediaLimits:
+    def of(cls, options: Mapping[str, Any] | None) -> MediaLimits:
         """The defaults with what was said of them.
 
         Raises:
             ConfigError: a name is unknown, or a value is not a number above 0.
         """
-        plain, given = cls(), dict(told or {})
+        plain, given = cls(), dict(options or {})
         known_keywords(cls, given, ConfigError, "limit of media_limits")
         timeouts = given.get("work_timeout_s", {})
         if not isinstance(timeouts, Mapping):

@@ -41,7 +41,7 @@ class BeheldError(Exception):
         item: the media item concerned, as "image 2" (counted from 1), if any.
         detail: what a library said of it. It stands in the message, but clients of a server are not told: nobody has
             read what it may hold.
-        or_engine: what else helps, but only whoever starts the engine can do; words that follow "or": "raise
+        or_engine: what else helps, but only the operator who starts the engine can do; words that follow "or": "raise
             max_model_len". Clients of a server are told it as the operator's.
     """
 

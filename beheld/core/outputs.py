@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from beheld.core.errors import BeheldError
 from beheld.core.media import MediaReceipt
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-@dataclass(frozen=True, eq=False)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What one step gave to one request: new tokens, its vector, or its end.
 
     Attributes:

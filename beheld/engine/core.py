@@ -62,8 +62,8 @@ class EngineCore:
 
         Raises:
             EngineDeadError: the device is lost, or the engine has made a mistake; it takes no more work.
-            KeyboardInterrupt: as it came. Whoever goes on aborts all requests first, and may step with `in_flight`
-                again, whether it was read or not.
+            KeyboardInterrupt: as it came. To go on, abort all requests first; then step with `in_flight` again, whether
+                it was read or not.
         """
         self._check_alive()
         try:
@@ -108,28 +108,6 @@ class EngineCore:
     def _check_alive(self) -> None:
         if self._death is not None:
             raise self._death
-
-    def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request that nobody wants any more; None if it is not known."""
-        return self.scheduler.abort(request_id)
-
-    def stop(self, request_id: str) -> None:
-        """End a request whose text has reached a stop string."""
-        self.scheduler.stop(request_id)
-
-    @property
-    def has_work(self) -> bool:
-        """True while a sequence waits or runs."""
-        return self.scheduler.has_work
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that are queued and hold no row yet."""
-        return self.scheduler.num_waiting
-
-    def num_unseen(self, request_id: str) -> int:
-        """See Scheduler.num_unseen."""
-        return self.scheduler.num_unseen(request_id)
 
     def stats(self) -> EngineStats:
         """Counters since the start."""

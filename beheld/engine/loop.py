@@ -53,7 +53,7 @@ def serve(core: EngineCore, inbox: Inbox, tell: Callable[[Reply], None]) -> None
     waiting = _Waiting(inbox)
     try:
         while True:
-            message = inbox.wait() if in_flight is None and not core.has_work else inbox.poll()
+            message = inbox.wait() if in_flight is None and not core.scheduler.has_work else inbox.poll()
             while message is not None:
                 if isinstance(message, Close):
                     return
@@ -141,12 +141,12 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
         ended = []
         for name in message.request_ids:
             waited = waiting.pop(name) is not None
-            event = TokenEvent(name, (), FinishReason.ABORT) if waited else core.abort(name)
+            event = TokenEvent(name, (), FinishReason.ABORT) if waited else core.scheduler.abort(name)
             ended += [] if event is None else [event]
         if ended:
             tell(Events(tuple(ended)))
     elif isinstance(message, Stop):
-        core.stop(message.request_id)
+        core.scheduler.stop(message.request_id)
     elif isinstance(message, Ping):
         tell(Pong(message.number, replace(core.stats(), held_bytes=held_bytes())))
     elif isinstance(message, AddLoRA):
@@ -159,7 +159,7 @@ def _obey(core: EngineCore, message: Message, tell: Callable[[Reply], None], wai
     elif isinstance(message, Unread):
         for name in message.request_ids:
             if waiting.pop(name) is None:
-                core.abort(name)
+                core.scheduler.abort(name)
         tell(message)
     elif isinstance(message, ClearCache):
         core.scheduler.clear_prefix_cache()

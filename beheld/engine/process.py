@@ -239,7 +239,7 @@ class _LinkInbox:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        # Whoever reads holds it from the look at the socket until the message is in the queue, or with the engine.
+        # Held by the thread that reads, from its look at the socket until the message is in the queue or returned.
         self._turn = threading.Lock()
         self._computing = threading.Event()
         self._computing.set()
@@ -362,5 +362,5 @@ def main(descriptor: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    # There is nothing to save, and taking the libraries down takes longer than whoever closes this waits.
+    # There is nothing to save, and taking the libraries down takes longer than `close` waits.
     os._exit(0)

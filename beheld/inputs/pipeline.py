@@ -12,12 +12,11 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import TemplateError
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import SamplingParams
 from beheld.core.request import Request
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
-from beheld.inputs.media.cache import CacheStats
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.workers import MediaWorkers
@@ -31,7 +30,6 @@ from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.sampling import option_checks
 from beheld.inputs.sampling.resolve_sampling import SamplingResolver, recommended
 from beheld.inputs.stages import Chat, ReadRequest, RequestOrder, RequestWithItems
-from beheld.structured.compile import Compiler
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import in_turn
 
@@ -49,6 +47,12 @@ class InputPipeline:
         args: what the user said.
         workers: that were warmed before; None makes and warms them. Their sandbox serves templates and grammars, too.
         processor: transformers', if it was loaded before.
+
+    Attributes:
+        reader: of prompts and conversations.
+        workers: decode and process media.
+        cache: processed media.
+        compiler: of grammars, for this tokenizer.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
@@ -73,19 +77,21 @@ class InputPipeline:
         limits = MediaLimits.of(args.media_limits)
         rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, limits)
         self._checks = RequestChecks(info, config, args, self._family)
-        self._workers = workers or MediaWorkers(info, config, args)
-        self._sandbox = self._workers.sandbox
+        self.workers = workers or MediaWorkers(info, config, args)
+        self._sandbox = self.workers.sandbox
         foreign = None if inner is None else render_type(info, for_workers(info, args))
         templates = ChatTemplates(inner, Path(info.path), self._family.template_text, self._sandbox, foreign)
-        self._reader = PromptReader(
+        self.reader = PromptReader(
             info, config, args, self._family, self._tokenizer, templates, self._checks, merge_size(info)
         )
         self._fetcher = Fetcher(rules)
-        self._maker = ItemMaker(info, config, args, self._processor, self._family, rules, self._workers)
+        self._maker = ItemMaker(info, config, args, self._processor, self._family, rules, self.workers)
+        self.cache = self._maker.cache
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
+        self.compiler = self._sampling.compiler
         if workers is None:
             # Processes begin after all that may be refused.
-            self._workers.warm()
+            self.workers.warm()
 
     # ------------------------------------------------------------------ the way of a request
 
@@ -109,9 +115,9 @@ class InputPipeline:
         """
         self._checks.order(order.lora, order.priority)
         if isinstance(order.prompt, Chat):
-            prompt = self._reader.read_chat(order.prompt, order.params, order.cancel)
+            prompt = self.reader.read_chat(order.prompt, order.params, order.cancel)
         else:
-            prompt = self._reader.read_prompt(order.prompt, order.params)
+            prompt = self.reader.read_prompt(order.prompt, order.params)
         return ReadRequest(order, prompt)
 
     @asynccontextmanager
@@ -144,7 +150,7 @@ class InputPipeline:
         waiting = {self._tokenizer.placeholder_ids[modality]: iter(own) for modality, own in by_modality.items()}
         in_order = [next(waiting[token]) for token in prompt.ids if token in waiting]
         items: dict[str, list[MediaItem]] = {kind: [one.item for one in own] for kind, own in by_modality.items()}
-        ids = self._reader.with_edges(prompt, items)
+        ids = self.reader.with_edges(prompt, items)
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 
     def seal(self, made: RequestWithItems) -> Request:
@@ -176,14 +182,6 @@ class InputPipeline:
 
     # ------------------------------------------------------------------ parts of it
 
-    def text_ids(self, text: str) -> list[int]:
-        """The ids of a text by itself; see PromptReader.text_ids."""
-        return self._reader.text_ids(text)
-
-    def resolve_sampling(self, params: SamplingParams, num_prompt: int, seed: int) -> Sampling:
-        """Sampling parameters without a prompt; see SamplingResolver.resolve."""
-        return self._sampling.resolve(params, num_prompt, seed)
-
     def default_params(self) -> SamplingParams:
         """The parameters that the checkpoint's generation_config.json recommends."""
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)
@@ -212,27 +210,9 @@ class InputPipeline:
     def chat_template(self) -> str | None:
         """The template of conversations that bring tools; None if there is none."""
         try:
-            return self._reader.template(({},))
+            return self.reader.template(({},))
         except TemplateError:
             return None
-
-    @property
-    def compiler(self) -> Compiler:
-        """Compiles grammars for this tokenizer."""
-        return self._sampling.compiler
-
-    def cache_stats(self) -> CacheStats:
-        """Counters of the processed-media cache."""
-        return self._maker.cache.stats()
-
-    def clear_cache(self) -> None:
-        """Forget all processed media."""
-        self._maker.cache.clear()
-
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """The numbers of the processes that decode or process media."""
-        return self._workers.pids
 
     def close(self) -> None:
         """End threads and workers."""

@@ -276,9 +276,9 @@ def _gate(x_ptr, y_ptr, size, N: tl.constexpr, TANH: tl.constexpr, EARLY: tl.con
     if TANH:
         inner_N = 0.7978845608028654 * (g_N + 0.044715 * g_N * g_N * g_N)
         # tanh(z) = 2 / (1 + exp(-2 z)) - 1
-        a_N = 0.5 * g_N * (2.0 / (1.0 + tl.exp(-2.0 * inner_N)))
+        a_N = 0.5 * g_N * (2.0 / (1.0 + tl.exp(tl.minimum(-2.0 * inner_N, 80.0))))
     else:
-        a_N = g_N / (1.0 + tl.exp(-g_N))
+        a_N = g_N / (1.0 + tl.exp(tl.minimum(-g_N, 80.0)))
     y_N = a_N.to(y_ptr.dtype.element_ty).to(tl.float32) * u_N
     tl.store(y_ptr + n_N, y_N.to(y_ptr.dtype.element_ty), mask=inside_N)
 

@@ -120,6 +120,8 @@ def _pack_convolutions(target: Target, changes: Changes) -> None:
 
 def _pack(target: Target, changes: Changes) -> None:
     kind = PackedLinear if can_pack() else SmallBatchLinear
+    # A head that shares the embeddings' weights has its own, packed, from now on.
+    changes.undo_with(target.model.tie_weights)
     found = replace_linears(target.model, kind, _dtype(target), changes)
     logger.debug("%d linear layers are now %s.", found, kind.__name__)
 

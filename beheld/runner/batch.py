@@ -193,7 +193,7 @@ def _blank_embeds(ids: np.ndarray, first: int, piece: SeqSlice, rows: Rows) -> N
 def _both_ways(slices: list[SeqSlice], rows: Rows, info: ModelInfo) -> tuple[tuple[tuple[int, int], ...], ...]:
     """For each slice, the ranges of its positions that are read both ways; nothing if there are none at all.
 
-    Sound is read forwards in every family.
+    Audio is read forwards in every family.
     """
     where = info.both_ways
     if where == "nowhere":

@@ -58,7 +58,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     found = capacity.measure(info, config, available)
     with explained("hold the KV cache", platform, _less_cache(config), found.kv_bytes):
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
-    with explained("run a step beside the KV cache", platform, _less_cache(config)):
+    with explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
     if platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
@@ -102,7 +102,7 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare
 
 
 def _check_host(weights: Weights, config: EngineConfig) -> None:
-    """Weights in float32 are laid out anew and must be held; others may stay in files that the system reads as needed.
+    """Check host memory. Weights in float32 are copied into another layout; others may stay in files, read as needed.
 
     Raises:
         CapacityError: they do not fit.
@@ -135,7 +135,7 @@ def _activation_bytes(
     info: ModelInfo,
     config: EngineConfig,
 ) -> int:
-    """Memory that a step takes beside weights and cache, and what stays between steps."""
+    """Memory that a step takes in addition to weights and cache, including what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
     captures = not config.enforce_eager and make_caches(info).no_graph is None
     found = memory_profile.measure(probe, adapter, info, config, captures=captures)

@@ -36,7 +36,7 @@ def capture(
         step: launches the work of a size, on tensors that stay in place.
         platform: of the device; it has graphs.
         before: makes what a size reads fit to be computed.
-        first: sizes beside the first of all that take another way through the model than the others.
+        first: further sizes to try before any is captured, because they take another path through the model.
         long: sizes that are not tried: that takes longer than what it saves their first use.
         show_progress: show a bar.
         name: what the bar says is captured.

@@ -1,4 +1,4 @@
-"""What the tokens of a step look at beside the text, gathered from the rows and the kept states."""
+"""The states of media items that the tokens of a step attend to, gathered from the rows and the encoder store."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from beheld.runner.encoder import EncoderStore
 from beheld.runner.rows import Row, Rows
 from beheld.runner.staging import to_device
 
-# Items that a token looks at, as (index of the span, number of its first states).
+# Items that a token attends to, as (index of the span, number of its first states).
 Seen = tuple[tuple[int, int], ...]
 
 
 def gather(
     slices: Sequence[SeqSlice], first_token: Sequence[int], rows: Rows, store: EncoderStore
 ) -> CrossMetadata | None:
-    """The runs of a step; None if no sequence of it has states.
+    """The runs of a step; None if none of its sequences has states.
 
     Args:
         slices: in the order of the batch.
         first_token: where each slice's tokens start in the batch.
 
     Raises:
-        StepError: states that are needed are not there.
+        StepError: states that are needed are not on the device.
     """
     total = first_token[-1] + slices[-1].stop - slices[-1].start
     sighted = np.zeros(total, dtype=np.float32)
@@ -52,7 +52,7 @@ def gather(
 
 
 def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen, bool]]:
-    """Positions (low, high) that look at the same states, these, and whether they are shown or only all there is.
+    """Ranges of positions (low, high), the states that they attend to, and whether these are shown to them.
 
     A token to which no item is shown attends to all of all items:
 

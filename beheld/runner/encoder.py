@@ -16,10 +16,10 @@ from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.runner.faults import let_go
 
-# Bounds one tower call, so that its activations stay small beside the weights.
+# Bounds one tower call, so that its activations stay small compared with the weights.
 _CALL_EMBEDS = 4096
-# On a CPU a call gains nothing from more: its products are long enough, and what they read and write leaves the caches.
-# Eight pictures of 980 x 980 in one call also cost 66 ms of copying them together.
+# On a CPU a larger call gains nothing: its products are long enough, and their data no longer fits the caches. Eight
+# images of 980 x 980 in one call also cost 66 ms for copying them together.
 _CALL_BYTES = 4 << 20
 _REASONS = 1024
 
@@ -32,8 +32,8 @@ class EncoderStore:
         self._platform = platform_of(adapter.device)
         self._call_bytes = _CALL_BYTES if self._platform.synchronous else None
         self._embeds: dict[bytes, Tensor] = {}
-        # Why towers failed, of the newest few: whoever waits for one of these learns it in this step or the next, and
-        # the scheduler never tells to forget what it has lost.
+        # Why the most recent towers failed. A sequence that needs one of these fails in this step or the next; the
+        # scheduler never asks to forget items that it has marked as lost.
         self._failures: dict[bytes, str] = {}
         self._marks: deque[tuple[Event, Event]] = deque()
 
@@ -44,10 +44,10 @@ class EncoderStore:
             self._failures.pop(digest, None)
 
     def encode(self, items: Sequence[EncodeItem]) -> tuple[bytes, ...]:
-        """Run the towers for `items` and keep what they give.
+        """Run the towers for `items` and keep their embeddings; returns the digests of those that failed.
 
-        An item whose tower fails takes no other with it: it is tried alone, and its digest is returned. The sequences
-        that need it fail in `taken`, with the tower's reason.
+        A failing item does not affect others: after a failed call each item is tried alone. The sequences that need a
+        failed item fail in `taken`, with the tower's reason.
         """
         waiting = [item for item in items if item.digest not in self._embeds]
         if not waiting:
@@ -72,7 +72,7 @@ class EncoderStore:
         return event
 
     def spent_s(self) -> float:
-        """Seconds of towers that have ended since the last call; nothing is waited for."""
+        """Seconds of towers that have ended since the last call; does not wait for any."""
         spent = 0.0
         while self._marks:
             begin, end = self._marks[0]
@@ -83,7 +83,7 @@ class EncoderStore:
         return spent
 
     def _try(self, items: Sequence[EncodeItem]) -> str | None:
-        """Encode `items` in one call; None, or why it failed, and then nothing is left of what the call had taken."""
+        """Encode `items` in one call; None, or why it failed, with all memory of the call given back."""
         try:
             self._keep(items, self._adapter.encode(items))
         except Exception as error:
@@ -103,8 +103,8 @@ class EncoderStore:
     def merge(self, embeds_TH: Tensor, first_token: int, start: int, stop: int, spans: Sequence[SpanView]) -> None:
         """Overwrite, in place, the rows of positions `start` to `stop` that take an embedding.
 
-        A row may be wider than an embedding: what is left of it is what the token itself brings.
-        `first_token` is where position `start` stands in the step:
+        A row may be wider than an embedding; its other columns stay as the token's own.
+        `first_token` is the index of position `start` in the step:
 
             step    ... | first_token ......................... |
             span          start of slice .. span.start .. span.stop .. stop of slice
@@ -117,11 +117,11 @@ class EncoderStore:
             embeds_TH[rows, : source_EH.shape[1]] = source_EH
 
     def taken(self, start: int, stop: int, spans: Sequence[SpanView]) -> Iterator[tuple[range | np.ndarray, Tensor]]:
-        """For each span that brings embeddings to positions `start` to `stop`: which of these, counted from `start`,
-        and the embeddings (E, H).
+        """For each span with embeddings for positions `start` to `stop`: which of these, counted from `start`, and the
+        embeddings (E, H).
 
         Raises:
-            StepError: they are not there; the message says why.
+            StepError: they are not on the device; the message says why.
         """
         for span in spans:
             low, high = max(start, span.start), min(stop, span.stop)
@@ -142,15 +142,15 @@ class EncoderStore:
                 yield np.flatnonzero(inside) + (low - start), self._source(span)[before : before + count]
 
     def states(self, span: SpanView) -> Tensor:
-        """Keys and values of an item beside the text, (E, L, 2, K, C).
+        """Keys and values of an item's states, (E, L, 2, K, C).
 
         Raises:
-            StepError: they are not there; the message says why.
+            StepError: they are not on the device; the message says why.
         """
         return self._source(span)
 
     def _source(self, span: SpanView) -> Tensor:
-        """The embeddings of a span; asked for only where one is taken, since none are encoded for other places."""
+        """The embeddings of a span that takes some; for other spans none are encoded."""
         source = self._embeds.get(span.digest)
         if source is None:
             reason = self._failures.get(span.digest, f"the embeddings of a {span.modality} are missing")
@@ -169,7 +169,7 @@ class EncoderStore:
 
 
 def _batches(items: list[EncodeItem], max_bytes: int | None) -> Iterable[list[EncodeItem]]:
-    """Items that share a tower call: as many as the bounds on embeddings and on bytes of features let in, or one."""
+    """Items that share a tower call: as many as the bounds on embeddings and bytes of features allow, at least one."""
     batch: list[EncodeItem] = []
     total, num_bytes = 0, 0
     for item in items:

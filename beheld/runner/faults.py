@@ -19,7 +19,7 @@ def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
         said = platform.fault(error, device)
         if said is not None:
             first = (said.strip().splitlines() or ["no reason given"])[0].rstrip(".")
-            return EngineDeadError(f"The device has failed: {first}.", "Start the engine anew.")
+            return EngineDeadError(f"The device has failed: {first}.", "Restart the engine.")
     return None
 
 

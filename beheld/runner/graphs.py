@@ -1,8 +1,8 @@
 """Graphs of the decode step, for a ladder of batch sizes.
 
-A graph replays what was captured on the same addresses. All that changes between steps lies in a few tensors that stay
+A graph replays what was captured, on the same addresses. All that changes between steps is in a few tensors that stay
 in place: which rows decode, their lengths, positions and slots (one small copy a step), the block tables of all rows
-(changes only), and the rows' newest tokens, which never leave the device.
+(only changes are copied), and the rows' newest tokens, which never leave the device.
 
 Shapes: B sequences of a batch (padded to a size of the ladder), R rows, G KV groups, N blocks of a table, X position
 axes, V vocabulary.
@@ -143,10 +143,10 @@ class DecodeGraphs:
         return logits_BV, greedy(logits_BV)
 
     def replay(self, slices: Sequence[SeqSlice]) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]] | None:
-        """Of a step in which every slice decodes: logits (B, V), where in Rows.newest_P the tokens that are chosen from
-        them go (B), and what `greedy` makes of them.
+        """Replay a step in which every slice decodes: logits (B, V), where in Rows.newest_P the tokens sampled from
+        them go (B), and what `greedy` makes of them. They stay valid until the next replay.
 
-        None if this step is not such a one. All stay valid until the next replay.
+        None if no graph can carry out this step.
         """
         count = len(slices)
         if count > self._sizes[-1] or any(s.stop - s.start != 1 for s in slices):
@@ -170,7 +170,7 @@ class DecodeGraphs:
         changes = self._rows.changes()
         if changes is None:
             return
-        # Forgotten only when they are on their way: a step that failed before is launched again with all of them.
+        # Forgotten only after the copy was launched: a step that fails earlier is launched again with all changes.
         index, values = to_device({"changes": changes}, self.tables_GRN.device)["changes"]
         self.tables_GRN.view(-1).index_copy_(0, index, values.int())
         self._rows.forget_changes()

@@ -1,8 +1,8 @@
-"""The tail of a step: the tokens that the last layers are run for, and no others.
+"""The tail of a step: only tokens whose logits are wanted go through the last layers.
 
-What the last layer makes of a token whose logits nobody wants is of no use to anybody; only its keys and values are
-(`models/last_layer.py`). Layers that read another layer's keys and values write none: in Gemma 4 a prompt's tokens but
-the last stop before several layers.
+For all other tokens, the last layer's output is not used, only its keys and values are (`models/last_layer.py`). Layers
+that read another layer's keys and values write none: in Gemma 4, all tokens of a prompt except the last stop several
+layers before the end.
 
 Shapes: T tokens, S wanted logits, N blocks of a table.
 """
@@ -20,9 +20,9 @@ from beheld.attention.context import Tail
 from beheld.runner.batch import Batch
 from beheld.runner.staging import to_device
 
-# A tail of a layer that is run twice pays with so many tokens for each wanted one, and on a GPU with so many in all.
+# A layer that is run twice for a tail pays from so many tokens per wanted one on, and on a GPU from so many in all.
 FEWEST_EACH, FEWEST_ON_GPU = 8, 1024
-# Tokens of the pass by which tails are tried.
+# Tokens of the pass that tries whether tails work.
 TRIED = 4
 
 
@@ -33,9 +33,9 @@ def close(found_SV: Tensor, wanted_SV: Tensor) -> bool:
 
 
 def tail_of(batch: Batch, first_layer: int) -> Tail | None:
-    """The tokens that go through the layers from `first_layer` on; None if all do, or nearly all may.
+    """The tokens that go through the layers from `first_layer` on; None if all tokens do.
 
-    Where no logits are wanted at all, the first token goes on alone, so that there is something to compute.
+    If no logits are wanted, the first token alone goes through, so that there is something to compute.
     """
     if batch.prompt_targets or batch.num_sampled != len(batch.sampling) or len(batch.sampling) == len(batch.ids_T):
         return None
@@ -48,7 +48,7 @@ def tail_of(batch: Batch, first_layer: int) -> Tail | None:
             "sequences": np.array(sequences, dtype=np.int64),
             "lengths": np.array(stops, dtype=np.int32),
             "bounds": np.arange(len(stops) + 1, dtype=np.int32),
-            # Of the null block, where nothing is stored.
+            # Slots of the null block: nothing is stored.
             "slots": np.zeros(len(stops), dtype=np.int64),
             "first": np.zeros(1, dtype=np.int64),
         },

@@ -1,4 +1,4 @@
-"""What a step takes beside weights and KV cache: measured by running it, computed or bounded where it is not run."""
+"""Memory that a step takes in addition to weights and KV cache: measured by running it, else computed or bounded."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class MemoryProfile:
 
 
 def fullest_step(config: EngineConfig) -> list[int]:
-    """Tokens of each sequence of a step that takes most memory: as many as fill it, each as long as can be."""
+    """Tokens of each sequence in the step that takes most memory: a full one of the longest sequences."""
     lengths: list[int] = []
     left = config.max_num_batched_tokens
     while left > 0 and len(lengths) < config.max_num_seqs:
-        # The last token of all is sampled and never computed.
+        # A sequence's last token is sampled and never computed.
         lengths.append(max(1, min(left, config.max_model_len - 1)))
         left -= lengths[-1]
     return lengths
@@ -64,10 +64,10 @@ def fullest_step(config: EngineConfig) -> list[int]:
 def measure(
     probe: ModelRunner, adapter: ModelAdapter, info: ModelInfo, config: EngineConfig, *, captures: bool
 ) -> MemoryProfile:
-    """What the fullest step takes of a GPU, by running it and a full batch's sampling on `probe`.
+    """What the largest step takes of a GPU, measured by running it and the sampling of a full batch on `probe`.
 
-    A tower is not run: it would be compiled now, for sizes that may never come. Its rows are taken to be as dear as the
-    text model's, which is wider in every family known.
+    A tower is not run: it would be compiled now, for sizes that may never come. The bound assumes that its rows cost as
+    much as the text model's, which is wider in every known family.
 
     Args:
         captures: whether steps are captured as graphs.
@@ -97,9 +97,9 @@ def graph_rows(config: EngineConfig) -> int:
 def sample_full_batch(
     sampler: Sampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Choose a token for every row, with what takes most memory; the rows are free again afterwards.
+    """Sample a token for every row with the options that take most memory; the rows are free again afterwards.
 
-    Before that a piece of a prompt is reported, with the logits in two further stages of a soft cap.
+    Before that, report a piece of a prompt, with two more copies of its logits as a soft cap makes them.
     """
     rows = list(range(num_rows))
     for row in rows:
@@ -114,7 +114,7 @@ def sample_full_batch(
 
 
 def _peak(platform: Platform, run: Callable[[], object]) -> tuple[int, int]:
-    """The most that `run` held at once, and what is held after it."""
+    """Bytes that `run` held at most, and bytes that are still held after it."""
     platform.synchronize()
     before = platform.allocated_bytes()
     platform.reset_peak()

@@ -1,4 +1,4 @@
-"""The part of a GPU that an engine may take for itself, as `gpu_memory_utilization` says."""
+"""The part of a GPU's memory that an engine may take, as `gpu_memory_utilization` says."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class MemoryShare:
         platform: of the GPU.
         fraction: of the whole GPU, from 0 to 1.
         total_bytes: the GPU's memory.
-        free_bytes: what nobody held when the engine began.
-        held_bytes: what PyTorch held in this process when the engine began: another engine's, say.
+        free_bytes: what was free when the engine started.
+        held_bytes: what PyTorch held in this process when the engine started, for example for another engine.
     """
 
     platform: Platform
@@ -30,8 +30,8 @@ class MemoryShare:
 
     @classmethod
     def of(cls, platform: Platform, fraction: float) -> MemoryShare:
-        """The share of an engine that begins now."""
-        # An engine that was dropped before leaves cycles of objects, and memory that PyTorch keeps for later.
+        """The share of an engine that starts now."""
+        # An engine that was dropped earlier leaves cycles of objects, and memory that PyTorch keeps for later.
         if platform.reserved_bytes():
             gc.collect()
             platform.empty_cache()
@@ -44,7 +44,7 @@ class MemoryShare:
         return int(self.fraction * self.total_bytes)
 
     def check(self) -> None:
-        """See that the share is there.
+        """Check that the share is free.
 
         Raises:
             CapacityError: less than the share is free; the message names both, and the fraction that is.
@@ -62,7 +62,7 @@ class MemoryShare:
         )
 
     def left_bytes(self) -> int:
-        """What may still be taken: the share without what was taken since, and no more than is free."""
+        """Bytes that may still be taken: the share without what was taken since the start, at most what is free."""
         free, _ = self.platform.memory()
         # What PyTorch holds is the engine's for certain; the driver's and the libraries' own shows in what is free.
         taken = max(self.free_bytes - free, self.platform.reserved_bytes() - self.held_bytes)

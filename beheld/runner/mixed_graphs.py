@@ -45,9 +45,9 @@ _FEW = 32
 # Each takes some 70 ms at the start.
 _SMALL = (32, 64, 128, 192, 256, 288, 384, 512, 640, 1024)
 _LARGE = (128, 512, 1024, 2048, 4096, 8192)
-# Beside some that decode, as in a server: padded to all rows, one prompt of 282 tokens would be computed as 768.
+# With a few decoding sequences, as in a server: padded to all rows, one prompt of 282 tokens would be computed as 768.
 _SOME = 64
-_BESIDE_SOME = (64, 288, 512, 1024)
+_WITH_DECODES = (64, 288, 512, 1024)
 # Where no sequence has a prefix, which is common in the first steps of a run, attention has a faster kernel.
 _PLAIN = (4096, 8192)
 # Taking a graph to the device takes it a few milliseconds; computing more tokens than this, 20 to 90.
@@ -76,7 +76,7 @@ def ladder(config: EngineConfig) -> list[Size]:
     sizes |= {Size(tokens, rows, decodes) for tokens in large for decodes in (0, rows)}
     sizes |= {Size(tokens, rows, prefixes=False) for tokens in _PLAIN}
     if rows > _SOME:
-        sizes |= {Size(tokens, _SOME, _SOME) for tokens in _BESIDE_SOME}
+        sizes |= {Size(tokens, _SOME, _SOME) for tokens in _WITH_DECODES}
     return sorted((size for size in sizes if size.tokens <= most), key=_weight)
 
 
@@ -97,7 +97,7 @@ def smallest(sizes: Sequence[Size], need: Need) -> Size | None:
             known = need.decodes <= size.decodes
             fits = known and need.tokens <= size.tokens and need.sequences + need.decodes <= size.sequences
         else:
-            # Here a sequence that decodes takes a tile of 128 rows, and begins behind position 0.
+            # Here a decoding sequence takes a tile of 128 rows, and starts after position 0.
             known = need.decodes <= _FEW and need.keys <= _MOST_KEYS
             known = known and (size.prefixes or not (need.prefixes or need.decodes))
             fits = known and total <= size.tokens and need.sequences + need.decodes <= size.sequences
@@ -131,7 +131,7 @@ class MixedGraphs:
         self._plans = {size: Plan.of(size, adapter.info.position_axes, len(caches.tables)) for size in self._sizes}
         most = max(size.tokens + size.decodes for size in self._sizes)
         num_bytes = max(plan.num_bytes for plan in self._plans.values())
-        # A tensor made outside of inference mode is of another kind to the compiler, which would compile all anew.
+        # To the compiler, a tensor made outside of inference mode is different, and it would compile everything again.
         with torch.inference_mode():
             hidden = adapter.embed(torch.zeros(1, dtype=torch.int64, device=device)).shape[-1]
             self._embeds_TH = torch.zeros(most, hidden, dtype=adapter.dtype, device=device)
@@ -277,8 +277,8 @@ class MixedGraphs:
         return logits_SV[:count], fields.sampled_S[:count]
 
     def _taken(self, laid: Layout) -> dict[int, tuple[list[np.ndarray], list[Tensor]]]:
-        """The embeddings that a step takes and their tokens, by the width of the former: of a model whose towers feed
-        its layers too, pictures bring more than sounds."""
+        """The embeddings that a step takes and their tokens, by width: where towers feed later layers too, those of
+        images are wider than those of audio."""
         taken: dict[int, tuple[list[np.ndarray], list[Tensor]]] = {}
         for piece, first in zip(laid.slices, laid.first_token, strict=True):
             spans = self._rows[piece.row].spans

@@ -1,8 +1,8 @@
-"""Where a step's numbers lie in the graph that carries it out: one block of bytes, which goes up in one copy.
+"""Where a step's numbers lie in the graph that carries it out: one block of bytes, sent to the device in one copy.
 
-Each call that launches something on the device gives the interpreter away and has to wait for its turn again, behind
-all threads that prepare media: sixty of them for each step took 30 to 100 ms. So the numbers are laid out on the host,
-padded as the graph wants them (see mixed_graphs.py), and the graph reads them where the copy puts them.
+Each call that launches something on the device releases the interpreter lock and then waits for all threads that
+prepare media: sixty calls a step took 30 to 100 ms. So the numbers are laid out on the host, padded as the graph needs
+them (see mixed_graphs.py), and the graph reads them where the copy puts them.
 
 Shapes: T tokens, B sequences, S wanted logits, G KV groups, X position axes, all of the graph.
 """
@@ -43,7 +43,7 @@ class Fields(NamedTuple):
     """A graph's numbers, as arrays on the host or as tensors on the device.
 
     Attributes:
-        ids_T: token ids; one more, at the end, takes what is written for nobody.
+        ids_T: token ids; one more at the end, where padding writes.
         positions_XT: rotary positions.
         slots_GT: where keys and values are stored; 0 for padding.
         wanted_S: the tokens whose logits are wanted.
@@ -135,7 +135,7 @@ def lay_in(fields: Mapping[str, np.ndarray], size: Size, laid: Layout, merged: n
         merged: which tokens of the step take an embedding.
     """
     arrays, decodes = laid.arrays, laid.num_decodes
-    # Behind so many sequences, and as many tokens, so much padding follows.
+    # After `split` sequences, of one token each, `shift` padding sequences follow.
     split = decodes if size.decodes else 0
     shift = size.decodes - split
     count, total = len(laid.counts), len(arrays["ids"])

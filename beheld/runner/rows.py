@@ -32,7 +32,7 @@ class Row:
         positions_XN: their rotary positions.
         delta: what to add to an index beyond them to get its position.
         serial: a number that no other admission to any row has.
-        cross_views: for each of its spans, which positions look at it beside the text; empty without a cross group.
+        cross_views: for each of its spans, which positions attend to its states; empty if the model has no states.
     """
 
     token_ids: np.ndarray
@@ -168,7 +168,7 @@ class Rows:
                 for (group, row), (low, high) in self._changed.items()
             ]
         )
-        # Read now, not when they were written: a row that was taken anew since has one value to a place.
+        # Read now, not when they were written: a row that was admitted again since then has one value per place.
         return np.stack([index, self.tables_GRN.reshape(-1)[index]])
 
     def forget_changes(self) -> None:

@@ -86,7 +86,7 @@ class ModelRunner:
         self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
-        # For whoever compares stages: called with "embeds", "positions" and "logits" of each step and their tensors.
+        # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
@@ -186,7 +186,7 @@ class ModelRunner:
 
     def _worth_a_tail(self, batch: Batch) -> bool:
         """True if so many tokens stop before the last layer that running it twice pays."""
-        if batch.metadata.num_decodes and not self._backend.stores_beside_decodes:
+        if batch.metadata.num_decodes and not self._backend.stores_with_decodes:
             return False
         return len(batch.ids_T) >= max(self._fewest_for_tail, FEWEST_EACH * len(batch.sampling))
 
@@ -367,7 +367,7 @@ class ModelRunner:
         may be taken.
 
         Args:
-            block: where one sequence lies, in blocks from this one on that nobody uses, and its tokens differ; 0: all
+            block: the one sequence lies in unused blocks from this one on, and its tokens differ; 0: all
                 lie over the null block, and their tokens are the same.
             tail: the pass has one.
         """

@@ -1,7 +1,7 @@
 """What removes candidates: bans, allowances, bias, grammar masks, and the floors of top-k, top-p and min-p.
 
-Shapes: B rows of a batch, R of them drawn at random, P pairs (place in the batch, token id), V vocabulary, W bytes of a
-bit mask, K greatest logits.
+Shapes: B rows of a batch, R of them sampled at random, P pairs (place in the batch, token id), V vocabulary, W bytes of
+a bit mask, K greatest logits.
 
 The three probability filters keep what stands at or above a floor. A floor does not depend on the order in which equal
 logits were sorted, so a row's candidates are the same in every batch; equals of the last one kept are kept too.
@@ -145,7 +145,7 @@ def _nucleus_floor(logits_N: NDArray[np.float32], top: float, top_p: float) -> f
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """The probability filters of the rows drawn at random, as columns; the `num_top` greatest logits decide them."""
+    """The probability filters of the rows sampled at random, as columns; the `num_top` greatest logits decide them."""
 
     top_k_R1: Tensor
     top_p_R1: Tensor

@@ -15,11 +15,11 @@ from torch import Tensor
 from beheld.core.errors import ParamsError
 from beheld.core.params import LogitsProcessor, Sampling
 from beheld.sample import filters
+from beheld.sample.bad_words import BadWordRows, BadWordTable
 from beheld.sample.filters import Edits, Filters
+from beheld.sample.no_repeat_ngram import NoRepeatRows, NoRepeatTable
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
-from beheld.sample.repeats import Repeating, RepeatTable
-from beheld.sample.words import Worded, WordTable
 
 
 @dataclass(eq=False)
@@ -29,8 +29,8 @@ class RowState:
     Attributes:
         length: tokens before the one sampled last.
         slot: its place in the penalty table, if it has penalties.
-        word_slot, repeat_slot: the same in the tables of what bans tokens by those that were generated: bad words of
-            several tokens, repetitions.
+        bad_word_slot, no_repeat_slot: its places in the tables of bad words of several tokens and of repetitions, if
+            these can ban a token of it.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -40,8 +40,8 @@ class RowState:
     mixed_seed: int
     length: int
     slot: int | None = None
-    word_slot: int | None = None
-    repeat_slot: int | None = None
+    bad_word_slot: int | None = None
+    no_repeat_slot: int | None = None
     tokens: list[int] = field(default_factory=list)
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
 
@@ -55,8 +55,8 @@ class RowState:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawing:
-    """The rows of a batch that are drawn at random; the tensors are needed only off the CPU."""
+class RandomRows:
+    """The rows of a batch that are sampled at random; the tensors are needed only off the CPU."""
 
     places: tuple[int, ...]
     mixed_R: NDArray[np.uint64]
@@ -79,18 +79,18 @@ class Composition:
     minimums: dict[int, bool]
     edits: Edits | None
     penalised: Penalised | None
-    worded: Worded | None
-    repeating: Repeating | None
+    bad_words: BadWordRows | None
+    no_repeat: NoRepeatRows | None
     forcing: tuple[int, ...]
     processed: tuple[int, ...]
-    drawing: Drawing | None
+    random: RandomRows | None
     reporting: tuple[int, ...]
     reporting_L: Tensor
 
     @property
     def edited(self) -> bool:
         """True if some row's logits are changed before the choice."""
-        return bool(self.edits or self.penalised or self.worded or self.repeating or self.processed or self.forcing)
+        return bool(self.edits or self.penalised or self.bad_words or self.no_repeat or self.processed or self.forcing)
 
 
 class RowTable:
@@ -102,8 +102,8 @@ class RowTable:
         self._device = device
         self._composition: Composition | None = None
         self.penalties = PenaltyTable(vocab_size, device)
-        self.words = WordTable(vocab_size, device)
-        self.repeats = RepeatTable(vocab_size, device)
+        self.bad_words = BadWordTable(vocab_size, device)
+        self.no_repeat = NoRepeatTable(vocab_size, device)
 
     def __getitem__(self, row: int) -> RowState:
         state = self._states[row]
@@ -125,8 +125,8 @@ class RowTable:
             state.tokens = list(token_ids)
         # Before any slot is taken: those are given back when the row is released, which admitting it again begins with.
         self._states[row] = state
-        state.word_slot = self.words.admit(params, token_ids, num_prompt)
-        state.repeat_slot = self.repeats.admit(params, token_ids, num_prompt)
+        state.bad_word_slot = self.bad_words.admit(params, token_ids, num_prompt)
+        state.no_repeat_slot = self.no_repeat.admit(params, token_ids, num_prompt)
         if params.has_penalties:
             state.slot = self.penalties.admit(params, token_ids, num_prompt)
 
@@ -140,10 +140,10 @@ class RowTable:
         state = self._states[row]
         if state is None:
             return
-        if state.word_slot is not None:
-            self.words.release(state.word_slot)
-        if state.repeat_slot is not None:
-            self.repeats.release(state.repeat_slot)
+        if state.bad_word_slot is not None:
+            self.bad_words.release(state.bad_word_slot)
+        if state.no_repeat_slot is not None:
+            self.no_repeat.release(state.no_repeat_slot)
         if state.slot is not None:
             self.penalties.release(state.slot)
         self._states[row] = None
@@ -164,10 +164,10 @@ class RowTable:
         states = tuple(self[row] for row in rows)
         params = [state.params for state in states]
         below = [state.below_minimum(length) for state, length in zip(states, lengths, strict=True)]
-        worded = [(b, s.word_slot) for b, s in enumerate(states) if s.word_slot is not None]
-        repeating = [(b, s.repeat_slot) for b, s in enumerate(states) if s.repeat_slot is not None]
+        bad_words = [(b, s.bad_word_slot) for b, s in enumerate(states) if s.bad_word_slot is not None]
+        no_repeat = [(b, s.no_repeat_slot) for b, s in enumerate(states) if s.no_repeat_slot is not None]
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
-        random = tuple(b for b, p in enumerate(params) if not p.greedy)
+        at_random = tuple(b for b, p in enumerate(params) if not p.greedy)
         reporting = tuple(b for b, p in enumerate(params) if p.logprobs is not None)
         return Composition(
             rows=rows,
@@ -175,18 +175,18 @@ class RowTable:
             minimums={b: below[b] for b, p in enumerate(params) if p.min_tokens > 0},
             edits=filters.edits(params, below, self._vocab_size, self._device),
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
-            worded=self.words.gather(*zip(*worded, strict=True)) if worded else None,
-            repeating=self.repeats.gather(*zip(*repeating, strict=True)) if repeating else None,
+            bad_words=self.bad_words.gather(*zip(*bad_words, strict=True)) if bad_words else None,
+            no_repeat=self.no_repeat.gather(*zip(*no_repeat, strict=True)) if no_repeat else None,
             forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),
             processed=tuple(b for b, s in enumerate(states) if s.processors),
-            drawing=self._drawing(states, random) if random else None,
+            random=self._random_rows(states, at_random) if at_random else None,
             reporting=reporting,
             reporting_L=self._upload(reporting),
         )
 
-    def _drawing(self, states: Sequence[RowState], places: tuple[int, ...]) -> Drawing:
+    def _random_rows(self, states: Sequence[RowState], places: tuple[int, ...]) -> RandomRows:
         params = [states[b].params for b in places]
-        return Drawing(
+        return RandomRows(
             places,
             np.array([states[b].mixed_seed for b in places], dtype=np.uint64),
             self._upload(places),

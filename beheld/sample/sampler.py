@@ -1,13 +1,14 @@
 """The sampler: logits of a batch in, one token id per row out, chosen on the device.
 
-Shapes: B rows of a batch, R of them drawn at random, L that want log-probabilities, W words of a grammar's bit mask, T
-positions of a prompt, V vocabulary.
+Shapes: B rows of a batch, R of them sampled at random, L that want log-probabilities, W words of a grammar's bit mask,
+T positions of a prompt, V vocabulary.
 
 Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, logits processors,
-penalties, tokens that a checkpoint forces; the most likely token for greedy rows; for the others temperature, min-p,
-top-k, top-p, and a draw. Log-probabilities are those of the logits as they came from the model. Nothing waits for the
-device, except for rows with logits processors; on a CPU, where there is nothing to wait for, rows are drawn one by one,
-among the few candidates that the filters leave.
+penalties, tokens that a checkpoint forces. Then greedy rows take the most likely token; for the others follow
+temperature, min-p, top-k, top-p, and a random choice. Log-probabilities are those of the logits as the model gave them.
+
+Nothing waits for the device, except for rows with logits processors. On a CPU, where there is nothing to wait for, rows
+are sampled one by one, among the few candidates that the filters leave.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from beheld.sample.filters import Masks, floor_of_row, floors
 from beheld.sample.logprobs import LogprobTensors, copied, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
-from beheld.sample.rows import Composition, Drawing, RowState, RowTable
+from beheld.sample.rows import Composition, RandomRows, RowState, RowTable
 
 # What a logits processor's "infinitely good" becomes, so that differences stay numbers.
 _CERTAIN = 1e30
@@ -132,10 +133,14 @@ class Sampler:
         if batch.penalised is not None:
             lengths = [batch.states[b].length for b in batch.penalised.places]
             self._rows.penalties.append(batch.penalised, lengths, ids_B[batch.penalised.places_P])
-        if batch.worded is not None:
-            self._rows.words.append(batch.worded, [batch.states[b].length for b in batch.worded.places], ids_B)
-        if batch.repeating is not None:
-            self._rows.repeats.append(batch.repeating, [batch.states[b].length for b in batch.repeating.places], ids_B)
+        if batch.bad_words is not None:
+            self._rows.bad_words.append(
+                batch.bad_words, [batch.states[b].length for b in batch.bad_words.places], ids_B
+            )
+        if batch.no_repeat is not None:
+            self._rows.no_repeat.append(
+                batch.no_repeat, [batch.states[b].length for b in batch.no_repeat.places], ids_B
+            )
         if batch.processed:
             ids = ids_B.tolist()
             for b in batch.processed:
@@ -165,54 +170,54 @@ class Sampler:
         for state, length in zip(batch.states, lengths, strict=True):
             state.length = length
         edited = batch.edited or masks is not None
-        if not edited and batch.drawing is None:
+        if not edited and batch.random is None:
             return greedy(logits_BV) if best is None else best
         # An edit may hide what is wrong with a row.
         nan_B = None
         if edited:
             nan_B = ~logits_BV.amax(-1).isfinite() if best is None else best[1]
             logits_BV, best = self._edit(logits_BV, batch, lengths, masks), None
-        drawing = batch.drawing
-        if drawing is None or len(drawing.places) < len(lengths):
+        random = batch.random
+        if random is None or len(random.places) < len(lengths):
             ids_B, broken_B = greedy(logits_BV) if best is None else (best[0].clone(), best[1].clone())
         else:
             ids_B = torch.empty(len(lengths), dtype=torch.int64, device=logits_BV.device)
             broken_B = torch.empty(len(lengths), dtype=torch.bool, device=logits_BV.device)
-        if drawing is not None:
-            keys_R2 = noise.keys(drawing.mixed_R, np.array([lengths[b] for b in drawing.places], dtype=np.uint64))
-            self._draw_(ids_B, broken_B, logits_BV, batch, drawing, torch.from_numpy(keys_R2))
+        if random is not None:
+            keys_R2 = noise.keys(random.mixed_R, np.array([lengths[b] for b in random.places], dtype=np.uint64))
+            self._sample_random_(ids_B, broken_B, logits_BV, batch, random, torch.from_numpy(keys_R2))
         nan_B = broken_B if nan_B is None else nan_B | broken_B
         return ids_B.masked_fill_(nan_B, 0), nan_B
 
-    def _draw_(
+    def _sample_random_(
         self,
         ids_B: Tensor,
         broken_B: Tensor,
         logits_BV: Tensor,
         batch: Composition,
-        drawing: Drawing,
+        random: RandomRows,
         keys_R2: Tensor,
     ) -> None:
-        """Put in place the ids of the rows that are drawn at random, and which of them have no finite best logit."""
+        """Put in place the ids of the rows that are sampled at random, and which of them have no finite best logit."""
         if self._platform.sampler_kernels:
-            from beheld.sample import draw_kernel
+            from beheld.sample import random_kernel
 
             keys_R2 = _to_device(keys_R2, self._device)
-            temperature_R1, places_R = drawing.temperature_R1, drawing.places_R
-            draw_kernel.draw_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, drawing.filters)
+            temperature_R1, places_R = random.temperature_R1, random.places_R
+            random_kernel.sample_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, random.filters)
             return
-        broken_R = ~logits_BV[drawing.places_R].amax(-1).isfinite()
-        broken_B[drawing.places_R] = broken_R
-        draw = self._draw_on_cpu if self._platform.synchronous else self._draw
-        ids_B[drawing.places_R] = draw(logits_BV, batch, drawing, keys_R2, broken_B)
+        broken_R = ~logits_BV[random.places_R].amax(-1).isfinite()
+        broken_B[random.places_R] = broken_R
+        sample = self._sample_on_cpu if self._platform.synchronous else self._sample_at_once
+        ids_B[random.places_R] = sample(logits_BV, batch, random, keys_R2, broken_B)
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with everything applied that does not depend on temperature."""
         logits_BV = logits_BV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        if batch.worded is not None:
-            self._rows.words.apply_(logits_BV, batch.worded, [lengths[b] for b in batch.worded.places])
-        if batch.repeating is not None:
-            self._rows.repeats.apply_(logits_BV, batch.repeating, [lengths[b] for b in batch.repeating.places])
+        if batch.bad_words is not None:
+            self._rows.bad_words.apply_(logits_BV, batch.bad_words, [lengths[b] for b in batch.bad_words.places])
+        if batch.no_repeat is not None:
+            self._rows.no_repeat.apply_(logits_BV, batch.no_repeat, [lengths[b] for b in batch.no_repeat.places])
         if masks is not None:
             masks.apply_(logits_BV)
         if batch.edits is not None:
@@ -251,20 +256,20 @@ class Sampler:
             logits_V = answer.to(logits_V).clamp(max=_CERTAIN)
         return logits_V
 
-    def _draw_on_cpu(
-        self, logits_BV: Tensor, batch: Composition, drawing: Drawing, keys_R2: Tensor, nan_B: Tensor
+    def _sample_on_cpu(
+        self, logits_BV: Tensor, batch: Composition, random: RandomRows, keys_R2: Tensor, nan_B: Tensor
     ) -> Tensor:
         """Ids (R), row by row: vector instructions may round the ends of an array differently, so that in one array of
         all rows a row's result could depend on its place.
         """
         broken = nan_B.tolist()
         ids = [
-            0 if broken[b] else self._draw_row(logits_BV[b], batch.states[b].params, keys_R2[r : r + 1])
-            for r, b in enumerate(drawing.places)
+            0 if broken[b] else self._sample_row(logits_BV[b], batch.states[b].params, keys_R2[r : r + 1])
+            for r, b in enumerate(random.places)
         ]
         return torch.tensor(ids, dtype=torch.int64)
 
-    def _draw_row(self, logits_V: Tensor, params: Sampling, key_12: Tensor) -> int:
+    def _sample_row(self, logits_V: Tensor, params: Sampling, key_12: Tensor) -> int:
         logits_V = logits_V.float() / params.temperature
         floor = floor_of_row(logits_V.numpy(), params)
         top = logits_V.amax()
@@ -275,14 +280,16 @@ class Sampler:
         weights_N = (logits_V[ids_N] - top).exp_()
         return int(ids_N[_argmax(weights_N / self._noise.exponential(key_12, ids_N)[0])])
 
-    def _draw(self, logits_BV: Tensor, batch: Composition, drawing: Drawing, keys_R2: Tensor, nan_B: Tensor) -> Tensor:
+    def _sample_at_once(
+        self, logits_BV: Tensor, batch: Composition, random: RandomRows, keys_R2: Tensor, nan_B: Tensor
+    ) -> Tensor:
         """Ids (R), all rows at once, without waiting for the device."""
-        everyone = len(drawing.places) == len(batch.rows)
-        logits_RV = logits_BV if everyone else logits_BV[drawing.places_R]
-        logits_RV = logits_RV.float() / drawing.temperature_R1
+        everyone = len(random.places) == len(batch.rows)
+        logits_RV = logits_BV if everyone else logits_BV[random.places_R]
+        logits_RV = logits_RV.float() / random.temperature_R1
         weights_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).exp_()
-        if drawing.filters is not None:
-            weights_RV.masked_fill_(logits_RV < floors(logits_RV, drawing.filters), 0.0)
+        if random.filters is not None:
+            weights_RV.masked_fill_(logits_RV < floors(logits_RV, random.filters), 0.0)
         return weights_RV.div_(self._noise.exponential(_to_device(keys_R2, self._device))).argmax(-1)
 
 

@@ -44,14 +44,16 @@ class Codec:
     """Puts values into bytes and back.
 
     Args:
-        classes: the dataclasses and enumerations that may cross.
+        classes: the dataclasses, named tuples and enumerations that may cross.
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
         self._classes = {kind.__name__: kind for kind in classes}
         # Asked of every value that crosses: dataclasses.fields makes them anew at every call.
         self._fields = {
-            kind: tuple(field.name for field in fields(kind)) for kind in self._classes.values() if is_dataclass(kind)
+            kind: tuple(field.name for field in fields(kind)) if is_dataclass(kind) else vars(kind)["_fields"]
+            for kind in self._classes.values()
+            if is_dataclass(kind) or issubclass(kind, tuple)
         }
 
     def encode(self, value: Any) -> list[Buffer]:

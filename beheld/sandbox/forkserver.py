@@ -92,7 +92,7 @@ def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, l
             ours.close()
             if sys.platform == "linux":
                 libc.prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-            # If it had died before that call, nobody would tell.
+            # If it had died before that call, no signal would come.
             if os.getppid() == parent:
                 _bound(memory_bytes)
                 _serve(Link(theirs, codec), work)

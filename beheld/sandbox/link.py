@@ -142,12 +142,12 @@ class Link:
         """
         self._allow(timeout_s)
         try:
-            count, told, flags, _ = self._end.recvmsg_into([self._packet], _FILE_SPACE, socket.MSG_CMSG_CLOEXEC)
+            count, ancillary, flags, _ = self._end.recvmsg_into([self._packet], _FILE_SPACE, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             raise
         except OSError as error:
             raise EOFError from error
-        files = _files(told)
+        files = _files(ancillary)
         try:
             if not count:
                 raise EOFError
@@ -202,10 +202,10 @@ class Link:
                 os.close(self._kept.pop())
 
 
-def _files(told: list[tuple[int, int, bytes]]) -> list[int]:
+def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     """The descriptors that came with a packet."""
     found = array("i")
-    for level, kind, data in told:
+    for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
     return list(found)

@@ -49,7 +49,7 @@ class Sandbox:
         return answer
 
     def warm(self, kind: TaskType[Any, Any]) -> None:
-        """Begin to load what workers need, without waiting for it; an error is told with the first task."""
+        """Begin to load what workers need, without waiting for it; an error comes with the first task."""
 
         def begin() -> None:
             try:

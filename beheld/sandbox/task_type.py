@@ -1,4 +1,4 @@
-"""Task types: what a worker does, within which bounds, and what the caller of a lost task is told."""
+"""Task types: what a worker does, within which bounds, and which error the caller of a lost task gets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TaskType(Generic[T, A]):
         timeout_s: a task's seconds, without those that it waits for a worker.
         memory_bytes: what a worker may take beyond what all workers of this type share.
         max_workers: processes at a time.
-        error: what the caller of a lost task is told.
+        error: what the caller of a lost task gets.
     """
 
     load: Callable[[Any], Callable[[T], A]]

@@ -1,4 +1,4 @@
-"""What of a prompt must be computed in one step, because attention there looks ahead."""
+"""The ranges of a prompt that must be computed in one step, because attention looks ahead within them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def atomic_ranges(request: Request, info: ModelInfo) -> tuple[Range, ...]:
 
 
 def joint_range(request: Request, info: ModelInfo) -> Range | None:
-    """From the first to the last of the positions that all see each other, wherever they stand; None without any."""
+    """From the first to the last of the positions that all see each other; None if there are none."""
     if info.both_ways != "joint":
         return None
     joint = [position for position, token in enumerate(request.token_ids) if token in info.joint_ids]

@@ -1,4 +1,4 @@
-"""Which embeddings and states live on the device, by digest, within a fixed number of them."""
+"""Which embeddings and states are on the device, by digest, within a fixed number of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from beheld.core.media import MediaItem
 
 
 class EncoderBudget:
-    """Counts embeddings, or states of a cross group, on the device.
+    """Counts embeddings, and states of items, on the device.
 
-    An item that some sequence has computed in part, or that the step being planned needs, is held and stays. The rest
-    stays until its room is wanted; the least recently used goes first, and is told to the device by `take_forgotten`.
+    An item is held, and stays, while a sequence has computed it in part or the step being planned needs it. All other
+    items are idle: they stay until their room is needed. The least recently used is dropped first, and
+    `take_forgotten` says so to the device.
 
-    Of items with embeddings, a sequence holds at most one between steps, the one whose place it has computed in part,
-    and can always go on with it; of items with states it holds all or none. So nobody waits for room while keeping
-    others from theirs, and waiting for room always ends.
+    Between steps a sequence holds at most one item with embeddings, the one that it has computed in part, and can
+    always continue with it. Of items with states it holds all or none. So no sequence that waits for room keeps room
+    from others, and waiting for room always ends.
     """
 
     def __init__(self, max_embeds: int) -> None:
@@ -43,7 +44,7 @@ class EncoderBudget:
         return digest in self._holders
 
     def has_room(self, num_embeds: int) -> bool:
-        """True if `num_embeds` more can be held, idle ones being dropped where needed."""
+        """True if `num_embeds` more can be held once idle ones are dropped."""
         return self._num_held + num_embeds <= self.max_embeds
 
     def hold(self, item: MediaItem) -> bool:
@@ -72,7 +73,7 @@ class EncoderBudget:
         self._forgotten.append(digest)
 
     def release(self, digest: bytes) -> None:
-        """One holder less. The last one leaves the item idle, now the most recently used."""
+        """Remove a holder. Without any, the item is idle, and the most recently used."""
         left = self._holders[digest] - 1
         if left:
             self._holders[digest] = left
@@ -82,7 +83,7 @@ class EncoderBudget:
         self._idle[digest] = None
 
     def lose(self, digest: bytes) -> None:
-        """The device does not have it after all; its holders, if any, have let go or no longer count."""
+        """The device does not have the item; its holders, if it has any, are removed too."""
         if digest not in self._sizes:
             return
         size = self._sizes.pop(digest)
@@ -99,7 +100,7 @@ class EncoderBudget:
         return forgotten
 
     def forget_again(self, digests: Iterable[bytes]) -> None:
-        """Tell of these once more: it is not known whether the device has dropped them."""
+        """Report these again: the device may not have dropped them."""
         self._forgotten.extend(digests)
 
     def check(self, held: Iterable[bytes]) -> None:

@@ -1,8 +1,8 @@
-"""What sequences need of their media on the device, and for how long they hold it.
+"""Which items' embeddings and states each sequence holds on the device, and for how long.
 
-Embeddings are merged into the positions of their span: a sequence holds them while it has computed that span in part.
-States are attended to by every position: a sequence holds all of its own from admission until it leaves the device, or
-is not admitted. So no sequence that runs ever waits for states.
+Embeddings are merged into the positions of their span, so a sequence holds them while it has computed that span in
+part. Every position attends to states, so a sequence holds the states of all its items from admission until it leaves
+the device. It is not admitted before there is room for all of them, so a running sequence never waits for states.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from beheld.scheduler.step_builder import StepBuilder
 
 
 class EncoderRefs:
-    """Takes and gives back shares of the encoder budget for sequences."""
+    """Holds items in the encoder budget for sequences."""
 
     def __init__(self, budget: EncoderBudget) -> None:
         self._budget = budget
 
     def can_admit(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """True if there is room for all states of a waiting sequence; else nobody behind it may take any."""
+        """True if there is room for all states of a waiting sequence; else no later one may take any in this step."""
         wanted = [item for item in sequence.state_items if not self._budget.is_held(item.digest)]
         if not wanted:
             return True
@@ -32,15 +32,15 @@ class EncoderRefs:
         return False
 
     def admit(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Hold all states of a sequence that has just been admitted; what is not on the device is encoded."""
-        # What is there is held first, so that it is not dropped to make room for what is new.
+        """Hold all states of a sequence that has just been admitted; items that are not on the device are encoded."""
+        # Items on the device are held first, so that none of them is dropped to make room for the others.
         for item in sorted(sequence.state_items, key=lambda item: item.digest not in self._budget):
             if self._budget.hold(item):
                 step.encode_item(item)
             sequence.states.append(item)
 
     def limit(self, sequence: Sequence, start: int, stop: int, step: StepBuilder) -> int:
-        """How far the slice can go, up to `stop`, before it needs embeddings for which there is no room."""
+        """How far the slice can go, up to `stop`, before it needs embeddings that there is no room for."""
         planned: set[bytes] = set()
         num_planned = 0
         for taken in _touched(sequence, start, stop):
@@ -55,13 +55,13 @@ class EncoderRefs:
         return stop
 
     def hold(self, sequence: Sequence, start: int, stop: int, step: StepBuilder) -> None:
-        """Hold the embeddings of the slice until the end of the step, and what it leaves unfinished beyond it."""
+        """Hold the slice's embeddings until the step ends, and longer those of a range that it leaves unfinished."""
         touched = list(_touched(sequence, start, stop))
         items = {taken.item.digest: taken.item for taken in touched}
         before = sequence.held
         if before is not None:
             items.pop(before.digest, None)
-        # What is there is held first, so that it is not dropped to make room for what is new.
+        # Items on the device are held first, so that none of them is dropped to make room for the others.
         for item in sorted(items.values(), key=lambda item: item.digest not in self._budget):
             if self._budget.hold(item):
                 step.encode_item(item)
@@ -73,14 +73,14 @@ class EncoderRefs:
         step.used.extend(digest for digest in mine if after is None or digest != after.digest)
 
     def leave(self, sequence: Sequence) -> None:
-        """Give back all that a sequence holds."""
+        """Release all that a sequence holds."""
         for item in self._held(sequence):
             self._budget.release(item.digest)
         sequence.held = None
         sequence.states.clear()
 
     def lose(self, digest: bytes, running: Iterable[Sequence]) -> None:
-        """The device does not have it after all."""
+        """The device does not have this item."""
         self._budget.lose(digest)
         for sequence in running:
             if sequence.held is not None and sequence.held.digest == digest:
@@ -88,7 +88,7 @@ class EncoderRefs:
             sequence.states = [item for item in sequence.states if item.digest != digest]
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Assert every invariant; no sequence but the running ones holds anything."""
+        """Assert every invariant; only running sequences hold items."""
         self._budget.check(item.digest for sequence in running for item in self._held(sequence))
 
     def _held(self, sequence: Sequence) -> list[MediaItem]:

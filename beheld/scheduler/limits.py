@@ -1,4 +1,4 @@
-"""What can never run, told when it is added."""
+"""Requests that can never run are refused when they are added."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from beheld.scheduler.cache.coordinator import CacheCoordinator
 def refuse(
     request: Request, config: EngineConfig, info: ModelInfo, cache: CacheCoordinator, max_encoder_tokens: int
 ) -> None:
-    """Raise if the request could not run even with the device all to itself.
+    """Raise if the request could not run even alone on the device.
 
     Raises:
-        LoRAError: it has an adapter, and the engine takes none.
+        LoRAError: it has an adapter, and the engine accepts none.
         PromptError: the prompt is empty.
         PromptTooLongError: the prompt leaves no room for an answer, or must be computed in one step and is too long.
         CapacityError: its keys and values, or the embeddings of one item, do not fit.
@@ -78,7 +78,7 @@ def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_e
         longest = max((high - low for low, high in span.runs()), default=0)
         if info.atomic_spans and longest > config.max_num_batched_tokens:
             raise PromptTooLongError(
-                f"It takes {longest} tokens at a stretch, which this model computes in one step; a step computes "
+                f"It takes {longest} tokens without a gap, which this model computes in one step; a step computes "
                 f"{config.max_num_batched_tokens}.",
                 "Make it smaller.",
                 item=name,

@@ -1,4 +1,4 @@
-"""Which LoRA adapters may run together: as many as the device has slots, and nobody waits for one without end."""
+"""Which LoRA adapters may run together: as many as the device has slots for, and no request waits for ever."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from beheld.scheduler.sequence import Sequence
 class LoRAQuota:
     """Counts the adapters of running sequences.
 
-    A sequence whose adapter finds no slot is set aside, and those behind it may pass: without an adapter always, with
-    one that runs anyway `patience` times. After that the slots run empty, and it is its turn.
+    A sequence whose adapter finds no slot is set aside, and later sequences may pass it: those without an adapter
+    always, those whose adapter has a slot already `patience` times. After that no more pass, slots become free, and the
+    sequence that was set aside gets one.
 
     Args:
         max_loras: slots of the device.
@@ -28,9 +29,9 @@ class LoRAQuota:
         self._changed = False
 
     def peek(self, queue: WaitingQueue) -> Sequence | None:
-        """The next sequence that finds a slot or needs none; None if there is none. Others are set aside."""
+        """The next sequence that finds a slot or needs none, or None; sequences before it are set aside."""
         if self._changed:
-            # Who waits for a slot, or for the adapter that has just got one, stands where it stood.
+            # A slot may be free, or taken by an adapter that a sequence set aside waits for.
             queue.recall()
             self._changed = False
         sequence = queue.peek()
@@ -48,7 +49,7 @@ class LoRAQuota:
         return len(self._in_use) < self._max_loras
 
     def enter(self, sequence: Sequence, queue: WaitingQueue) -> None:
-        """The sequence runs from now on."""
+        """The sequence begins to run."""
         lora = sequence.request.lora
         if lora is None:
             return
@@ -60,7 +61,7 @@ class LoRAQuota:
         self._in_use[lora] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence runs no more."""
+        """The sequence no longer runs."""
         lora = sequence.request.lora
         if lora is None:
             return

@@ -1,4 +1,4 @@
-"""The waiting queue: smallest order first, so that whoever was preempted stands before whoever came later."""
+"""The waiting queue: smallest order first, so a preempted sequence comes before those that arrived later."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from beheld.scheduler.sequence import Sequence, Status
 class WaitingQueue:
     """Sequences that wait for a row and blocks, sorted by `Sequence.order`.
 
-    A sequence that ends while it waits is not searched for: it is counted out at once, skipped when it comes to the
-    top, and swept out when the dead outnumber the living.
+    A sequence that ends while it waits is not searched for: it is subtracted from the count at once and skipped when it
+    reaches the top. All ended ones are removed when they outnumber the others.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class WaitingQueue:
         self._num_waiting += 1
 
     def peek(self) -> Sequence | None:
-        """Who is next; None if nobody waits."""
+        """The next sequence; None if none waits."""
         heap = self._heap
         while heap and heap[0][1].status is not Status.WAITING:
             heapq.heappop(heap)
         return heap[0][1] if heap else None
 
     def pop(self) -> Sequence:
-        """Take out who is next."""
+        """Remove and return the next sequence."""
         sequence = self.peek()
         assert sequence is not None, "pop from an empty queue"
         heapq.heappop(self._heap)
@@ -42,25 +42,25 @@ class WaitingQueue:
         return sequence
 
     def set_aside(self) -> None:
-        """Who is next lets others pass, until recalled."""
+        """The next sequence lets others pass until `recall`."""
         sequence = self.peek()
-        assert sequence is not None, "nobody to set aside"
+        assert sequence is not None, "no sequence to set aside"
         heapq.heappop(self._heap)
         self._aside[sequence] = None
 
     def recall(self) -> None:
-        """Those set aside stand where they stood."""
+        """Return the sequences set aside to their places."""
         for sequence in self._aside:
             heapq.heappush(self._heap, (sequence.order, sequence))
         self._aside.clear()
 
     @property
     def num_aside(self) -> int:
-        """How many are set aside."""
+        """Number of sequences set aside."""
         return len(self._aside)
 
     def discard(self, sequence: Sequence) -> None:
-        """A sequence in the queue has ended; its status says so already."""
+        """Forget a waiting sequence that has ended; its status is FINISHED already."""
         assert sequence.status is Status.FINISHED
         self._num_waiting -= 1
         self._aside.pop(sequence, None)

@@ -1,13 +1,13 @@
 """The scheduler: plans each step in integers, and learns from its result.
 
 There are no phases. A sequence has tokens (known ones, and those that the device has sampled but the host has not read)
-and a number of positions that have been scheduled; a step lets that number catch up, for as many sequences and by as
-much as one token budget, the rows, the blocks and the room for embeddings allow. Prefill, a chunk of it, decoding and
-going on after a prefix hit differ in nothing else.
+and a number of positions that have been scheduled. A step lets that number catch up, for as many sequences and as far
+as the token budget, the rows, the blocks and the room for embeddings allow. Prefill, a chunk of it, decoding and
+continuing after a prefix hit are the same.
 
-The device carries out plans in the order in which they were made. Therefore a plan may be made before the result of the
-one before it is known, and what a sequence gives back (blocks, its row, embeddings) may be handed on in the next plan
-even while a step that still writes there is in flight: that write lands first, and whatever takes over writes later.
+The device carries out plans in the order in which they were made. So a plan may be made before the result of the
+previous one is known. What a sequence gives back (blocks, its row, embeddings) may be handed out in the next plan even
+while a step that still writes there is in flight: that write is done before the new owner's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Who runs next. Calls alternate freely between add, abort, schedule and update; nothing here is thread-safe."""
+    """Decides what runs next. Its methods may be called in any order, but not from two threads at once."""
 
     def __init__(self, config: EngineConfig, info: ModelInfo, capacity: Capacity) -> None:
         assert config.policy in ("fcfs", "priority"), config.policy
@@ -78,7 +78,7 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            ParamsError: a request of that id is still alive.
+            ParamsError: a request with that id has not ended.
             PromptError, PromptTooLongError, CapacityError: it could never run; see limits.refuse.
         """
         if request.id in self._sequences:
@@ -103,7 +103,7 @@ class Scheduler:
         self._queue.push(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request because its user does not want it any more; None if it is unknown."""
+        """End a request that its user cancelled; None if it is unknown."""
         sequence = self._sequences.get(request_id)
         return None if sequence is None else self._end(sequence, FinishReason.ABORT)
 
@@ -121,16 +121,16 @@ class Scheduler:
     # ---- planning ----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """The next step; None if nothing can be done now. May be called before the result of the last plan is known.
+        """The next step; None if nothing can be computed now. May be called before the last plan's result is known.
 
-        Those that run are served first, in their order; then waiting ones are admitted in theirs.
+        Running sequences come first, in their order; then waiting ones are admitted in theirs.
         """
         step = self._build_step()
         while step.num_preempted and not step.slices and not self._flights:
-            # The last one gave way to those before it, which had been looked at already.
+            # The last sequence was preempted for those before it, which this pass had looked at already.
             step = self._build_step()
         if not step.slices:
-            assert self._flights or not self._sequences, "sequences are left, and none can go on"
+            assert self._flights or not self._sequences, "sequences are left, and none can continue"
             return None
         plan = StepPlan(
             id=self._next_plan,
@@ -164,7 +164,7 @@ class Scheduler:
             if start >= end:
                 index += 1
             elif end - start == 1 and sequence.num_prompt <= start < sequence.num_slots:
-                # Decoding into a block that is there: by far the most frequent case, kept short.
+                # Decoding into a block that the sequence has: by far the most frequent case, kept short.
                 sequence.num_computed = end
                 sequence.num_in_flight += 1
                 if end < sequence.most_positions and not sequence.settles:
@@ -173,11 +173,11 @@ class Scheduler:
                 index += 1
             else:
                 self._serve(sequence, step)
-                # If it had to be preempted, it was the last one, and the loop ends.
+                # If it was preempted, it was the last one, and the loop ends.
                 index += 1
 
     def _serve(self, sequence: Sequence, step: StepBuilder) -> None:
-        """The general case of one running sequence: chunks, media, and blocks that may have to be taken from others."""
+        """The general case of one running sequence: chunks, media, and preemption of others for their blocks."""
         start = sequence.num_computed
         stop = min(sequence.end, start + step.budget)
         stop = self._cut(sequence, start, self._encoder_refs.limit(sequence, start, stop, step))
@@ -188,9 +188,9 @@ class Scheduler:
             self._compute(sequence, stop, step)
 
     def _find_blocks(self, sequence: Sequence, stop: int, step: StepBuilder) -> int:
-        """How far blocks reach, up to `stop`; preempts the last ones until the sequence can go on at all.
+        """How far blocks reach, up to `stop`; preempts the last running sequences until there is a block.
 
-        Whoever stands behind `sequence` is not in the step yet. If nobody does, it preempts itself.
+        Sequences after `sequence` are not in the step yet. If it is the last one, it preempts itself.
         """
         start = sequence.num_computed
         if stop <= sequence.num_slots:
@@ -208,9 +208,9 @@ class Scheduler:
                 return start
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take everything from a running sequence; it waits, before all who came later, and starts anew.
+        """Take everything from a running sequence. It waits before all that arrived later, and is computed again.
 
-        A token of it may be in flight. That token arrives as ever, and the sequence is not admitted before it has.
+        A token of it may be in flight. That token arrives as always, and the sequence is not admitted before.
         """
         self._leave_device(sequence)
         sequence.status = Status.WAITING
@@ -218,14 +218,14 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _admit_waiting(self, step: StepBuilder) -> None:
-        """Admit in the order of the queue; whoever cannot be admitted keeps all behind him waiting."""
+        """Admit in the order of the queue; a sequence that cannot be admitted keeps all later ones waiting."""
         while step.budget > 0 and self._free_rows and self._cache.has_room:
             sequence = self._loras.peek(self._queue)
             if sequence is None or sequence.num_in_flight > 0 or not self._admit(sequence, step):
                 return
 
     def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Give the queue's first sequence a row and its first slice, if it can have both."""
+        """Give the queue's first sequence a row and its first slice; False if it cannot have both."""
         num_hit = self._cache.find_hit(sequence)
         start = num_hit * self._config.block_size
         sequence.begin(start)
@@ -261,7 +261,7 @@ class Scheduler:
         return True
 
     def _compute(self, sequence: Sequence, stop: int, step: StepBuilder) -> None:
-        """Add the slice up to `stop`: everything it needs has been found to be there."""
+        """Add the slice up to `stop`; the caller has checked that there is room for all it needs."""
         start = sequence.num_computed
         if sequence.next_range < len(sequence.embed_ranges):
             self._encoder_refs.hold(sequence, start, stop, step)
@@ -272,16 +272,16 @@ class Scheduler:
         step.add(sequence, SeqSlice(sequence.row, start, stop, new_blocks, wanted, token_ids))
 
     def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
-        """Shorten a slice that would end strictly inside what this model computes in one step."""
+        """Shorten a slice that would end inside a range that this model computes in one step."""
         for low, high in sequence.atomic:
             if low < stop < high:
                 return max(start, low)
         return stop
 
-    # ---- learning ----------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
-        """Take in the result of `plan`: tokens are appended, sequences end, full blocks may be shared from now on."""
+        """Take in the result of `plan`: append tokens, end sequences, and let others share full blocks from now on."""
         assert result.plan_id == plan.id, "a result of another plan"
         flight = self._flights.pop(plan.id)
         for old in [number for number in self._flights if number < plan.id]:
@@ -321,15 +321,15 @@ class Scheduler:
         return plan.id in self._flights
 
     def lose(self, digests: Iterable[bytes]) -> None:
-        """These embeddings are not on the device after all."""
+        """These items are not on the device, although they should be."""
         for digest in digests:
             self._encoder_refs.lose(digest, self._running)
 
     def abandon(self, known: StepPlan | None) -> list[StepPlan]:
-        """Give up all plans but `known` whose results were not taken in, and end their sequences; gives these plans.
+        """Give up all plans except `known` whose results were not taken in, end their sequences, and return the plans.
 
-        How much of them was carried out is not known: what they should have released and forgotten goes into the next
-        plan, once more perhaps, and whoever asks the device tells `lose` what they should have encoded.
+        The device may have carried them out in part. So the next plan repeats what they should have released and
+        forgotten, and the caller asks the device which items they should have encoded are missing, and calls `lose`.
         """
         plans = []
         for number in [number for number in self._flights if known is None or number != known.id]:
@@ -360,7 +360,7 @@ class Scheduler:
         """Announce the tokens that were just appended, and end the sequence at the first that ends it."""
         params = sequence.params
         assert isinstance(params, Sampling)
-        length = len(sequence.token_ids) - len(given)
+        length = before = len(sequence.token_ids) - len(given)
         finish: FinishReason | None = None
         stop_id: int | None = None
         for token in given:
@@ -372,9 +372,8 @@ class Scheduler:
             if length >= sequence.most_tokens:
                 finish = FinishReason.LENGTH
                 break
-        behind = len(sequence.token_ids) - length
-        if behind:
-            given, logprobs = given[:-behind], logprobs[:-behind]
+        if finish is not None:
+            given, logprobs = given[: length - before], logprobs[: length - before]
         events.append(self._event(sequence, given, finish, stop_id, logprobs))
         if finish is not None:
             self._finish(sequence)
@@ -433,7 +432,7 @@ class Scheduler:
         return self._event(sequence, (), finish, error=error)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Give back all that a sequence has. Results of it that are still in flight will be ignored."""
+        """Give back all that a sequence has. Its results that are still in flight will be ignored."""
         if sequence.status is Status.RUNNING:
             self._leave_device(sequence)
             sequence.status = Status.FINISHED
@@ -458,11 +457,11 @@ class Scheduler:
         return {piece.row: s.request.id for piece, s in zip(plan.slices, flight.sequences, strict=True)}
 
     def all_request_ids(self) -> list[str]:
-        """Every request that waits or runs."""
+        """The ids of all requests that wait or run."""
         return list(self._sequences)
 
     def clear_prefix_cache(self) -> None:
-        """Forget every cached prefix; sequences that run keep their blocks."""
+        """Forget every cached prefix; running sequences keep their blocks."""
         self._cache.clear()
 
     @property
@@ -481,7 +480,7 @@ class Scheduler:
         return len(self._queue)
 
     def num_unseen(self, request_id: str) -> int:
-        """Tokens of a waiting request that would have to be computed if it were admitted now: no prefix has them."""
+        """Tokens of a waiting request that no cached prefix covers now."""
         sequence = self._sequences[request_id]
         return len(sequence.token_ids) - self._cache.find_hit(sequence) * self._config.block_size
 
@@ -529,12 +528,14 @@ class Scheduler:
 
 
 def _failure(reason: str) -> BeheldError:
-    """What to tell of a row that failed."""
+    """The error for a row that failed."""
     if reason == NAN:
         return StepError("The model produced NaN, or no finite logit, for this request.", stage=NAN)
     if reason == STUCK:
         return ParamsError(
-            "No text can follow what the grammar has allowed so far.", "Change it.", param="structured_outputs"
+            "The grammar allows no text after what was generated so far.",
+            "Change the grammar.",
+            param="structured_outputs",
         )
     return StepError(reason)
 

@@ -34,7 +34,7 @@ class EmbedRange:
         return self.span.item
 
     def needed(self, start: int, stop: int) -> bool:
-        """True if some position from `start` to before `stop` takes an embedding."""
+        """True if a position from `start` to before `stop` takes an embedding."""
         if stop <= self.first or start >= self.last:
             return False
         if self.item.embed_mask is None:
@@ -64,27 +64,27 @@ def embed_range(span: MediaSpan) -> EmbedRange | None:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request on its way.
+    """One request, from its arrival to its end.
 
     Attributes:
         request, params: what was asked.
-        order: sorts sequences: smaller runs first and is preempted last.
-        most_tokens: prompt and answer together never grow beyond this.
-        most_positions: positions beyond this can never be computed, because that many tokens or blocks do not exist.
+        order: sort key; the smallest runs first and is preempted last.
+        most_tokens: limit of prompt and answer together.
+        most_positions: positions that can ever be computed: there are never more tokens, or never more blocks.
         token_ids: the prompt and the known output.
         num_prompt: how many of them are the prompt.
         rope_scale: "long" if its prompt is beyond the model's rope_switch, else "short"; keys depend on it.
         status: see Status.
-        row: on the device; has a meaning only while running.
+        row: on the device; valid only while running.
         epoch: counts preemptions, so that a result of an earlier life is recognised.
         tables: for each KV group, the block ids (0 where nothing is kept); equally many, none if it has no blocks.
         kept: for each KV group, the first index whose block was not given back.
         num_slots: positions that the tables have room for.
-        num_computed: positions that have been scheduled; while waiting, without meaning.
+        num_computed: positions that have been scheduled; valid only while running.
         num_in_flight: what steps in flight may give: tokens that the host does not know, or what a pool reads.
-        settles: it is planned again only once its last result is known: it follows a grammar, pools, or speculates.
+        settles: it is planned again only after its last result is known, as it has a grammar, pools, or speculates.
         max_drafts: draft tokens that one of its slices may check.
-        draft_ids: what its runner expects to follow its newest token, or, in flight, those that are being checked.
+        draft_ids: tokens that its runner expects after its newest one; in flight, those that are being checked.
         end: positions up to here can be scheduled: known tokens, those in flight, and drafts, within most_positions.
         block_keys: keys of its first blocks, as far as they were computed.
         key_span: index of the first span that may still overlap a block without a key.
@@ -99,9 +99,9 @@ class Sequence:
         atomic: ranges of its positions that no slice may end within; see atomic_ranges.py.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
-        silent: no event has been sent yet.
-        added_s: when it came, on the monotonic clock.
-        waited_s: from then to its first admission.
+        silent: True until the first event.
+        added_s: when it arrived, on the monotonic clock.
+        waited_s: seconds from then to its first admission.
     """
 
     request: Request
@@ -152,7 +152,7 @@ class Sequence:
         rope_switch: int | None = None,
         num_draft_tokens: int = 0,
     ) -> Sequence:
-        """The sequence of a request that has just been added."""
+        """A new sequence for a request that has just been added."""
         num_prompt = len(request.token_ids)
         far = rope_switch is not None and num_prompt > rope_switch
         params = request.params
@@ -221,7 +221,7 @@ class Sequence:
         self.draft_ids = draft_ids[: max(0, self.end - len(self.token_ids))]
 
     def begin(self, start: int) -> None:
-        """If it is admitted now, positions before `start` are there already."""
+        """Positions before `start` need not be computed if the sequence is admitted now."""
         self.next_range = 0
         self.advance(start)
 
@@ -234,7 +234,7 @@ class Sequence:
         self.next_range = index
 
     def rewind(self) -> None:
-        """Nothing is computed any more; the tables have been given back, and will be filled anew at admission."""
+        """Nothing is computed any more: the blocks were given back, and the next admission fills the tables again."""
         assert not any(self.tables), "rewind a sequence that still holds blocks"
         self.epoch += 1
         self.begin(0)

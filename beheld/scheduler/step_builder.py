@@ -1,4 +1,4 @@
-"""A plan in the making, and the record of a plan in flight."""
+"""The step that is being planned, and the record of a plan in flight."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class StepBuilder:
 
     Attributes:
         budget: positions that may still be computed.
-        slices, sequences, epochs: in parallel: what is computed, whose it is, in which of its lives.
+        slices, sequences, epochs: parallel lists: each slice, its sequence, and that sequence's epoch.
         admitted, encode: as in StepPlan.
-        used: digests whose holders in this step let go at its end: the device drops embeddings before it computes, so
-            nothing that this step uses may be dropped by it.
-        encoder_closed: a sequence waits for room for embeddings; nobody behind it may take any.
+        used: digests to release once the step is planned. The device drops embeddings before it computes, so none that
+            this step uses may be dropped by it.
+        encoder_closed: a sequence waits for room for embeddings, and no later one may take any.
         num_preempted: sequences that lost their blocks to others.
     """
 
@@ -47,7 +47,7 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """A plan whose result is not known yet, with whose its slices are and in which of their lives."""
+    """A plan whose result is not known yet, and for each of its slices the sequence and its epoch."""
 
     plan: StepPlan
     sequences: list[Sequence]
@@ -56,7 +56,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """What the scheduler holds now, and counters since it was made.
+    """What the scheduler holds now, and counters since it was created.
 
     Attributes:
         num_running, num_waiting: sequences.

@@ -94,7 +94,7 @@ def token_text(tokenizer: Any, token_id: int) -> str:
 
 
 def known_texts(tokenizer: Any) -> dict[int, str]:
-    """Texts of single tokens, of all that `token_text` was asked for: for whoever asks very often."""
+    """Texts of single tokens, as far as `token_text` has made them; for callers that ask very often."""
     return _traits_of(tokenizer).texts
 
 
@@ -139,7 +139,7 @@ class Detokenizer:
     Args:
         tokenizer: of transformers.
         skip_special_tokens: special tokens show nothing.
-        marks: special tokens that are shown all the same where they come first, for whoever takes the text apart there.
+        marks: special tokens that are shown all the same where they come first, so that a text can be divided there.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True, marks: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The cancel token: it says to threads that work or wait for a result that nobody wants it any more."""
+"""The cancel token, by which threads learn that the result they work or wait for is no longer wanted."""
 
 from __future__ import annotations
 

@@ -94,12 +94,6 @@ ASSETS_CACHE = _variable(
     os.path.join("~", ".cache", "beheld", "assets"),
     "the folder of the example pictures, videos and sounds that scripts ask for by name",
 )
-BYTECODE_CACHE = _variable(
-    ("BEHELD_BYTECODE_CACHE",),
-    str,
-    os.path.join("~", ".cache", "beheld", "bytecode"),
-    "the folder for Python's bytecode of libraries that came without it and cannot keep it; 0 for none",
-)
 GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), _seconds, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(
     ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), _gib, 0.0, "GiB of KV cache on a CPU; 0 means decided here"

@@ -18,7 +18,7 @@ from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
 
 
-class Engine:
+class OwnEngine:
     """An engine of this process that is watched; `close` ends it.
 
     Raises:
@@ -59,7 +59,7 @@ class Engine:
                     made.features.setdefault(name, []).append(feature)
         watch = _Watch(made, len(request.token_ids), core.executor)
         core.add(request)
-        while core.has_work:
+        while core.scheduler.has_work:
             _, events = core.step(None)
             for event in events:
                 if event.error is not None:

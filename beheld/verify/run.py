@@ -6,7 +6,7 @@ import dataclasses
 
 from beheld.core.config import EngineArgs
 from beheld.verify.compare import Stage, compare, first_difference
-from beheld.verify.ours import Engine
+from beheld.verify.ours import OwnEngine
 from beheld.verify.reference import Reference
 from beheld.verify.trace import Question
 
@@ -21,7 +21,7 @@ class Sides:
     def __init__(self, args: EngineArgs) -> None:
         args = _on_cpu(args)
         self._reference = Reference(args)
-        self._engine = Engine(args)
+        self._engine = OwnEngine(args)
 
     def __enter__(self) -> Sides:
         return self
@@ -52,7 +52,7 @@ def verify(args: EngineArgs, question: Question) -> tuple[list[Stage], Stage | N
     args = _on_cpu(args)
     # The one model is let go before the other is loaded.
     theirs = Reference(args).trace(question)
-    engine = Engine(args)
+    engine = OwnEngine(args)
     try:
         stages = compare(theirs, engine.trace(question))
     finally:

@@ -181,7 +181,7 @@ def test_what_is_queued_is_bounded_by_the_bytes_of_its_features(workers: int, mo
         one = llm._inputs.prepare(RequestOrder(prompts[0], GREEDY, request_id="x")).spans[0].item.feature_bytes
         monkeypatch.setattr(run, "MAX_BYTES", 5 * one)
         core, waiting = llm._live().core, [0]
-        watched(llm, monkeypatch, lambda number: waiting.append(core.num_waiting))
+        watched(llm, monkeypatch, lambda number: waiting.append(core.scheduler.num_waiting))
         results = dict(llm.generate_iter(iter(prompts), GREEDY))
     assert sorted(results) == list(range(40))
     assert all(output.error is None for output in results.values())
@@ -198,7 +198,7 @@ def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.Monk
     options = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 16, "block_size": 16, "seed": 0}
     options |= {"max_num_batched_tokens": 128, "media_workers": 2, "async_scheduling": True}
     with LLM(str(tiny.checkpoint(family)), **options) as llm:
-        core, first = llm._live().core, list[int]()
+        scheduler, first = llm._live().core.scheduler, list[int]()
         length = len(llm._inputs.prepare(RequestOrder(prompts[0], GREEDY, request_id="x")).token_ids)
         assert 15 * length > 128
         # Whoever waits where nothing more comes waits for long here.
@@ -211,7 +211,7 @@ def test_the_first_step_waits_for_a_crowd_that_is_known(monkeypatch: pytest.Monk
         for _ in range(2):
             seen = list[int]()
             watched(
-                llm, monkeypatch, lambda number, seen=seen: seen.append(core.scheduler.num_running + core.num_waiting)
+                llm, monkeypatch, lambda number, seen=seen: seen.append(scheduler.num_running + scheduler.num_waiting)
             )
             llm.generate(prompts, GREEDY, use_tqdm=False)
             first.append(seen[0])
@@ -228,7 +228,7 @@ def test_the_first_step_does_not_wait_for_all_that_comes_slowly(source: str, mon
         list(llm.generate_iter([prompt], GREEDY))
         seen = list[int]()
         core, prepare = llm._live().core, llm._inputs.prepare
-        watched(llm, monkeypatch, lambda number: seen.append(core.scheduler.num_running + core.num_waiting))
+        watched(llm, monkeypatch, lambda number: seen.append(core.scheduler.num_running + core.scheduler.num_waiting))
 
         def slow(*given: Any, **more: Any) -> Any:
             time.sleep(0.01)

@@ -52,7 +52,7 @@ def run(core: EngineCore, requests: list[Request]) -> dict[str, list[TokenEvent]
     for request in requests:
         core.add(request)
     in_flight: InFlight | None = None
-    while core.has_work or in_flight is not None:
+    while core.scheduler.has_work or in_flight is not None:
         in_flight, new = core.step(in_flight)
         for event in new:
             events[event.request_id].append(event)

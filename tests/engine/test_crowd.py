@@ -62,7 +62,7 @@ def test_a_crowd_is_answered_as_each_alone(draw: str, monkeypatch: pytest.Monkey
         core: Any = llm._run.core  # type: ignore[union-attr]
         sampler = core.executor.runner.sampler
         if draw == "all at once":
-            monkeypatch.setattr(sampler, "_draw_on_cpu", sampler._draw)
+            monkeypatch.setattr(sampler, "_sample_on_cpu", sampler._sample_at_once)
         sample, mates = sampler.sample, []
         monkeypatch.setattr(sampler, "sample", lambda *args: mates.append(len(args[1])) or sample(*args))
         together = told(llm.generate(prompts, params, use_tqdm=False))

@@ -42,7 +42,7 @@ def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
     told: dict[str, list[int]] = {}
     number, finished = 0, 0
     in_flight: InFlight | None = None
-    while number < many or core.has_work or in_flight is not None:
+    while number < many or core.scheduler.has_work or in_flight is not None:
         while number < many and len(live) < 30:
             parts: list[Any] = [[chance.randrange(3, 80) for _ in range(chance.randrange(1, 30))]]
             parts += [chance.choice(pictures)] if chance.random() < 0.4 else []
@@ -52,9 +52,9 @@ def test_10000_requests_with_random_aborts_leave_nothing(overlap: bool) -> None:
             number += 1
         for name in [n for n in live if chance.random() < 0.02]:
             if chance.random() < 0.5:
-                assert core.abort(name) is not None
+                assert core.scheduler.abort(name) is not None
             else:
-                core.stop(name)
+                core.scheduler.stop(name)
             del live[name]
         in_flight, events = core.step(in_flight)
         for event in events:
@@ -109,7 +109,7 @@ def test_59_caches_that_hold_almost_nothing_never_show() -> None:
             if act < 0.1:
                 llm.reset_prefix_cache()
             elif act < 0.2:
-                llm._inputs.clear_cache()
+                llm._inputs.cache.clear()
             elif act < 0.35:
                 next(llm.generate_iter([prompt(seed) for seed in seeds], params))
                 continue
@@ -120,7 +120,7 @@ def test_59_caches_that_hold_almost_nothing_never_show() -> None:
                 else:
                     assert output.error is None, output.error
                     assert tuple(output.outputs[0].token_ids) == right[seed]
-            stats = llm._inputs.cache_stats()
+            stats = llm._inputs.cache.stats()
             assert stats.num_bytes <= stats.max_bytes <= bound
         assert stats.evictions > 0
         assert llm._run is not None

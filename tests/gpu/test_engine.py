@@ -308,7 +308,7 @@ def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:
         live: set[str] = set()
         in_flight = None
         number = 0
-        while number < count or core.has_work or in_flight is not None:
+        while number < count or core.scheduler.has_work or in_flight is not None:
             while number < count and len(live) < 16:
                 prompt = chance.choice(pool) if chance.random() < 0.3 else text(*chance.choices(range(5, 90), k=30))
                 params = SamplingParams(temperature=0.0, max_tokens=chance.randrange(1, 9), ignore_eos=True)
@@ -317,7 +317,7 @@ def test_random_aborts_leave_no_memory_behind(llm: LLM) -> None:
                 live.add(request.id)
                 number += 1
             for name in [n for n in sorted(live) if chance.random() < 0.05]:
-                core.abort(name)
+                core.scheduler.abort(name)
                 live.discard(name)
             in_flight, events = core.step(in_flight)
             live -= {event.request_id for event in events if event.finish is not None}

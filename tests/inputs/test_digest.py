@@ -200,7 +200,7 @@ def test_any_way_in_gives_the_same_item_and_any_change_another(tmp_path: Path) -
     items = [pipes.ask(pipe, family, [form]).spans[0].item for form in forms]
     assert len({item.digest for item in items}) == 1
     assert all(item is items[0] for item in items), "made once"
-    assert pipe.cache_stats().items == 1
+    assert pipe.cache.stats().items == 1
     changed = PICTURE.copy()
     first = pipes.ask(pipe, family, [changed])
     assert first.receipts[0].cached
@@ -227,7 +227,7 @@ def test_without_a_cache_nothing_is_kept() -> None:
     first, second = (pipes.ask(pipe, family, [PICTURE]) for _ in range(2))
     assert not second.receipts[0].cached
     assert first.spans[0].item.digest == second.spans[0].item.digest
-    assert pipe.cache_stats().items == 0
+    assert pipe.cache.stats().items == 0
 
 
 def test_the_cache_is_bounded_by_bytes() -> None:
@@ -235,11 +235,11 @@ def test_the_cache_is_bounded_by_bytes() -> None:
     pipe = pipes.make(family, {"processor_cache_bytes": 200_000})
     for seed in range(20):
         pipes.ask(pipe, family, [tiny.picture(56, 56, seed)])
-    stats = pipe.cache_stats()
+    stats = pipe.cache.stats()
     assert 0 < stats.num_bytes <= 200_000
     assert stats.evictions > 0
-    pipe.clear_cache()
-    assert pipe.cache_stats().items == 0
+    pipe.cache.clear()
+    assert pipe.cache.stats().items == 0
 
 
 def test_a_seen_picture_costs_less_than_a_millisecond() -> None:

@@ -222,7 +222,7 @@ def test_a_bound_that_the_processor_does_not_mind_is_refused_with_one_that_it_do
 def test_times_are_given_beside_the_frames() -> None:
     with pytest.raises(ParamsError, match="no option 'video_metadata'") as caught:
         asked("qwen3_vl", np.asarray(tiny.frames(6)), video_metadata=[{"fps": 2.0}])
-    assert caught.value.remedy.startswith("Give it beside the frames")
+    assert caught.value.remedy.startswith("Give it together with the frames")
 
 
 def test_some_of_more_frames_are_refused_where_their_places_must_be_known() -> None:

@@ -120,7 +120,7 @@ def test_real_pictures_are_not_bombs() -> None:
 
 def test_the_operator_sets_limits() -> None:
     pipe = pipes.make(FAMILY, media_limits={"max_pixels": 5000, "work_timeout_s": {"image": 7}})
-    assert pipe._reader._limits.work_timeout_s == {**LIMITS.work_timeout_s, "image": 7}
+    assert pipe.reader._limits.work_timeout_s == {**LIMITS.work_timeout_s, "image": 7}
     assert pipes.ask(pipe, FAMILY, pipes.encoded(tiny.picture(56, 56, 1))).spans
     for large in (tiny.picture(84, 84, 1), pipes.encoded(tiny.picture(84, 84, 1)), np.zeros((84, 84, 3), np.uint8)):
         with pytest.raises(LimitError, match="the limit is 5000"):

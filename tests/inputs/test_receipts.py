@@ -304,8 +304,8 @@ def test_nothing_is_claimed_of_what_outputs_do_not_say() -> None:
         {"pixel_values": torch.zeros(48, 588), "image_grid_thw": torch.tensor([[1, 4, 12]])},
     ]
     for outputs in unknown:
-        assert rules.picture(sight(outputs)) is None
-        assert rules.video(sight(outputs)) is None
+        assert rules.of_image(sight(outputs)) is None
+        assert rules.of_video(sight(outputs)) is None
     assert used_image(sight({}), None) == ({}, ())
     # A processor that does not say by which rule it cuts.
     tiles = {"pixel_values": torch.zeros(4, 3, 56, 56)}

@@ -110,7 +110,7 @@ def test_what_is_not_heard_is_said() -> None:
         ((WAVE[:0], 16000), "0 samples"),
         ((np.full(900, np.inf, np.float32), 16000), "finite"),
         (7, "int"),
-        (b"RIFF", "sound"),
+        (b"RIFF", "not audio that can be read"),
     ],
 )
 def test_malformed_sounds_are_refused_by_name(sounds: Any, word: str) -> None:

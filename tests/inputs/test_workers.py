@@ -116,9 +116,9 @@ def test_31_a_worker_killed_at_work_costs_one_item(pipe: InputPipeline) -> None:
     """A large picture keeps a worker busy long enough to be shot; its neighbours are made as ever."""
     slow = pipes.encoded(tiny.picture(64, 64, 3).resize((5000, 5000)), "PNG", compress_level=1)
     small = pipes.encoded(tiny.picture(70, 84, 1))
-    pipe.clear_cache()
+    pipe.cache.clear()
     pipes.ask(pipe, FAMILY, small)
-    pipe.clear_cache()
+    pipe.cache.clear()
     errors: list[Exception] = []
 
     def ask() -> None:
@@ -130,7 +130,7 @@ def test_31_a_worker_killed_at_work_costs_one_item(pipe: InputPipeline) -> None:
     asking = threading.Thread(target=ask)
     asking.start()
     time.sleep(0.15)
-    shot = list(pipe.worker_pids)
+    shot = list(pipe.workers.pids)
     for worker in shot:
         os.kill(worker, signal.SIGKILL)
     asking.join()
@@ -185,7 +185,7 @@ def test_without_workers_the_other_guards_stay() -> None:
     params = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputs(choice=["yes"]))
     assert pipe.prepare(RequestOrder("Hi", params, request_id="1")).params.grammar is not None
     assert pipe._sandbox.pids(pipe._sampling._grammars.task_type)
-    assert not pipe.worker_pids
+    assert not pipe.workers.pids
     pipe.close()
 
 
@@ -197,7 +197,7 @@ def test_the_engine_uses_one_and_closing_ends_it() -> None:
     for workers in (None, 0):
         with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", media_workers=workers, max_model_len=512) as llm:
             texts.append(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids)
-            numbers = llm._inputs.worker_pids
+            numbers = llm._inputs.workers.pids
             assert len(numbers) == (1 if workers is None else 0)
         end = time.monotonic() + 2
         while any(os.path.exists(f"/proc/{n}") for n in numbers) and time.monotonic() < end:

@@ -1,12 +1,21 @@
-"""Products of a single row in Triton's interpreter, on a CPU; test_one_row.py runs this in a process of its own."""
+"""Kernels of a single row in Triton's interpreter, on a CPU; test_one_row.py runs this in a process of its own."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
-import beheld.models.one_row  # noqa: F401 (defines the operator)
-from beheld.models.one_row_kernel import one_row
+from beheld.models.one_row import OneRowLinear
+from beheld.models.one_row_kernel import gate, norm, one_row, turn
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.linears import replace_linears
+from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one_row_norm
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
+from tests import tiny
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -38,3 +47,91 @@ def test_a_strided_row_and_a_strided_bias(inputs: int) -> None:
     torch.testing.assert_close(got.double(), want, atol=2e-6 * inputs**0.5, rtol=1e-5)
     with pytest.raises(AssertionError):
         one_row(x[0], weight_NK, None, early=False)
+
+
+@pytest.mark.parametrize("inputs", [64, 5000])
+def test_a_residual_is_added_after_rounding(inputs: int) -> None:
+    chance = torch.Generator().manual_seed(2)
+    x_K, weight_NK = torch.randn(inputs, generator=chance), torch.randn(9, inputs, generator=chance)
+    residual_N = torch.randn(9, generator=chance)
+    got = one_row(x_K, weight_NK, None, early=False, residual_N=residual_N)
+    torch.testing.assert_close(got, residual_N + weight_NK @ x_K, atol=1e-5 * inputs**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("from_one", [False, True])
+@pytest.mark.parametrize("size", [7, 64, 1000])
+@pytest.mark.parametrize("added", [False, True])
+def test_norms(size: int, from_one: bool, added: bool) -> None:
+    chance = torch.Generator().manual_seed(size)
+    x_H, weight_H, residual_H = (torch.randn(size, generator=chance) for _ in range(3))
+    got = norm(x_H, weight_H, 1e-6, from_one=from_one, early=False, residual_H=residual_H if added else None)
+    want = nn.functional.rms_norm(x_H.double(), (size,), eps=1e-6) * (weight_H.double() + from_one)
+    torch.testing.assert_close(got.double(), want + (residual_H.double() if added else 0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "turned"), [(16, 16), (24, 16), (80, 80)])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("from_one", [False, True])
+def test_rotations(size: int, turned: int, normed: bool, from_one: bool) -> None:
+    chance = torch.Generator().manual_seed(size)
+    q_heads, k_heads = 4, 2
+    qkv = torch.randn((q_heads + 2 * k_heads) * size, generator=chance)
+    weights_2C, angles = torch.randn(2, size, generator=chance), torch.randn(turned, generator=chance)
+    want_HC = qkv.view(-1, size).double().clone()
+    if normed:
+        both = (weights_2C.double() + from_one).repeat_interleave(torch.tensor([q_heads, k_heads]), 0)
+        want_HC[: q_heads + k_heads] = nn.functional.rms_norm(want_HC[: q_heads + k_heads], (size,), eps=1e-6) * both
+    x_HC = want_HC[: q_heads + k_heads, :turned]
+    first, second = x_HC.chunk(2, -1)
+    other = torch.cat([-second, first], -1)
+    cos_C, sin_C = angles.cos(), angles.sin()
+    want_HC[: q_heads + k_heads, :turned] = x_HC * cos_C + other * sin_C
+    norms = (weights_2C, 1e-6) if normed else None
+    turn(qkv, (q_heads, k_heads), cos_C, sin_C, norms, from_one=from_one, early=False)
+    torch.testing.assert_close(qkv.view(-1, size).double(), want_HC, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+def test_gates(tanh: bool) -> None:
+    x = torch.randn(2 * 300, generator=torch.Generator().manual_seed(1)) * 4
+    first, second = x.double().chunk(2)
+    act = nn.functional.gelu(first, approximate="tanh") if tanh else nn.functional.silu(first)
+    torch.testing.assert_close(gate(x, tanh=tanh, early=False).double(), act * second, atol=1e-5, rtol=1e-5)
+
+
+def layers_of(family: str) -> tuple[Any, dict[nn.Module, OneRowLayer]]:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = AutoModelForImageTextToText if family in tiny.IMAGE_FAMILIES else AutoModelForCausalLM
+    text = text_model(kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval())
+    fuse_linears(text, Changes())
+    replace_linears(text, OneRowLinear, torch.float32, Changes())
+    return text, one_row_layers(text)
+
+
+# With norms of heads, windows, capped scores, norms after attention and MLP, GELU, several axes of positions.
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3_text", "qwen2_5_vl"])
+def test_usual_layers_are_found_and_the_model_is_as_before(family: str) -> None:
+    text, found = layers_of(family)
+    assert set(found) == set(text.layers)
+    assert one_row_norm(text.norm) is not None
+    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in text.layers)
+    assert text.config._attn_implementation != "beheld_probe"
+
+
+@pytest.mark.parametrize("change", ["activation", "residual", "rotation", "norm"])
+def test_a_layer_that_computes_something_else_is_not_taken(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    if change == "rotation":
+        plain = modeling_llama.apply_rotary_pos_emb
+        monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin, **_: plain(q, k, cos, -sin))
+    if change == "activation":
+        monkeypatch.setattr(modeling_llama, "ACT2FN", {"silu": nn.ReLU()})
+    if change == "residual":
+        attend = modeling_llama.LlamaAttention.forward
+        halved = lambda self, *a, **k: (0.5 * (y := attend(self, *a, **k))[0], y[1])  # noqa: E731
+        monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", halved)
+    if change == "norm":
+        monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: self.weight * x)
+    assert layers_of("llama")[1] == {}

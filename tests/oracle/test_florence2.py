@@ -78,10 +78,10 @@ def test_what_is_refused() -> None:
         ask("")
     with pytest.raises(PromptTooLongError, match="encoder reads at most 1024"):
         ask("a b c d e f g " * 200)
-    with pytest.raises(MediaError, match="beside it"):
+    with pytest.raises(MediaError, match="its layers attend to media"):
         ask("What?", reference.torch.zeros(1, 50, 64))
     with pytest.raises(ParamsError, match="forces or forbids tokens"):
-        pipe.resolve_sampling(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), 1, 0)
+        pipe._sampling.resolve(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), 1, 0)
     with pytest.raises(ConfigError, match="Beam search"):
         LLM(model=str(tiny.checkpoint(FAMILY)), override_generation_config={"num_beams": 3})
 

@@ -54,7 +54,7 @@ class DeviceReader:
 
     name = "device reader"
     captures_prefill = False
-    stores_beside_decodes = False
+    stores_with_decodes = False
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

@@ -33,7 +33,7 @@ class DeviceReader:
 
     name = "device reader"
     captures_prefill = True
-    stores_beside_decodes = True
+    stores_with_decodes = True
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

@@ -40,7 +40,7 @@ def run(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
         core.add(request)
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}
     in_flight: InFlight | None = None
-    while core.has_work or in_flight is not None:
+    while core.scheduler.has_work or in_flight is not None:
         in_flight, events = core.step(in_flight)
         core.scheduler.check()
         for event in events:

@@ -13,7 +13,7 @@ import triton
 from triton import language as tl
 
 from beheld.core.params import Sampling
-from beheld.sample import draw_kernel, filters, greedy_kernel, noise, sampler
+from beheld.sample import filters, greedy_kernel, noise, random_kernel, sampler
 from beheld.sample.penalties import PenaltyTable
 from beheld.sample.penalties_kernel import penalise_
 
@@ -91,7 +91,7 @@ def _log1p(x):  # type: ignore[no-untyped-def]
 @pytest.fixture
 def with_math(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter has no libdevice."""
-    monkeypatch.setattr(draw_kernel, "libdevice", SimpleNamespace(exp=_exp, log1p=_log1p))
+    monkeypatch.setattr(random_kernel, "libdevice", SimpleNamespace(exp=_exp, log1p=_log1p))
 
 
 FILTERS = [
@@ -151,7 +151,7 @@ def test_what_is_drawn_is_what_sorting_gives(kind: str) -> None:
         want_R = (weights_RV / noise.Noise(V, cpu).exponential(keys_R2)).argmax(-1)
         ids_B = torch.full((len(params) + 2,), -7)
         broken_B = torch.ones(len(params) + 2, dtype=torch.bool)
-        draw_kernel.draw_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, chosen)
+        random_kernel.sample_(ids_B, broken_B, logits_BV, places_R, temperature_R1, keys_R2, chosen)
         assert ids_B[places_R].tolist() == want_R.tolist()
         assert not broken_B[places_R].any()
         assert (ids_B[[0, -1]] == -7).all()
@@ -174,7 +174,7 @@ def test_a_broken_row_is_told_and_hurts_no_other(filtered: bool) -> None:
     keys_R2 = torch.from_numpy(noise.keys(np.arange(6, dtype=np.uint64), np.zeros(6, dtype=np.uint64)))
     ids_B, broken_B = torch.full((6,), -7), torch.zeros(6, dtype=torch.bool)
     given = columns if filtered else None
-    draw_kernel.draw_(ids_B, broken_B, logits_BV, torch.arange(6), torch.ones(6, 1), keys_R2, given)
+    random_kernel.sample_(ids_B, broken_B, logits_BV, torch.arange(6), torch.ones(6, 1), keys_R2, given)
     assert broken_B.tolist() == [False, True, True, True, False, False]
     assert ids_B[[1, 2, 3]].tolist() == [0, 0, 0]
     assert ids_B[4] == V - 1

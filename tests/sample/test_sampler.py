@@ -29,7 +29,7 @@ def make(path: str = PATHS[0], vocab_size: int = V, rows: int = 8) -> Sampler:
     """A sampler on the CPU, drawing as there or as on a GPU."""
     sampler = Sampler(rows, vocab_size, CPU)
     if path == PATHS[1]:
-        sampler._draw_on_cpu = sampler._draw  # type: ignore[method-assign]
+        sampler._sample_on_cpu = sampler._sample_at_once  # type: ignore[method-assign]
     return sampler
 
 

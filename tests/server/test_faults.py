@@ -397,7 +397,7 @@ def test_what_a_worker_says_of_itself_is_for_the_log(
     def failing(*_: object) -> None:
         raise EngineError(f"RuntimeError: /etc/{SECRET}")
 
-    monkeypatch.setattr(running.llm._inputs._workers, "decode", failing)
+    monkeypatch.setattr(running.llm._inputs.workers, "decode", failing)
     answer = running.post(CHAT, asking(data_url(seed=next(_UNSEEN))))
     assert answer.status_code == 500
     assert SECRET not in answer.text

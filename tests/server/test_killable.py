@@ -56,7 +56,7 @@ def asking(url: str, kind: str = "image_url") -> dict[str, Any]:
 
 def group_of(server: Running) -> WorkerGroup:
     inputs = server.llm._inputs
-    kind = inputs._workers._decode_type
+    kind = inputs.workers._decode_type
     assert kind is not None, "media are opened in the server's own process"
     return inputs._sandbox._group(kind)
 

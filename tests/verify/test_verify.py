@@ -238,7 +238,7 @@ def test_a_video_that_is_read_wrongly(
         patched.setattr(video, "_rgb", lambda frame, limits: right(frame, limits)[..., ::-1].copy())
         assert first_of(capsys, *words) == "decoded video"
     options = ("--media-io-kwargs", '{"video": {"num_frames": 4}}')
-    monkeypatch.setattr(video.Sampling, "indices", lambda self, total, fps: [0, 1, 2, 3])
+    monkeypatch.setattr(video.FrameSampling, "indices", lambda self, total, fps: [0, 1, 2, 3])
     assert first_of(capsys, *words, *options) == "decoded video"
 
 

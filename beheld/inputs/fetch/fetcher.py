@@ -123,10 +123,10 @@ class _Turns:
 
 
 class Room:
-    """Bytes that may be held at a time; who wants more waits, in the order of coming.
+    """Bytes that may be held at a time; callers that want more wait, first come, first served.
 
     Args:
-        max_bytes: who wants more than all of it gets all of it.
+        max_bytes: a caller that wants more than all of it gets all of it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -144,7 +144,7 @@ class Room:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                # It was granted, and nobody came for it.
+                # It was granted, and is not wanted any more.
                 self.give(wanted)
             self._wake()
             raise

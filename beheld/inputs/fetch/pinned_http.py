@@ -163,7 +163,7 @@ async def get(
         place: where.
         max_bytes: of the body.
         stop_at: statuses whose body is not read.
-        reserve: waits until there is room for so many bytes; called as a body grows whose length is not told.
+        reserve: waits until there is room for so many bytes; called as a body of unknown length grows.
         pace: counts what comes, and waiting that is not for the server.
         turns: in which answers are parsed that come in tiny pieces.
 
@@ -327,7 +327,7 @@ class _MeteredStream(httpcore.AsyncNetworkStream):
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to one address, whatever the name; a meter is told of what comes from there."""
+    """Connects to one address, whatever the name; a meter counts what comes from there."""
 
     def __init__(self, address: str, meter: _Meter) -> None:
         self._address = address

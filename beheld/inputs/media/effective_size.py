@@ -16,7 +16,7 @@ from beheld.families.inputs import EffectiveSize, ProcessedItem, Size
 def of_image(item: ProcessedItem) -> EffectiveSize | None:
     """What is seen of an image whose outputs say it in one of the common forms; None if nothing is known.
 
-    These are a grid of patches, rows and columns of tiles, and the pixels of one image without company.
+    These are a grid of patches, rows and columns of tiles, and the pixels of a single image.
     """
     outputs = item.outputs
     if "image_grid_thw" in outputs:
@@ -34,7 +34,7 @@ def of_image(item: ProcessedItem) -> EffectiveSize | None:
             max(1, columns) * width, max(1, rows) * height, pixels.shape[1], step=width if columns else 0
         )
     if len(pixels.shape) == 4 and tuple(pixels.shape[:2]) == (1, 3):
-        # Sizes are told where they differ from image to image.
+        # Outputs hold sizes where they differ from image to image.
         step = (item.edge("patch_size") or 0) * _merged(item) if "image_sizes" in outputs else 0
         return EffectiveSize(width, height, step=step)
     return None

@@ -45,7 +45,7 @@ class Shown:
         metadata: part of that, in transformers' own class; a processor writes into it what it takes for granted.
         chosen: by the processor's rule; else they are taken as they were given.
         idle: names of options that did nothing.
-        assumed: the rate was not told.
+        assumed: the rate was not given.
     """
 
     clip: Clip
@@ -56,7 +56,7 @@ class Shown:
     assumed: bool
 
     def timed(self, outputs: Mapping[str, Any], part: Any) -> Clip:
-        """The clip with the rate that the model was told by `outputs`, which `part` made; without one if by none."""
+        """The clip with the rate that `outputs` of `part` give the model; without a rate if they give none."""
         if not self.assumed:
             return self.clip
         rate = self.metadata.fps
@@ -81,7 +81,7 @@ def check(options: Mapping[str, Any]) -> None:
 def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule: Callable[[Any], float] | str) -> Shown:
     """Choose among the frames of a clip as `part` would, and say of them what is known.
 
-    Options that choose do nothing for frames that are taken as they are. They are no mistake: an engine may set
+    Options that choose do nothing for frames that are taken as they are. That is allowed: an engine may set
     them for all videos, of which only some are still to be sampled.
 
     Args:
@@ -113,8 +113,8 @@ def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule:
             idle = ("do_sample_frames", *idle)
         options = _without(options, idle)
     metadata = _metadata(clip)
-    told = {"video_metadata": [metadata], "do_sample_frames": False}
-    return Shown(clip, merge(options) | told, metadata, chosen, idle, assumed)
+    given = {"video_metadata": [metadata], "do_sample_frames": False}
+    return Shown(clip, merge(options) | given, metadata, chosen, idle, assumed)
 
 
 def _samples(part: Any, options: Mapping[str, Any]) -> bool:
@@ -122,7 +122,7 @@ def _samples(part: Any, options: Mapping[str, Any]) -> bool:
 
 
 def _rated(clip: Clip, options: Mapping[str, Any], part: Any, rule: Callable[[Any], float] | str) -> Clip:
-    """Frames whose times nobody told, with the rate that their family takes for theirs."""
+    """Frames without times, with the rate that their family assumes."""
     if clip.fps is not None or not rule or not _samples(part, options):
         return clip
     if isinstance(rule, str) or options.get("fps") is not None:
@@ -203,7 +203,7 @@ class _Choice:
         for name, other in zip(_EXCLUSIVE, reversed(_EXCLUSIVE), strict=True):
             if options.get(name) is not None and options.get(other) is None:
                 settings[other] = None
-        # Some rules write a list as long as they are told, before they look at what there is.
+        # Some rules write a list of the wanted length before they look at what there is.
         most = {"num_frames": max(count, getattr(self._part, "num_frames", None) or 0), "fps": self._at_hand().fps}
         for name, bound in most.items():
             if options.get(name) is not None and bound is not None:

@@ -125,7 +125,7 @@ class ItemMaker:
 
         Raises:
             MediaError, ParamsError, WorkerError: with the item's name.
-            Cancelled: nobody waits for it any more.
+            Cancelled: the request was cancelled.
         """
         order.cancel.check()
         try:
@@ -146,7 +146,7 @@ class ItemMaker:
             reason = f"Preparing the {order.ref.modality} took more memory than there is."
             raise LimitError(reason, "Send a smaller one.", item=order.name, param=order.ref.place) from error
         except Exception as error:
-            # Nobody knows who is at fault. What content may do to libraries is told where they are asked.
+            # The fault may be ours or the content's. What content causes in libraries is handled where they are called.
             error.add_note(f"While {order.name} was prepared.")
             raise
 

@@ -14,7 +14,7 @@ class MemoryGate:
     """Lets in as many bytes as there is room for; the others wait in the order of coming.
 
     Args:
-        max_bytes: who brings more than all of it is let in alone.
+        max_bytes: a caller with more than all of it is let in alone.
     """
 
     def __init__(self, max_bytes: int) -> None:

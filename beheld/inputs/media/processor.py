@@ -239,7 +239,7 @@ class ItemProcessor:
         return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
 
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
-        """The engine's tokenizer; the processor's own if the engine was told to do without one."""
+        """The engine's tokenizer; the processor's own if the engine has none (skip_tokenizer_init)."""
         if self._tokenizer.inner is not None:
             return self._tokenizer
         if self._own_tokenizer is None:

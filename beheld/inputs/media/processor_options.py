@@ -97,7 +97,7 @@ def _check_fixed(part: Any, options: Mapping[str, Any]) -> None:
             )
 
 
-# Names that some processors know and that are told in another way here -> how.
+# Names that some processors know and that are given in another way here -> how.
 _ELSEWHERE = {"video_metadata": 'Give it together with the frames, as (frames, {"fps": 2.0}).'}
 
 

@@ -23,7 +23,7 @@ _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
 
 def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
-    """What is seen of an image; nothing is said of one of which nothing is known."""
+    """What is seen of an image; empty if nothing is known."""
     if seen is None:
         return {}, ()
     used: dict[str, Any] = {"width": seen.width, "height": seen.height}
@@ -35,27 +35,27 @@ def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
 def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
     """What is seen of a clip of `given` frames, and which metadata the model gets.
 
-    Of what is seen nothing is said where nothing is known.
+    Of what is seen there is no entry where nothing is known.
     """
-    told: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     clip = shown.timed(item.outputs, item.part)
     if shown.assumed and clip.fps is not None:
-        told["assumed_fps"] = clip.fps
+        metadata["assumed_fps"] = clip.fps
     if shown.idle:
-        told["options_without_effect"] = list(shown.idle)
+        metadata["options_without_effect"] = list(shown.idle)
     if seen is None:
-        return told, ()
+        return metadata, ()
     # The last frame may stand twice, where they are joined in pairs.
     used: dict[str, Any] = {"frames": min(given, seen.frames), "width": seen.width, "height": seen.height}
     lost = _lost(item, seen)
     if used["frames"] < given:
         lost += (f"the processor left out {given - used['frames']} of {given} frames",)
     times = clip.timestamps_s() or ()
-    for told_times in (times, tuple(dict.fromkeys(times))):
-        if len(told_times) == used["frames"]:
-            used["timestamps_s"] = told_times
+    for metadata_times in (times, tuple(dict.fromkeys(times))):
+        if len(metadata_times) == used["frames"]:
+            used["timestamps_s"] = metadata_times
             break
-    return used | told, lost
+    return used | metadata, lost
 
 
 def _lost(item: ProcessedItem, seen: EffectiveSize) -> tuple[str, ...]:

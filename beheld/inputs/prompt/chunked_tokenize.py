@@ -105,7 +105,7 @@ class ChunkedTokenizer:
 
 
 def too_long(most: int) -> PromptTooLongError:
-    """What is said of a text whose tokens were not counted to the end."""
+    """The error of a text whose tokens were not counted to the end."""
     return PromptTooLongError(
         f"The prompt has more than {most} tokens, which is the limit.", "Shorten it.", or_engine="raise max_model_len"
     )

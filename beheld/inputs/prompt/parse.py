@@ -1,4 +1,4 @@
-"""The forms a prompt may have: text, token ids, or a mapping with media, told apart and checked."""
+"""The forms a prompt may have: text, token ids, or a mapping with media, recognised and checked."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
 def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
     ids = value.tolist() if hasattr(value, "tolist") else list(value)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < info.num_ids:
-        # What nearly all prompts are, told in a quarter of the time.
+        # What nearly all prompts are, checked in a quarter of the time.
         return tuple(ids)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):

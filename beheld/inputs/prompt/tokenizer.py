@@ -37,7 +37,7 @@ class PromptTokenizer:
     threads; for long texts, and once the user has the tokenizer too, a copy of it.
 
     Args:
-        tokenizer: transformers' tokenizer, or None if the engine was told to do without one.
+        tokenizer: transformers' tokenizer, or None if the engine runs without one.
         placeholder_ids: modality -> the id that marks an embedding's place.
         places: modality -> the token that an item replaces in a prompt, where it is another one.
         pieces: ordinary pieces of the vocabulary that users' text may not become.
@@ -98,21 +98,22 @@ class PromptTokenizer:
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
-        if len(text) < _BRIEF_TEXT and _usual(tokenizer):
+        usual = _usual(tokenizer)
+        if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
         with out_of_turn():
-            return self._encoded(text, add_special_tokens, most)
-
-    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
-        tokenizer = self._require()
-        if not _usual(tokenizer):
+            if usual:
+                return self._encoded(text, add_special_tokens, most)
             with self._lock:
                 ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
             return ids
+
+    def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
+        """The same by the tokenizer's backend."""
         if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
             return [*before, *self._long().encode(text, most), *after]
-        backend = tokenizer.backend_tokenizer
+        backend = self.inner.backend_tokenizer
         if not self._shared and _unset(backend):
             found = _encoded(backend, text, add_special_tokens)
             # Else it was given away in between, and its new owner may have called it.
@@ -126,7 +127,7 @@ class PromptTokenizer:
         return self.inner
 
     def _own(self, backend: Any) -> Any:
-        """A copy of the backend which nobody's calls cut, pad or split; made anew once tokens were added."""
+        """A copy of the backend that no caller's settings cut, pad or split; made anew once tokens were added."""
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:

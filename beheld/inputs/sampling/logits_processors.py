@@ -44,11 +44,11 @@ class EngineProcessors:
         """All processors of one request: the engine's, then its own.
 
         Raises:
-            ParamsError: extra_args were given and nobody reads them, or a class refuses them.
+            ParamsError: extra_args were given and no class reads them, or a class refuses them.
         """
         if params.extra_args and not self._makers:
             raise ParamsError(
-                f"extra_args ({', '.join(map(repr, params.extra_args))}) would be read by nobody.",
+                f"extra_args ({', '.join(map(repr, params.extra_args))}) would not be read.",
                 "Load a class that reads them with LLM(logits_processors=[...]).",
                 param="extra_args",
             )

@@ -1,4 +1,4 @@
-"""What the user told the engine about its inputs, checked at the start rather than with the first request."""
+"""An engine's options about its inputs, checked at the start rather than with the first request."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def check(args: EngineArgs) -> None:
         template.text_of(args.chat_template)
 
 
-def check_processor(told: Mapping[str, Any] | None, info: ModelInfo, processor: ItemProcessor) -> None:
+def check_processor(given: Mapping[str, Any] | None, info: ModelInfo, processor: ItemProcessor) -> None:
     """Check mm_processor_kwargs, for which the processor is loaded if there are any.
 
     Raises:
         ConfigError: the processor knows no such option or does not take its value, or there is nothing to process.
     """
     name = "mm_processor_kwargs"
-    if not told:
+    if not given:
         return
     if not info.modalities:
         raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
     try:
         for modality in info.modalities:
-            processor.options(modality, told)
+            processor.options(modality, given)
     except ParamsError as error:
         raise ConfigError(error.reason, error.remedy, param=name, detail=error.detail) from error
 
 
-def load_if_told(args: EngineArgs, info: ModelInfo | None = None) -> Any:
+def load_for_options(args: EngineArgs, info: ModelInfo | None = None) -> Any:
     """Check mm_processor_kwargs before the weights are read; the processor, if it was loaded for that, else None.
 
     Raises:
@@ -69,14 +69,14 @@ def load_if_told(args: EngineArgs, info: ModelInfo | None = None) -> Any:
 
 def _overrides(args: EngineArgs) -> None:
     name = "override_generation_config"
-    told = args.override_generation_config or {}
+    given = args.override_generation_config or {}
     known = (*RECOMMENDED, *HABITUAL, "do_sample", "max_new_tokens")
-    for key in told:
+    for key in given:
         if key not in known:
             raise _unknown(name, str(key), known)
     try:
         for key in HABITUAL:
-            values = told.get(key)
+            values = given.get(key)
             for value in values if isinstance(values, list) else (values,):
                 whole(key, value, 0, optional=True)
         recommended({}, args)
@@ -84,9 +84,9 @@ def _overrides(args: EngineArgs) -> None:
         raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
 
 
-def _io(told: Mapping[str, Any]) -> None:
+def _io(given: Mapping[str, Any]) -> None:
     name = "media_io_kwargs"
-    for modality, own in told.items():
+    for modality, own in given.items():
         if modality not in MODALITIES:
             raise _unknown(name, str(modality), MODALITIES)
         if not isinstance(own, Mapping):
@@ -98,7 +98,7 @@ def _io(told: Mapping[str, Any]) -> None:
                 param=name,
             )
     try:
-        video.FrameSampling.of(told.get("video", {}))
+        video.FrameSampling.of(given.get("video", {}))
     except ParamsError as error:
         raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name, detail=error.detail) from error
 

@@ -32,7 +32,7 @@ class PackedPatches(nn.Module):
         bias = None if conv.bias is None else conv.bias.data
         self.product = PackedLinear(linear_of(conv.weight.data.flatten(1), bias))
         self.weight = self.product.weight
-        self._kind, self._inputs = type(conv), conv.in_channels
+        self._kind, self._inputs, self._padding = type(conv), conv.in_channels, conv.padding
 
     def restored(self) -> nn.Module:
         """The convolution, whose weights lie in their own order again."""
@@ -40,7 +40,8 @@ class PackedPatches(nn.Module):
         with_bias = linear.bias is not None
         # Known only as one of two kinds here, whose sizes have two forms.
         kind: Any = self._kind
-        conv: nn.Module = kind(self._inputs, linear.out_features, sizes, stride=sizes, bias=with_bias, device="meta")
+        given = self._inputs, linear.out_features, sizes, sizes, self._padding
+        conv: nn.Module = kind(*given, bias=with_bias, device="meta")
         weight = linear.weight.data.view(linear.out_features, self._inputs, *sizes)
         conv.weight, conv.bias = nn.Parameter(weight, requires_grad=False), linear.bias
         return conv

@@ -129,7 +129,7 @@ class CacheCoordinator:
         sequence.num_keyed = count
 
     def drop_keys(self, sequence: Sequence) -> None:
-        """Nobody may share any block of this sequence: one of them is broken, and it is not known which."""
+        """No block of this sequence may be shared any more: one of them is broken, and it is not known which."""
         for group in self.groups:
             group.drop_keys(sequence.block_keys)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from beheld.scheduler.cache.paged import PagedGroup
 from beheld.scheduler.cache.prefix import PrefixKeys
+from beheld.scheduler.sequence import Sequence
 
 
 class FullGroup(PagedGroup):
@@ -18,6 +19,9 @@ class FullGroup(PagedGroup):
     def needed(self, length: int, total: int) -> int:
         """Blocks of the whole sequence."""
         return -(-total // self._block_size)
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing is given back before the end."""
 
     def most_positions(self) -> int | None:
         """As many as the pool has room for."""

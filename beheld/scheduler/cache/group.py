@@ -89,10 +89,10 @@ class CacheGroup(Protocol):
         """Blocks from `start` to before `stop` are computed and known: they may be shared under these keys."""
 
     def drop_keys(self, keys: Iterable[bytes]) -> None:
-        """Nobody may share the blocks that have these keys."""
+        """The blocks that have these keys may not be shared any more."""
 
     def clear(self) -> None:
-        """Nobody may share any block."""
+        """No block may be shared any more."""
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert every invariant; no sequence but the running ones holds blocks."""

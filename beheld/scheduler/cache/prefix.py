@@ -16,18 +16,18 @@ KEY_BYTES = 32
 
 
 def root_key(request: Request, rope_scale: str = "short") -> bytes:
-    """The parent of a request's first block: the adapter and the salt, on which every key and value depends.
+    """The parent of a request's first block: all that every key and value depends on, such as adapter and salt.
 
-    So they do on items with states, if any position stands before the first of them: who sees none attends to all.
-    Positions behind an item have it in a key before theirs. An adapter enters with its number and with the digest of
-    its files: another may have had the same number before.
+    Items with states are included if a position comes before the first of them, since a position that is shown no item
+    attends to all of them; later positions have the item in an earlier block's key. An adapter is included with its
+    number and with the digest of its files, because another one may have had the same number before.
 
         rotary scale (8) | lora (8) | bytes of its digest (8) | digest | number of items (8) | their digests | salt
     """
     lora = request.lora
     number, own = (0, b"") if lora is None else (lora.lora_int_id, lora.digest)
-    beside = [span for span in request.spans if span.item.num_states]
-    seen = [span.item.digest for span in beside] if beside and beside[0].start > 0 else []
+    attended = [span for span in request.spans if span.item.num_states]
+    seen = [span.item.digest for span in attended] if attended and attended[0].start > 0 else []
     head = struct.pack("<qqq", rope_scale == "long", number, len(own)) + own + struct.pack("<q", len(seen))
     return blake3(b"".join((head, *seen, request.salt))).digest()
 
@@ -35,8 +35,8 @@ def root_key(request: Request, rope_scale: str = "short") -> bytes:
 def block_key(parent: bytes, token_ids: Ordered[int], start: int, spans: Ordered[MediaSpan]) -> bytes:
     """The key of the block whose `token_ids` stand at positions `start` and following, after the block `parent`.
 
-    `spans` are those that overlap it. Each enters with its whole digest and with the place of its start relative to the
-    block, because placeholders look alike whatever the picture and whichever of its rows they stand for:
+    `spans` are those that overlap it. Each is included with its whole digest and with its start relative to the block,
+    because placeholders are the same for every image and for every row of one:
 
         parent (32) | token ids (8 each, a fixed number) | digest (32), span.start - start (8) | ...
     """
@@ -49,7 +49,7 @@ def block_key(parent: bytes, token_ids: Ordered[int], start: int, spans: Ordered
 
 
 def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[bytes]:
-    """Compute the keys of the first `num_blocks` blocks, all of whose tokens are known, where missing; return all."""
+    """Compute the missing keys of the first `num_blocks` blocks, all of whose tokens are known; return all keys."""
     keys = sequence.block_keys
     if len(keys) >= num_blocks:
         return keys
@@ -59,7 +59,7 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
         start, stop = index * block_size, (index + 1) * block_size
         joint = sequence.joint
         if joint is not None and start <= joint[0] < stop:
-            # What it holds depends on all positions of the range, those behind it too.
+            # What the block holds depends on all positions of the range, later ones too.
             parent = block_key(parent, sequence.token_ids[slice(*joint)], joint[0], _within(spans, joint))
         first = sequence.key_span
         while first < len(spans) and spans[first].stop <= start:

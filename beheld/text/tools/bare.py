@@ -6,7 +6,7 @@ import re
 from collections.abc import Container
 
 from beheld.text.marks import Beginning
-from beheld.text.tools.call import NAME, Body, Piece, Schemas, json_text
+from beheld.text.tools.call import NAME, CallBody, Piece, Schemas, json_text
 from beheld.text.tools.json_calls import Balance, JsonCalls
 from beheld.text.tools.literal import keywords_of
 from beheld.text.tools.marked import BLOCK
@@ -27,7 +27,7 @@ class BareReader:
         marks: that may stand before them.
     """
 
-    def __init__(self, body: Body, marks: tuple[str, ...]) -> None:
+    def __init__(self, body: CallBody, marks: tuple[str, ...]) -> None:
         self._body = body
         self._beginning: Beginning | None = Beginning(*marks)
         # Blanks and mark at the beginning, which are text if no call follows.
@@ -77,7 +77,7 @@ class BareReader:
 
 
 class PythonCalls:
-    """A list of calls in Python's words: [look(at="sky"), wait(seconds=3)]; as call.Body. Each is told when it is
+    """A list of calls in Python's words: [look(at="sky"), wait(seconds=3)]; as call.CallBody. Each is told when it is
     complete.
 
     Args:
@@ -98,14 +98,14 @@ class PythonCalls:
         return self._called
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         pieces: list[Piece] = []
         while text and self._state != "plain":
             text = self._within(text, pieces) if self._state == "call" else self._outside(text)
         return text, pieces
 
     def end(self) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         raw = "".join([*([] if self._called else self._raw), *self._held])
         self._raw, self._held = [], []
         return raw, []

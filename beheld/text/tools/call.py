@@ -37,7 +37,7 @@ class ToolReader(Protocol):
         """The rest."""
 
 
-class Body(Protocol):
+class CallBody(Protocol):
     """Reads what stands behind an opening mark."""
 
     def push(self, text: str) -> tuple[str, list[Piece]]:

@@ -131,7 +131,7 @@ class JsonCall:
 
 class JsonCalls:
     """Calls with nothing but blanks, commas, semicolons and brackets of lists between them. What follows anything else
-    is text. As call.Body.
+    is text. As call.CallBody.
 
     Args:
         names: of functions that may be called; None allows any.
@@ -151,7 +151,7 @@ class JsonCalls:
         return self._called
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         pieces: list[Piece] = []
         while text and not self._plain:
             left = self._outside(text) if self._call is None else self._within(text, pieces)
@@ -161,7 +161,7 @@ class JsonCalls:
         return text, pieces
 
     def end(self) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         between, self._between = "".join(self._between), []
         if self._call is not None and not self._call.begun:
             return ("" if self._called else between) + self._call.held(), []

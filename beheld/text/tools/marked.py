@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from beheld.text.marks import Seeker, Trimmed
-from beheld.text.tools.call import Body, Piece
+from beheld.text.tools.call import CallBody, Piece
 
 # Longer texts are taken in blocks, so that what is left of a text is not copied again behind each of its calls.
 BLOCK = 4096
@@ -34,13 +34,13 @@ class MarkedReader:
         stray: a mark that means nothing behind a call, and is text before the first.
     """
 
-    def __init__(self, regions: Mapping[str, Region], body: Callable[[], Body], stray: str | None = None) -> None:
+    def __init__(self, regions: Mapping[str, Region], body: Callable[[], CallBody], stray: str | None = None) -> None:
         self._regions = regions
         self._make = body
         self._marks = (*regions, *(() if stray is None else (stray,)))
         self._seeker = Seeker()
         self._words = Trimmed()
-        self._open: tuple[Body, str] | None = None
+        self._open: tuple[CallBody, str] | None = None
         # The opening mark and the blanks before it, which are text if no call follows.
         self._undecided = ""
         self._spelled = False
@@ -109,7 +109,7 @@ class MarkedReader:
             self._enter(mark, shown, pieces)
         return after
 
-    def _take(self, body: Body, told: tuple[str, list[Piece]], shown: list[str], pieces: list[Piece]) -> None:
+    def _take(self, body: CallBody, told: tuple[str, list[Piece]], shown: list[str], pieces: list[Piece]) -> None:
         words, found = told
         pieces += found
         if body.called:

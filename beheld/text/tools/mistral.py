@@ -15,7 +15,7 @@ _ENDS = {
 
 
 class MistralCalls:
-    """What stands behind one mark; as call.Body."""
+    """What stands behind one mark; as call.CallBody."""
 
     def __init__(self) -> None:
         self._list: JsonCalls | None = None
@@ -31,7 +31,7 @@ class MistralCalls:
         return self._state in ("arguments", "done") if self._list is None else self._list.called
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         if self._state == "start":
             solid = text.lstrip()
             if not solid:
@@ -56,7 +56,7 @@ class MistralCalls:
         return text, pieces
 
     def end(self) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         if self._list is not None:
             return self._list.end()
         raw, self._raw = "".join(self._raw) + self._seeker.rest(), []

@@ -59,7 +59,7 @@ QWEN3 = Tags(
 
 
 class TaggedCalls:
-    """One call; as call.Body. Arguments that are texts are told as they come, others
+    """One call; as call.CallBody. Arguments that are texts are told as they come, others
     when they are complete.
 
     Args:
@@ -86,7 +86,7 @@ class TaggedCalls:
         return self._called
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         pieces: list[Piece] = []
         while text and not self._plain and self._state != "done":
             ends = self._tags.states[self._state]
@@ -109,7 +109,7 @@ class TaggedCalls:
         return self._given_up(text) if self._plain else text, pieces
 
     def end(self) -> tuple[str, list[Piece]]:
-        """As Body."""
+        """As CallBody."""
         words, pieces = self.push("")
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
@@ -118,7 +118,7 @@ class TaggedCalls:
         return self._ended(rest, pieces, words)
 
     def cut(self) -> tuple[str, list[Piece]]:
-        """As Body: a value that was cut off stays open, so that nobody takes it for a whole one."""
+        """As CallBody: a value that was cut off stays open, so that nobody takes it for a whole one."""
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
         if self._called and self._state not in ("between", "done"):

@@ -19,7 +19,7 @@ from beheld.sample.history import History
 
 
 @dataclass(frozen=True, eq=False)
-class Repeating:
+class NoRepeatRows:
     """The rows of a batch that must not repeat themselves; `sizes` are their n."""
 
     places: tuple[int, ...]
@@ -30,7 +30,7 @@ class Repeating:
     sizes_R: Tensor
 
 
-class RepeatTable:
+class NoRepeatTable:
     """The tokens of the rows that must not repeat themselves, prompt included."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -51,14 +51,14 @@ class RepeatTable:
         del self._sizes[slot]
         self._history.release(slot)
 
-    def gather(self, places: Sequence[int], slots: Sequence[int]) -> Repeating:
+    def gather(self, places: Sequence[int], slots: Sequence[int]) -> NoRepeatRows:
         """Index tensors for the rows of one batch composition."""
         sizes = [self._sizes[slot] for slot in slots]
         table_3R = torch.tensor([list(places), list(slots), sizes])
         places_R, slots_R, sizes_R = table_3R.to(self._history.ids_SH.device, non_blocking=True)
-        return Repeating(tuple(places), tuple(slots), tuple(sizes), places_R, slots_R, sizes_R)
+        return NoRepeatRows(tuple(places), tuple(slots), tuple(sizes), places_R, slots_R, sizes_R)
 
-    def apply_(self, logits_BV: Tensor, rows: Repeating, lengths: Sequence[int]) -> None:
+    def apply_(self, logits_BV: Tensor, rows: NoRepeatRows, lengths: Sequence[int]) -> None:
         """Ban in place every token that would make the last n tokens up to position `lengths` stand there twice.
 
         ids     a  b  c  a  b  ?        n = 3: after "a b" came c, so c is banned
@@ -91,6 +91,6 @@ class RepeatTable:
         index_N = (rows.places_R * self._vocab_size).index_select(0, row_N) + ids_N.clamp(max=self._vocab_size - 1)
         logits_BV.view(-1).index_add_(0, index_N, ban_N)
 
-    def append(self, rows: Repeating, lengths: Sequence[int], ids_B: Tensor) -> None:
+    def append(self, rows: NoRepeatRows, lengths: Sequence[int], ids_B: Tensor) -> None:
         """Remember the tokens of the batch sampled at positions `lengths` of these rows."""
         self._history.append(rows.slots, rows.slots_R, lengths, ids_B[rows.places_R])

@@ -28,7 +28,7 @@ _FIELDS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Worded:
+class BadWordRows:
     """The rows of a batch that have bad words of several tokens, and these words.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Words:
     num_prompt: int
 
 
-class WordTable:
+class BadWordTable:
     """Bad words of the rows that have some, and what these rows have generated."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -89,7 +89,7 @@ class WordTable:
         del self._words[slot]
         self._history.release(slot)
 
-    def gather(self, places: Sequence[int], slots: Sequence[int]) -> Worded:
+    def gather(self, places: Sequence[int], slots: Sequence[int]) -> BadWordRows:
         """The words of a batch, in one copy to the device."""
         words = [self._words[slot] for slot in slots]
         counts, longest = [len(own.lasts_W) for own in words], max(own.begins_WP.shape[1] for own in words)
@@ -107,12 +107,12 @@ class WordTable:
         places_R, slots_R = torch.tensor([list(places), list(slots)]).to(device, non_blocking=True)
         rows_W, slots_W, since_W, needed_W, lasts_W = moved_WF[:, :_FIELDS].unbind(1)
         back_P = torch.arange(-longest, 0, device=device)
-        return Worded(
+        return BadWordRows(
             tuple(places), tuple(slots), places_R, slots_R, rows_W, slots_W, since_W, lasts_W, moved_WF[:, _FIELDS:],
             back_P, back_P < -needed_W.unsqueeze(1),
         )  # fmt: skip
 
-    def apply_(self, logits_BV: Tensor, rows: Worded, lengths: Sequence[int]) -> None:
+    def apply_(self, logits_BV: Tensor, rows: BadWordRows, lengths: Sequence[int]) -> None:
         """Ban in place the last token of every word whose other tokens were just generated, up to position `lengths`.
 
         Args:
@@ -129,6 +129,6 @@ class WordTable:
         ban_W = torch.zeros_like(match_W, dtype=torch.float32).masked_fill_(match_W, -math.inf)
         logits_BV.view(-1).index_add_(0, rows.lasts_W, ban_W)
 
-    def append(self, rows: Worded, lengths: Sequence[int], ids_B: Tensor) -> None:
+    def append(self, rows: BadWordRows, lengths: Sequence[int], ids_B: Tensor) -> None:
         """Remember the tokens of the batch sampled at positions `lengths` of these rows."""
         self._history.append(rows.slots, rows.slots_R, lengths, ids_B[rows.places_R])

@@ -1,10 +1,10 @@
-"""Rows drawn at random in one Triton launch: temperature, min-p, top-k, top-p and the draw, without sorting anything.
+"""Rows sampled at random in one Triton launch: temperature, min-p, top-k, top-p and the choice, without sorting.
 
 A library sorts a vocabulary to find where a nucleus ends: 8 milliseconds for 256 rows of 151,936 logits on an H200,
 longer than the model takes for its step. What is wanted is one number, the least logit that stays; it is looked for
 between bounds that each reading of the row brings closer.
 
-Shapes: R rows drawn at random of a batch of B, V vocabulary, N logits that a program looks at at a time, P pivots, S
+Shapes: R rows sampled at random of a batch of B, V vocabulary, N logits that a program looks at at a time, P pivots, S
 slices of a row, C programs of a row.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -20,12 +20,12 @@ from triton.language.extra import libdevice
 from beheld.platform.registry import platform_of
 from beheld.sample.filters import Filters
 
-# Below the best by so much, exp is 0 in float32: such tokens are never drawn, whatever the filters say.
+# Below the best by so much, exp is 0 in float32: such tokens are never sampled, whatever the filters say.
 _NOTHING = tl.constexpr(104.0)
 _PIVOTS = tl.constexpr(4)
 _ELEMENTS = 2048
-# A row is summed up in slices of so many times _ELEMENTS, whoever reads them, so that its sums do not depend on how
-# many programs it has, and thereby on other rows.
+# A row is summed up in slices of so many times _ELEMENTS, whichever program reads them, so that its sums do not depend
+# on how many programs it has, and thereby on other rows.
 _TURNS = 3
 # Programs of a row, at most.
 _MOST_EACH = tl.constexpr(32)
@@ -92,7 +92,7 @@ def _measured(
     program, index_P = tl.program_id(1), tl.arange(0, _PIVOTS)
     above_PN = tl.full([_PIVOTS, N], float("inf"), tl.float32)
     below_PN = tl.full([_PIVOTS, N], float("-inf"), tl.float32)
-    # Two sets of places by turns: whoever is late still reads what was written the last time.
+    # Two sets of places by turns: a late program still reads what was written the last time.
     sums_ptr += met % 2 * SLICES * _PIVOTS
     ends_ptr += met % 2 * programs * 2 * _PIVOTS
     num_slices = tl.cdiv(vocab_size, TURNS * N)
@@ -192,7 +192,7 @@ def _floor(
 
 
 @triton.jit(do_not_specialize=_ALIKE, do_not_specialize_on_alignment=_ANYWHERE)
-def _draw(
+def _sample(
     logits_ptr,
     ids_ptr,
     broken_ptr,
@@ -262,7 +262,7 @@ def _draw(
                 TURNS,
                 N,
             )
-        score, token = _drawn(logits_ptr, keys_ptr + 2 * index, vocab_size, temperature, best, floor, programs, N)
+        score, token = _best_score(logits_ptr, keys_ptr + 2 * index, vocab_size, temperature, best, floor, programs, N)
         if programs > 1:
             ends_ptr += met % 2 * programs * 2 * _PIVOTS
             tokens_ptr += index * programs
@@ -287,7 +287,7 @@ def _hashed(x, shift, factor):
 
 
 @triton.jit
-def _drawn(
+def _best_score(
     logits_ptr,
     keys_ptr,
     vocab_size,
@@ -329,7 +329,7 @@ def _programs(rows: int, slices: int, device: torch.device) -> int:
     return programs
 
 
-def draw_(
+def sample_(
     ids_B: Tensor,
     broken_B: Tensor,
     logits_BV: Tensor,
@@ -338,7 +338,7 @@ def draw_(
     keys_R2: Tensor,
     filters: Filters | None,
 ) -> None:
-    """Write the drawn token of rows `places_R` into `ids_B`, 0 for a broken row, and into `broken_B` which are broken.
+    """Write the tokens of rows `places_R` into `ids_B` (0 for a broken row), and into `broken_B` which are broken.
 
     Broken is a row that holds a NaN or has no finite greatest logit. What is kept is what `filters.floors` keeps, up to
     the rounding of sums of weights: here of float32, added in an order that does not depend on other rows.
@@ -359,7 +359,7 @@ def draw_(
         columns = ids_B, temperature_R1.double(), temperature_R1.double()
     else:
         columns = filters.top_k_R1, filters.top_p_R1, filters.log_min_p_R1
-    _draw[(rows, programs)](
+    _sample[(rows, programs)](
         logits_BV,
         ids_B,
         broken_B,

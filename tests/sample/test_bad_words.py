@@ -150,15 +150,15 @@ def test_a_history_that_grows_forgets_nothing() -> None:
 
 def test_rows_hold_no_more_than_they_can_say_and_give_it_back() -> None:
     sampler = Sampler(16, V, CPU)
-    before = sampler._rows.repeats._history.ids_SH.numel()
+    before = sampler._rows.no_repeat._history.ids_SH.numel()
     for row in range(16):
         sampler.admit(row, Sampling(max_tokens=512 - 100, no_repeat_ngram=3), [1] * 100, 100)
-    assert sampler._rows.repeats._history.ids_SH.numel() == 16 * 512
+    assert sampler._rows.no_repeat._history.ids_SH.numel() == 16 * 512
     # The last position at which a token is chosen.
     out = sampler.sample(torch.randn(16, V), range(16), [511] * 16)
     sampler.append(range(16), out.ids_B)
     for row in range(16):
         sampler.release(row)
-    assert sampler._rows.repeats._history.ids_SH.numel() == before
+    assert sampler._rows.no_repeat._history.ids_SH.numel() == before
     sampler.admit(3, Sampling(max_tokens=5, no_repeat_ngram=1), [1, 2], 2)
     assert sampler.sample(torch.tensor([[1.0, 9.0, 8.0, 2.0, 0.0]]), [3], [2]).ids_B.tolist() == [3]
