@@ -1,4 +1,4 @@
-"""Small random checkpoints of families that read pages: GLM-OCR.
+"""Small random checkpoints of families that read pages: GLM-OCR, LightOnOCR, PaddleOCR-VL.
 
 Each is laid out as the checkpoint that its function names; see tiny.py for what they have in common.
 """
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import tiny
+from tests import tiny_text as text
 from tests.tiny_grid import GLM_MARKERS, GLM_MARKS, GLM_TURN, grid_pixels
 from tests.tiny_media import FORMS, MARKERS
-from tests.tiny_more import chat, language, qwen_tokens
+from tests.tiny_more import PIXTRAL, chat, language, pixels, qwen_tokens
 
-SEEDS: dict[str, int] = {"glm_ocr": 1}
+SEEDS: dict[str, int] = {"glm_ocr": 1, "lighton_ocr": 3, "paddleocr_vl": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 
@@ -62,8 +63,79 @@ def make_glm_ocr(path: Path) -> None:
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["glm_ocr"], keep=("<|im_end|>",))
 
 
-TINY: dict[str, Callable[[Path], None]] = {"glm_ocr": make_glm_ocr}
+def make_lighton_ocr(path: Path) -> None:
+    """As lightonai/LightOnOCR-1B-1025: Pixtral's tower without breaks, four patches to one embedding, Qwen3's text."""
+    marks = ("<|vision_pad|>", "<|vision_end|>", "<|image_pad|>")
+    named = dict(zip(("image_break_token", "image_end_token", "image_token"), marks, strict=True))
+    form = chat("<|im_start|>%role%\\n", "<|im_end|>\\n", "<|image_pad|>")
+    form += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    ids = qwen_tokens(path, "LightOnOcrProcessor", marks, named | {"chat_template": form})
+    config = {
+        "architectures": ["LightOnOcrForConditionalGeneration"],
+        "eos_token_id": ids["<|im_end|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "model_type": "lighton_ocr",
+        "spatial_merge_size": 2,
+        "text_config": language("qwen3", "Qwen3ForCausalLM", head_dim=24, sliding_window=None),
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vision_config": PIXTRAL,
+    }
+    size = {"size": {"longest_edge": 112}, "patch_size": {"height": 28, "width": 28}}
+    text.write_json(path / "preprocessor_config.json", pixels("PixtralImageProcessor", "LightOnOcrProcessor", **size))
+    settings = {"patch_size": 14, "processor_class": "LightOnOcrProcessor", "spatial_merge_size": 2}
+    text.write_json(path / "processor_config.json", settings)
+    tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["lighton_ocr"], keep=("<|im_end|>",))
+
+
+PADDLE_MARKS = ("<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>")
+
+
+def make_paddleocr_vl(path: Path) -> None:
+    """As PaddlePaddle/PaddleOCR-VL: a flat configuration, SigLIP's tower with rotary positions, ERNIE 4.5's text."""
+    form = chat("%role%: ", "\\n", "".join(PADDLE_MARKS), bos="<s>")
+    form += "{%- if add_generation_prompt -%}{{- 'Assistant: ' -}}{%- endif -%}"
+    (path / "chat_template.jinja").write_text(form, encoding="utf-8")
+    named = {"image_token": PADDLE_MARKS[1], "pad_token": "<pad>", "processor_class": "PaddleOCRVLProcessor"}
+    ids = text.write_llama_tokenizer(path, ("<pad>", *PADDLE_MARKS), named)
+    config = language("paddleocr_vl", "PaddleOCRVLForConditionalGeneration", head_dim=24) | {
+        "hidden_act": "silu",
+        "image_token_id": ids[PADDLE_MARKS[1]],
+        "rope_scaling": {"mrope_section": [4, 4, 4], "rope_type": "default", "type": "default"},
+        "tie_word_embeddings": False,
+        "use_bias": False,
+        "vision_config": {
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 32,
+            "image_size": 84,
+            "intermediate_size": 48,
+            "layer_norm_eps": 1e-6,
+            "model_type": "paddleocr_vl",
+            "num_attention_heads": 2,
+            "num_channels": 3,
+            "num_hidden_layers": 2,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+        },
+        "vision_end_token_id": ids[PADDLE_MARKS[2]],
+        "vision_start_token_id": ids[PADDLE_MARKS[0]],
+    }
+    own = {"merge_size": 2, "min_pixels": 4 * 28 * 28, "max_pixels": 32 * 28 * 28, "patch_size": 14}
+    shared = pixels("PaddleOCRVLImageProcessor", "PaddleOCRVLProcessor", temporal_patch_size=1, **own)
+    text.write_json(path / "preprocessor_config.json", shared)
+    tiny._write_model(path, config, tiny._llama_generation(ids), ids, seed=SEEDS["paddleocr_vl"])
+
+
+TINY: dict[str, Callable[[Path], None]] = {
+    "glm_ocr": make_glm_ocr,
+    "lighton_ocr": make_lighton_ocr,
+    "paddleocr_vl": make_paddleocr_vl,
+}
 IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES = ("glm_ocr",)
 FORMS["glm_ocr"] = GLM_TURN
 MARKERS["glm_ocr"] = GLM_MARKERS
+FORMS["lighton_ocr"] = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+MARKERS["lighton_ocr"] = ("<|image_pad|>", "")
+FORMS["paddleocr_vl"] = "User: {}\nAssistant: "
+MARKERS["paddleocr_vl"] = ("".join(PADDLE_MARKS), "")

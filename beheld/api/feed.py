@@ -5,8 +5,8 @@ are prepared when they are asked for: a crowd of threads would only keep the int
 of the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of
 their features.
 
-Jobs come from what a user iterates over, which may take its time over each. Such a source is read in a thread of its
-own, so that asking for what is ready never waits for it.
+Jobs come from a user's iterable, which may take long for each. A thread of its own reads it, so that asking for ready
+jobs never waits for it.
 """
 
 from __future__ import annotations

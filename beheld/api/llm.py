@@ -101,8 +101,8 @@ class LLM:
         are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
         sqlite3, say) has to be made in the generator itself.
 
-        Closing what this returns ends the reading; a generator is closed, by the thread that read it. If it is just at
-        work on a prompt and takes longer than a second, that happens when it has given it.
+        Closing the returned iterator ends the reading; the thread that reads a generator closes it. If the generator
+        takes longer than a second for the prompt that it works on, it is closed after that prompt.
 
         Args:
             prompts: as those of a list for `generate`. An error it raises is raised here, with a note that says so,

@@ -185,10 +185,10 @@ class OfflineRun:
 
         Args:
             idle: the device has nothing to do. It then gets its first step as soon as there is enough for one, or
-                nothing more comes soon. Else only jobs that are prepared here, which holds up the next step, are so
-                bounded.
-            reading: who reads the jobs. Of a list, more come for certain; of anything else nobody knows when, and its
-                first is not kept waiting.
+                nothing more comes soon. Otherwise only jobs that are prepared in this thread are bounded so, since
+                they hold up the next step.
+            reading: who reads the jobs. A list surely has more; for any other iterable the first job is not kept
+                waiting.
         """
         failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0

@@ -11,7 +11,7 @@ from beheld.structured.rows import GrammarRows
 
 
 def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
-    """The engine, and the pipeline before it.
+    """The engine, and the pipeline that prepares its requests.
 
     Raises:
         ConfigError, ModelError, CapacityError: with what to do; no process is left.

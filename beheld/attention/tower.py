@@ -1,7 +1,7 @@
-"""Attention of vision towers that pack pictures and windows into one sequence.
+"""Attention of vision towers that pack images and windows into one sequence.
 
 transformers gives such attention the running sum of the packed lengths (`cu_seq_lens_q`) only when the name of
-the implementation holds "flash"; under any other name it calls once per window, which for a 448 x 448 picture in
+the implementation holds "flash"; under any other name it calls once per window, which for a 448 x 448 image in
 Qwen2.5-VL is some 450 calls. So this registers under such a name, and computes all windows in one call: an operator,
 so that a compiler sees a call and does not look into it.
 

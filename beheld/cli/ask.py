@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from beheld.cli.flags import add_engine_flags, engine_options
 from beheld.cli.media import content, references
-from beheld.utils.collector import paused_collector
+from beheld.utils.gc_tuning import paused_collector
 
 if TYPE_CHECKING:
     from beheld.api.llm import LLM

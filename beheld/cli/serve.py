@@ -17,7 +17,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.platform.probe import has_accelerator
 from beheld.utils.allocator import share_arenas
-from beheld.utils.collector import paused_collector, set_aside
+from beheld.utils.gc_tuning import paused_collector, set_aside
 
 if TYPE_CHECKING:
     from beheld.server.options import ServerOptions

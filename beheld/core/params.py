@@ -272,8 +272,15 @@ class PoolingParams:
     extra_args: dict[str, Any] = field(default_factory=dict)
 
 
+# Letters of a name that may be a known one with mistakes.
+_MAX_MISSPELT = 128
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A remedy sentence that names the nearest known name, or an empty string if none is near."""
+    if len(name) > _MAX_MISSPELT:
+        # Near to none; and comparing takes time and memory that grow with it.
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else ""
 

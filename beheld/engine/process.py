@@ -35,7 +35,7 @@ from beheld.engine.messages import (
     Unread,
 )
 from beheld.sandbox.link import FrameError, Link, pair
-from beheld.utils.collector import paused_collector, set_aside
+from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""How many devices share a model: one, whatever was asked for."""
+"""How many devices share a model: one, whatever the options ask for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ logger = get_logger(__name__)
 def check_ranks(
     args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_config: Any, executor: type[Executor]
 ) -> None:
-    """Say that a model which was to be split runs as one, where that can be.
+    """Warn that a model which was to be split runs on one device, or refuse it.
 
-    A CPU's cores share one memory: there is nothing to split. GPUs are not split over yet, but scripts that ask for
-    several, because theirs were small, run where one GPU has the memory. Whether there is room for keys and values
-    beside the weights is found when they are loaded, as for any model.
+    A CPU's cores share one memory, so there is nothing to split. Models are not split over GPUs yet, but scripts that
+    ask for several small GPUs run on one that has the memory. Whether the KV cache fits next to the weights is found
+    when they are loaded, as for any model.
 
     Raises:
         ConfigError: the weights alone take more than is free on one GPU.

@@ -1,4 +1,4 @@
-"""From what the user said to a running engine: every decision is made here, once, and logged."""
+"""From the user's options to a running engine: every decision is made here, once, and logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import check_ranks
 from beheld.executor.executor import Executor
-from beheld.utils.collector import paused_collector
+from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _NO_MEANING = {
 
 @dataclass
 class Setup:
-    """All that a front end needs: what the checkpoint says, what was decided, and the engine."""
+    """All that a front end needs: the options, the model's facts, the decisions, and the engine."""
 
     args: EngineArgs
     info: ModelInfo
@@ -77,7 +77,7 @@ class Decided:
 
 
 def start(args: EngineArgs, decided: Decided | None = None) -> Setup:
-    """Load what was decided, or decide first, and make the engine.
+    """Decide, unless `decided` is given, load the model, and make the engine.
 
     Raises:
         ConfigError, ModelError, CapacityError: with what to do.
@@ -104,7 +104,7 @@ def resolve_and_decide(args: EngineArgs) -> Decided:
 
 def _start(args: EngineArgs, decided: Decided) -> Setup:
     info = decided.info
-    # Not before all that was said has been checked: they may be many gigabytes.
+    # Only after all options have been checked: the weights may be many gigabytes.
     fetch_weights(args, Path(info.path))
     begin = time.perf_counter()
     kind = executor_of(decided.config)
@@ -128,7 +128,7 @@ def preload() -> None:
 
 
 def check(args: EngineArgs) -> None:
-    """Refuse what is not built, by name, and say once what is accepted but means nothing here.
+    """Refuse options that are not built, by name, and log those that are accepted but change nothing.
 
     Raises:
         ConfigError: an option has a value that this version cannot honour.
@@ -196,7 +196,7 @@ def _check_numbers(args: EngineArgs) -> None:
 
 
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
-    """EngineConfig from what was said, the checkpoint, and the machine."""
+    """EngineConfig from the user's options, the checkpoint, and the machine."""
     platform = _platform(args.device)
     dtype = _dtype(args.dtype, info, platform)
     for name in platform.ignored_options:
@@ -219,7 +219,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logger.info("Chunked prefill is enabled with max_num_batched_tokens=%d.", budget)
     encoder_tokens = args.mm_encoder_budget or max(budget, min(max_model_len, 16384))
     if info.cross is not None:
-        # At most: two items to a row. What fits into memory beside the text's own keys and values is measured later.
+        # At most two items to a row. What fits into memory next to the text's own keys and values is measured later.
         encoder_tokens = args.mm_encoder_budget or 2 * max_num_seqs * info.cross.num_states
     elif info.modalities:
         logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
@@ -265,7 +265,7 @@ def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:
     if count is None:
         count = 1 if cpu else max(1, min(12, len(os.sched_getaffinity(0)) - 2))
     # They mostly wait for workers, but more of them than this keep the interpreter from the thread that drives the
-    # device: with fourteen, the first step of 256 pictures was launched half a second late.
+    # device: with fourteen, the first step of 256 images was launched half a second late.
     threads = 0 if cpu and args.media_workers is None else min(count, _PREPARE_THREADS)
     return {"media_workers": count, "media_work": work, "prepare_threads": threads}
 
@@ -294,8 +294,8 @@ def _loras(args: EngineArgs, info: ModelInfo, modalities: Sequence[str]) -> dict
         return {}
     if info.cross is not None:
         raise ConfigError(
-            f"Adapters for {info.architecture} are not available in this version: keys and values of what stands "
-            "beside the text are made once for all requests.",
+            f"Adapters for {info.architecture} are not available in this version: keys and values of its media are "
+            "made once for all requests.",
             "Leave enable_lora out.",
             param="enable_lora",
         )
@@ -390,7 +390,7 @@ def _summary(config: EngineConfig) -> str:
 
 
 def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
-    """What would be decided for a model, and its sizes, without reading its weights.
+    """The decisions for a model, and its sizes, without reading its weights.
 
     Raises:
         ConfigError, ModelError: as `start`.

@@ -27,12 +27,12 @@ class EffectiveSize:
     """What stands before the tower.
 
     Attributes:
-        width: of the whole picture or frame in pixels, where it is largest; padding is not counted.
+        width: of the whole image or frame in pixels, where it is largest; padding is not counted.
         height: the same.
         tiles: pieces that the tower is given, an overview of the whole included; 1 if it is not cut.
-        frames: of a video; 0 of a picture.
+        frames: of a video; 0 of an image.
         step: the pixels to whose multiples the processor brings each side (merged patches, or tiles of a grid that it
-            chooses by the picture's shape); 0 where it brings every picture to one shape, or keeps theirs.
+            chooses by the image's shape); 0 where it brings every image to one shape, or keeps theirs.
     """
 
     width: int
@@ -44,10 +44,10 @@ class EffectiveSize:
 
 @dataclass(frozen=True, eq=False)
 class ProcessedItem:
-    """A picture or video and what its processor made of it.
+    """An image or video and what its processor made of it.
 
     Attributes:
-        size: of the picture or of a frame as given, (width, height) in pixels.
+        size: of the image or of a frame as given, (width, height) in pixels.
         outputs: the processor's own, of this item alone.
         arguments: those that the sub-processor was called with.
         part: the sub-processor.
@@ -94,8 +94,8 @@ LAID_OUT = "the prompt says how {modality} is laid out or when it was, which emb
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text, or
 # its ids where the tokenizer cannot make them of a text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
-# (text of a prompt, modality -> number of its items) -> text with one marker for each item, or its pieces, of which the
-# tokenizer is given one after the other.
+# (text of a prompt, modality -> number of its items) -> text with one placeholder for each item, or its pieces, which
+# the tokenizer is given one after the other.
 Rewrite = Callable[[str, Mapping[str, int]], str | tuple[str | ItemPlace, ...]]
 
 
@@ -118,7 +118,7 @@ class FamilyInputs:
         depends_on: modality -> the other modality next to whose items, anywhere in a prompt, its own look different.
         rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
         rewrite_chat: what it makes of a rendered conversation; None leaves that as the template wrote it. What users
-            wrote there must not become a marker by it.
+            wrote there must not become a placeholder by it.
         rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
         begins: what the processor lets every text begin with: "as written", or "with bos or eos" (the tokenizer's token
             for a text's beginning, or for its end if there is none).

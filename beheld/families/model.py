@@ -54,6 +54,24 @@ class CrossInputs(Protocol):
         """As ModelAdapter.forward; `positions` in the model's own form."""
 
 
+@dataclass(frozen=True)
+class PackedTower:
+    """What a tower of packed images takes as keywords besides pixels and grid; see models/packed.py.
+
+    Attributes:
+        positions: it takes positions of patches.
+        windows: it attends within windows too.
+        learned: the module within the tower that says how its learned positions are resampled, "" for the tower itself;
+            None if it takes none.
+        merge: patches of a side that are laid out together; None for the tower's own `spatial_merge_size`.
+    """
+
+    positions: bool = True
+    windows: bool = False
+    learned: str | None = None
+    merge: int | None = None
+
+
 def pooled(model: Any, modality: str, result: Any) -> Any:
     """What most towers return: a tensor (..., H), or one for each item."""
     # A family without a tower only maps patches to embeddings, which nothing pools.
@@ -80,9 +98,7 @@ class FamilyModel:
         position_unit: how many parts a position has, where a family has fractions of one.
         positions_by_kind: positions follow from the kinds of tokens and the sizes of items, whatever the ids.
         host_features: features that its tower reads as numbers and nothing else; they stay on the host.
-        packed: what its tower of packed images takes as keywords besides the grid, of "positions" (of patches),
-            "windows" and "learned" (where to look up learned positions); None if nothing is known of it. See
-            models/packed.py.
+        packed: what its tower takes as keywords, if it packs images; else None.
         packs_attention: its tower packs images, and calls attention with the running sum of lengths and nothing else
             of its own; see attention/tower.py.
         towers: modality -> modules that serve it, where transformers does not name them (`get_encoder`).
@@ -103,7 +119,7 @@ class FamilyModel:
     position_unit: int = 1
     positions_by_kind: bool = False
     host_features: frozenset[str] = frozenset()
-    packed: tuple[str, ...] | None = None
+    packed: PackedTower | None = None
     packs_attention: bool = False
     towers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Callable[[Mapping[str, Tensor]], dict[str, Tensor] | None] | None = None

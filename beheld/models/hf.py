@@ -172,7 +172,7 @@ class HFAdapter:
         name = f"get_{modality}_features"
         method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
-            # Families whose videos are frames in the places of pictures.
+            # Families whose videos are frames in the places of images.
             method = getattr(self.model, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
@@ -181,7 +181,7 @@ class HFAdapter:
         stays = self._family.host_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
-            # Older versions of some families name the frames as they name pictures.
+            # Older versions of some families name the frames as they name images.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
         if "vision_feature_select_strategy" in inspect.signature(method).parameters:
             # Older versions of Llama 4 must be told what the configuration says; others ask for it themselves.

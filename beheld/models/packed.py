@@ -1,6 +1,6 @@
-"""What towers that pack pictures take beside their pixels, made on the host.
+"""What towers that pack images take beside their pixels, made on the host.
 
-Such a tower reads the grids of its pictures back from the device to lay out positions and windows, and each time waits
+Such a tower reads the grids of its images back from the device to lay out positions and windows, and each time waits
 for all that was launched before. transformers takes what it would make of them as keywords (`vision_utils`): so it is
 made here from grids that never leave the host.
 
@@ -16,40 +16,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.families.model import PackedTower
+
 Upload = Callable[[Tensor], Tensor]
 
 _GRIDS = ("image_grid_thw", "video_grid_thw")
 
 
-def keywords(
-    kinds: tuple[str, ...] | None, visual: Any, options: dict[str, Any], upload: Upload
-) -> dict[str, Any] | None:
-    """The keywords of a tower call beside its pixels, tensors on the device but for the grid; None if not known.
+def keywords(packed: PackedTower | None, visual: Any, options: dict[str, Any], upload: Upload) -> dict[str, Any] | None:
+    """The keywords of a tower call besides its pixels, tensors on the device but for the grid; None if not known.
 
     Args:
-        kinds: what it takes, see FamilyModel.packed.
+        packed: what the family's tower takes.
         visual: the tower.
         options: a call's pixels and grid (I, 3), on the host.
     """
     grids = [name for name in _GRIDS if name in options]
-    if kinds is None or visual is None or len(grids) != 1:
+    if packed is None or visual is None or len(grids) != 1:
         return None
     grid_I3 = options[grids[0]]
     # Numbers alone are remembered, never the tower: a cache would keep its weights after the engine is closed.
-    windows = (visual.window_size, visual.patch_size) if "windows" in kinds else None
+    windows = (visual.window_size, visual.patch_size) if packed.windows else None
     learned = None
-    if "learned" in kinds:
-        learned = (visual.num_grid_per_side, visual.interpolation_mode, visual.interpolation_align_corners)
-    # Towers that are told of no positions need no size of merged patches.
-    merge = visual.spatial_merge_size if "positions" in kinds else 1
-    made = _made(kinds, merge, windows, learned, tuple(map(tuple, grid_I3.tolist())))
+    if packed.learned is not None:
+        table = visual.get_submodule(packed.learned)
+        learned = (table.num_grid_per_side, table.interpolation_mode, table.interpolation_align_corners)
+    merge = packed.merge
+    if merge is None:
+        # Towers that take no positions need no size of merged patches.
+        merge = visual.spatial_merge_size if packed.positions else 1
+    made = _made(packed.positions, merge, windows, learned, tuple(map(tuple, grid_I3.tolist())))
     moved = {name: upload(value) if isinstance(value, Tensor) else value for name, value in made.items()}
     return {**moved, grids[0]: grid_I3}
 
 
 @functools.lru_cache(maxsize=64)
 def _made(
-    kinds: tuple[str, ...],
+    positions: bool,
     merge: int,
     windows: tuple[int, int] | None,
     learned: tuple[int, str, bool] | None,
@@ -61,7 +64,7 @@ def _made(
     grid_I3 = torch.tensor(grids)
     bounds_W1 = vision_utils.get_vision_cu_seqlens(grid_I3)
     made = {"cu_seqlens": bounds_W1, "max_seqlen": int((bounds_W1[1:] - bounds_W1[:-1]).max())}
-    if "positions" in kinds:
+    if positions:
         made["position_ids"] = vision_utils.get_vision_position_ids(grid_I3, merge)
     if windows is not None:
         window_index, bounds_W1 = vision_utils.get_vision_window_index(

@@ -201,7 +201,7 @@ def _computes(device: torch.device) -> bool:
 
 
 class Uploader:
-    """Copies host tensors to one GPU, beside the step that runs there: nothing waits for them but what uses them.
+    """Copies host tensors to one GPU while a step runs there: only what uses them waits for them.
 
     A copy from ordinary memory makes the host wait until the device has done all that was launched before. So content
     goes through pinned memory and a stream of its own, which the computing stream then waits for.
@@ -283,12 +283,12 @@ class CudaGraphs:
 
 
 def _end_recording(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """See to it that the allocator does not wait for the end of a capture that failed.
+    """Keep the allocator from waiting for the end of a capture that failed.
 
-    Up to torch 2.11 it does, for the life of the process: memory that more than one stream used is then never given
-    out again. (Newer ones end it when the capture ends, whatever became of it, and say so here.) The allocator of
-    pinned memory has no such end that could be reached from here; it only refuses the same pool from then on, and
-    asks the graph of its streams, which therefore is kept.
+    Up to torch 2.11 it waits for the life of the process: memory that more than one stream used is then never given
+    out again. (Later versions end the recording with the capture, even a failed one, and raise here.) The allocator of
+    pinned memory cannot be reached from here; from then on it refuses the same pool, and asks the graph for its
+    streams, which is why the graph is kept.
     """
     graph.reset()
     device = torch.cuda.current_device()

@@ -177,7 +177,7 @@ class Platform(Protocol):
 
     @property
     def dense_decode_cache(self) -> bool:
-        """Decoding gains from a dense copy of what each sequence sees, beside the paged cache."""
+        """Decoding gains from a dense copy of what each sequence sees, in addition to the paged cache."""
 
     @property
     def has_triton(self) -> bool:

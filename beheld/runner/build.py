@@ -71,13 +71,13 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
 
 
 def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:
-    """See that memory suffices for the weights, before any is read, and make room for them.
+    """Check that memory suffices for the weights before any is read, and make room for them.
 
     Returns:
         The engine's share of the device's memory; None if the device uses the host's.
 
     Raises:
-        CapacityError: it does not; the message names what they take and what there is.
+        CapacityError: it does not; the message names what they take and what is free.
     """
     weights = weigh(hf_config, info, config)
     platform = platform_of(config.device)
@@ -159,7 +159,7 @@ def _choose_threads(adapter: ModelAdapter, platform: Platform) -> None:
 
 
 def _shrunk(info: ModelInfo, config: EngineConfig, available: int) -> EngineConfig:
-    """The same with a max_model_len that fits into so many bytes.
+    """The same configuration with a max_model_len whose cache fits into `available` bytes.
 
     Raises:
         CapacityError: not even a block does.

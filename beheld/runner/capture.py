@@ -29,7 +29,7 @@ def capture(
     show_progress: bool,
     name: str,
 ) -> dict[Size, tuple[Graph, Out]]:
-    """One graph for each size, with what it computes, which stays valid until the next replay of any of them.
+    """One graph for each size, with its outputs, which stay valid until the next replay of any of the graphs.
 
     Args:
         sizes: the largest first, so that the others fit into its memory.
@@ -42,7 +42,7 @@ def capture(
         name: what the bar says is captured.
 
     Raises:
-        NotCapturedError: brings numbers from the host, say.
+        NotCapturedError: a step does what no graph can hold, such as bringing numbers from the host.
     """
     if show_progress:
         from tqdm import tqdm
@@ -60,6 +60,8 @@ def capture(
             # captured. Later sizes only load kernels that are compiled for them, which a relaxed capture allows.
             if not made or size in first:
                 step(size)
+            # An error of what was launched before is not the step's.
+            platform.synchronize()
             try:
                 with graphs.recording(pool, relaxed=True) as graph:
                     out = step(size)

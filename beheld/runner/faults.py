@@ -1,4 +1,4 @@
-"""Which errors of a device end one step, which end the device for this process, and what is tidied up after them."""
+"""Which errors of a device end one step, which end the engine, and what is freed after them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from beheld.utils.frames import clear_frames
 
 
 def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
-    """What to raise instead of `error` if the device is lost with it; None if other steps can go on.
+    """The error to raise instead of `error` if the device is lost with it; None if other steps can go on.
 
-    Every platform is asked: a user's logits processors may compute elsewhere than the model. Where the message does not
-    tell, the device is asked; that waits for it, which costs nothing once a step has failed.
+    Every platform is asked: a user's logits processors may compute on another device than the model. If the message is
+    not enough, the device itself is asked, which waits for it; after a failed step that costs nothing.
     """
     for platform in PLATFORMS.values():
         said = platform.fault(error, device)
@@ -24,9 +24,9 @@ def loss_of(error: Exception, device: torch.device) -> EngineDeadError | None:
 
 
 def let_go(error: Exception, device: torch.device) -> None:
-    """Free what the failed attempt had taken on `device`, so that the next one has all memory that there was."""
+    """Free what the failed attempt took on `device`, so that the next one has as much memory."""
     clear_frames(error)
     platform = platform_of(device)
     if platform.is_out_of_memory(error):
-        # The next attempt, alone, may need in one piece what lies about in many.
+        # The next attempt may need in one piece what is free in many.
         platform.empty_cache()

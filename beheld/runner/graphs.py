@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 # Rows of the small input: which row, its length, its position, its LoRA slot, where its newest token stands and where
 # the next one will (Rows.newest_places), then one slot per KV group.
 _FIELDS = 6
-# Graphs of more rows have one place for their logits, at the price of a copy: 1,024 rows take half a gigabyte for a
+# Graphs of more rows share one place for their logits, which costs a copy: 1,024 rows take half a gigabyte for a
 # vocabulary of 262,144, and each graph would keep its own.
 _OWN_LOGITS = 512
 

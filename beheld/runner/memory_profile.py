@@ -21,7 +21,7 @@ from beheld.sample.sampler import Sampler
 _CALL_ROWS = 4 * 4096
 # What the driver takes for captured graphs.
 _GRAPH_BYTES = 1 << 30
-# The sampler at its dearest: penalties need counts of every token, and a filter by sums needs all logits sorted.
+# The sampler at its most expensive: penalties need counts of every token, and a filter by sums needs all logits sorted.
 _DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
 
 

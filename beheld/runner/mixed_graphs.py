@@ -50,11 +50,11 @@ _SOME = 64
 _WITH_DECODES = (64, 288, 512, 1024)
 # Where no sequence has a prefix, which is common in the first steps of a run, attention has a faster kernel.
 _PLAIN = (4096, 8192)
-# Taking a graph to the device takes it a few milliseconds; computing more tokens than this, 20 to 90.
+# The first replay of a graph takes the device a few milliseconds; computing more tokens than this takes 20 to 90.
 _TRIED = 1024
-# Padding by more tokens than this takes the device longer than launching the step takes the host.
+# Computing more padding than this takes the device longer than launching the step takes the host.
 _MOST_PADDING = 512
-# As part of a small graph, a decoding sequence's keys are not split: with more of them than this, it had better be.
+# In a small graph, a decoding sequence's keys are not split over programs; with more keys than this they should be.
 _MOST_KEYS = 4096
 
 
@@ -90,7 +90,7 @@ def _weight(size: Size) -> tuple[int, ...]:
 
 
 def smallest(sizes: Sequence[Size], need: Need) -> Size | None:
-    """The smallest of `sizes`, which stand in their order, that holds a step; None if all pad it much."""
+    """The smallest of the sorted `sizes` that holds a step; None if all would pad it too much."""
     total = need.tokens + need.decodes
     for size in sizes:
         if size.decodes:
@@ -165,7 +165,7 @@ class MixedGraphs:
 
     @torch.inference_mode()
     def _blank(self, size: Size) -> None:
-        """A step of nothing but padding: what lies there for another size would mean anything."""
+        """Write a step of nothing but padding: the numbers of another size would be invalid."""
         self._flat.zero_()
         self._fields[size].lengths_B.fill_(1)
         self._fields[size].seen_S.fill_(1)

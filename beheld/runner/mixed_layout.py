@@ -75,7 +75,7 @@ class Fields(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Of a graph of some size: where each field begins, its type and shape, and how many bytes they take."""
+    """The layout of one size of graph: where each field begins, its type and shape, and the bytes of them all."""
 
     fields: tuple[tuple[int, str, tuple[int, ...]], ...]
     num_bytes: int
@@ -128,7 +128,7 @@ class Plan(NamedTuple):
 
 
 def lay_in(fields: Mapping[str, np.ndarray], size: Size, laid: Layout, merged: np.ndarray) -> None:
-    """Write a step's numbers into a graph's fields, whatever stands there.
+    """Overwrite a graph's fields with a step's numbers.
 
     Args:
         fields: by the names of Fields, on the host.
@@ -178,7 +178,7 @@ def lay_in(fields: Mapping[str, np.ndarray], size: Size, laid: Layout, merged: n
 
 
 def _spread(target: np.ndarray, source: np.ndarray, split: int, shift: int) -> None:
-    """Copy `source` to the start of `target`, what stands from `split` on `shift` places further."""
+    """Copy `source` to the start of `target`, but from index `split` on by `shift` places further."""
     target[:split] = source[:split]
     target[split + shift : len(source) + shift] = source[split:]
 

@@ -363,8 +363,9 @@ class ModelRunner:
     def dry_run(
         self, lengths: Sequence[int], block: int = 0, *, tail: bool = False
     ) -> tuple[torch.Tensor, ForwardContext]:
-        """One pass of sequences of so many positions; its logits (S, V), and its context with what was called. No row
-        may be taken.
+        """One pass of sequences of these lengths: its logits (S, V), and its context, which says what was called.
+
+        No row may be in use.
 
         Args:
             block: the one sequence lies in unused blocks from this one on, and its tokens differ; 0: all
@@ -435,7 +436,7 @@ class ModelRunner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            # Whatever a model does in its last layer that was not thought of.
+            # A model may do anything in its last layer.
             clear_frames(error)
             reason = first_line(error)
         if reason:

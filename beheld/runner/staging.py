@@ -1,7 +1,7 @@
-"""A step's numbers on their way to the device: all of them in one copy, which the host does not wait for.
+"""Brings a step's numbers to the device in one copy that the host does not wait for.
 
-A copy from ordinary memory may make the host wait until the device has done all that was launched before; one from
-pinned memory never does, and each costs the host some ten microseconds.
+A copy from ordinary memory may make the host wait until the device has done all that was launched before; a copy from
+pinned memory never does. Each copy costs the host some ten microseconds.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def unpacked(flat: Tensor, arrays: Mapping[str, np.ndarray], begins: Mapping[str
 
 
 class Ring:
-    """A few equal buffers of the host, in turn, for what goes to the same place on the device step by step.
+    """A few equal buffers of the host, used in turn, whose contents go to the same place on the device at each step.
 
-    A buffer is written again only when its last copy has been made. Nobody else sees to that: the host waits for steps
-    that choose tokens, and runs ahead of those that only prefill.
+    A buffer is written again only when its last copy has been made. Nothing else ensures that: the host waits for steps
+    that choose tokens, and runs ahead of steps that only prefill.
 
     Args:
-        make: gives a buffer; `pinned` says of what memory.
+        make: gives a buffer; its argument says whether it lies in pinned memory.
     """
 
     def __init__(self, make: Callable[[bool], Tensor], device: torch.device) -> None:

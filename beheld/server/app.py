@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -62,7 +63,11 @@ class Service:
         self.admission = Admission(options)
         self.metrics = Metrics()
         self.access_log = AccessLog(self.metrics)
-        self._reader = Reader(self.admission, options, max(limits.MAX_VALUES, 2 * llm.config.max_model_len))
+        self._reader = Reader(
+            self.admission,
+            options,
+            replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
+        )
         self.created = int(time.time())
         self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
 

@@ -214,8 +214,16 @@ class DeadlineProtocol(H11Protocol):
             self._drop(data)
             return
         self._unset_keepalive_if_required()
-        self._unparsed += data
-        self._parse()
+        if self._waiting or self._unparsed or len(data) > max(MAX_HEADER_BYTES, self.conn.remaining):
+            self._unparsed += data
+            self._parse()
+        else:
+            # What nearly all connections send: it needs no copy.
+            self.conn.left = _EVENTS
+            self.conn.receive_data(data)
+            self.handle_events()
+            if not self.conn.left:
+                self._wait()
         if self.conn.their_state is not h11.IDLE:
             self._header_timer = _cancelled(self._header_timer)
         elif self._header_timer is None:
@@ -239,7 +247,11 @@ class DeadlineProtocol(H11Protocol):
             self.handle_events()
         if self.conn.left and not self._unparsed:
             self.transport.release_reading()
-            return
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Read nothing more until what came is parsed, in turns."""
         self.transport.hold_reading()
         # Requests that came too early wait for the answer to the one before, which calls this again.
         if not self.conn.paused and not self._waiting:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-# Of the JSON, counted before it is parsed: many small things cost far more than a few large ones.
-MAX_DEPTH = 64
-MAX_KEYS = 50_000
-# Objects and lists, each of which the interpreter tracks.
-MAX_CONTAINERS = 50_000
-# Values in lists and objects, of which token ids are the most: 64 prompts of 8192. A longer model may have more.
-MAX_VALUES = 1 << 19
-# Digits of a whole number: reading them takes time that grows with their square.
-MAX_DIGITS = 32
+from beheld.utils.bounded_json import JsonBounds
+
+# Of the JSON of a body. Of its values token ids are the most: 64 prompts of 8192; a longer model may have more.
+JSON = JsonBounds()
 
 MAX_MESSAGES = 4096
 # Of one message.
@@ -29,5 +24,7 @@ MAX_CHOICES = 1000
 
 # A body of this size is read where it arrives; a larger one is parsed beside the event loop.
 INLINE_BYTES = 32 << 10
+# A larger one is parsed by itself: a library that reads one long text lets no other thread run meanwhile.
+LARGE_BYTES = 4 << 20
 # What a body may have sent before it counts as held: small ones are never kept out by large ones.
 FREE_BYTES = 64 << 10

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
+from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.server.options import ServerOptions
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class Listener(socket.socket):
+    """A socket that is asked for connections again and again in one go, as asyncio asks, but not once there are no
+    descriptors left: asyncio would try a thousand times, say so each time, and plan as many retries.
+    """
+
+    _exhausted = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As a socket's; after an error for want of descriptors there seems to be no connection, once."""
+        if self._exhausted:
+            self._exhausted = False
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except OSError as error:
+            self._exhausted = error.errno in _EXHAUSTED
+            raise
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -21,7 +45,7 @@ def listen(options: ServerOptions) -> socket.socket:
         ConfigError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made = Listener(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))

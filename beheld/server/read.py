@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,11 +15,14 @@ from beheld.server.admission import Admission, Hold
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.validation_errors import validation_error
+from beheld.utils import bounded_json
+from beheld.utils.bounded_json import JsonBounds, JsonError
 from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
 
 _THREADS = 2
+_NOT_JSON = HttpError(400, "The body is not valid JSON in UTF-8.", "Send one JSON object, without a byte order mark.")
 
 
 class Reader:
@@ -32,14 +34,15 @@ class Reader:
     Args:
         admission: says whether anything more is taken.
         options: of the server.
-        max_values: how many values one body may have.
+        bounds: of the JSON of one body.
     """
 
-    def __init__(self, admission: Admission, options: ServerOptions, max_values: int = limits.MAX_VALUES) -> None:
+    def __init__(self, admission: Admission, options: ServerOptions, bounds: JsonBounds = limits.JSON) -> None:
         self._admission = admission
         self._options = options
-        self._max_values = max_values
+        self._bounds = bounds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
     async def read(self, request: Request, kind: type[B], held: Hold) -> B:
         """The request's body as a `kind`; `held` counts it, for as long as whoever asks keeps any of it.
@@ -62,10 +65,11 @@ class Reader:
             ) from error
         if len(body) <= limits.INLINE_BYTES:
             return self._made(body, kind)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._made, body, kind)
+        pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
+        return await asyncio.get_running_loop().run_in_executor(pool, self._made, body, kind)
 
     def _made(self, body: bytearray, kind: type[B]) -> B:
-        return checked(parse(body, self._max_values), kind)
+        return checked(parse(body, self._bounds), kind)
 
     async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray:
         most = self._options.max_body_bytes
@@ -92,108 +96,20 @@ def _check_headers(request: Request) -> None:
         raise HttpError(415, "Compressed bodies are not accepted.", "Send it without Content-Encoding.")
 
 
-def parse(body: bytes | bytearray, max_values: int = limits.MAX_VALUES) -> Any:
-    """Strict JSON: UTF-8 without a byte order mark, no NaN, no duplicate keys, bounded in depth and number, whole
-    characters.
+def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
+    """Strict JSON in UTF-8 without a byte order mark, bounded in depth and number.
 
     Raises:
         HttpError: 400.
     """
-    _count(body, max_values)
     try:
-        value = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_int=_whole_number,
-            parse_float=_fraction,
-        )
-    except HttpError:
-        raise
-    except RecursionError as error:
-        raise HttpError(400, "The JSON is nested too deeply.", f"Nest at most {limits.MAX_DEPTH} deep.") from error
-    except (ValueError, UnicodeError) as error:
-        raise HttpError(
-            400, "The body is not valid JSON in UTF-8.", "Send one JSON object, without a byte order mark."
-        ) from error
-    _check(value)
-    return value
-
-
-def _count(body: bytes | bytearray, max_values: int) -> None:
-    """Refuse what has too many parts before anything is made of them.
-
-    Outside of texts a colon belongs to a key, a comma stands between two values and a bracket opens a container; so
-    what is counted are these marks, first everywhere (most bodies hold few), then outside of texts alone.
-    """
-    counted = (
-        (b":", limits.MAX_KEYS, "keys"),
-        (b",", max_values, "values"),
-        (b"[{", limits.MAX_CONTAINERS, "lists and objects"),
-    )
-
-    def excess(text: bytes | bytearray) -> Iterator[HttpError]:
-        for marks, most, what in counted:
-            if sum(text.count(mark) for mark in marks) > most:
-                yield HttpError(400, f"The body has more than {most} {what}.", "Send several smaller requests.")
-
-    if next(excess(body), None) is None:
-        return
-    # Of an escaped character nothing is left that could end a text; then every second piece between quotes is text.
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 2 * (max_values + limits.MAX_KEYS):
-        raise HttpError(400, "The body has too many texts.", "Send several smaller requests.")
-    for error in excess(b"".join(bare.split(b'"')[::2])):
-        raise error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise HttpError(400, "The JSON has an object in which a key occurs twice.", "Say it once.")
-    return made
-
-
-def _constant(name: str) -> Any:
-    raise HttpError(400, f"{name} is not a number of JSON.", "Send a finite number.")
-
-
-def _whole_number(digits: str) -> int:
-    """A function of Python's, unlike `int` itself: between two numbers other threads may run."""
-    if len(digits) > limits.MAX_DIGITS:
-        raise HttpError(400, f"A number has more than {limits.MAX_DIGITS} digits.", "Send a smaller one.")
-    return int(digits)
-
-
-def _fraction(digits: str) -> float:
-    return float(digits)
-
-
-def _check(value: Any) -> None:
-    """Depth, and no half of a surrogate pair: it is no character, and no tokenizer takes it."""
-    level = [value]
-    for _ in range(limits.MAX_DEPTH):
-        deeper: list[Any] = []
-        for entry in level:
-            if isinstance(entry, dict):
-                deeper += entry.keys()
-                deeper += entry.values()
-            elif isinstance(entry, list):
-                deeper += entry
-            elif isinstance(entry, str) and not entry.isascii() and not _whole(entry):
-                raise HttpError(400, "A text holds half of a surrogate pair.", "Send whole characters.")
-        if not deeper:
-            return
-        level = deeper
-    raise HttpError(400, f"The JSON is nested more than {limits.MAX_DEPTH} deep.", "Nest it less.")
-
-
-def _whole(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return bounded_json.parse(body.decode("utf-8"), bounds)
+    except JsonError as error:
+        if isinstance(error.__cause__, json.JSONDecodeError):
+            raise _NOT_JSON from error
+        raise HttpError(400, error.reason, error.remedy) from error
+    except UnicodeError as error:
+        raise _NOT_JSON from error
 
 
 def checked(value: Any, kind: type[B]) -> B:

@@ -25,6 +25,8 @@ logger = get_logger(__name__)
 DEAD_S = 5.0
 # Descriptors that the server would like to have: each connection is one.
 _DESCRIPTORS = 65_536
+# Between two lines about the same error of the system.
+_SILENCE_S = 60.0
 # Between two calls of on_tick, as uvicorn has it.
 _TICK_S = 0.1
 
@@ -47,7 +49,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's."""
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(_tell)
+        self._loop.set_exception_handler(LoopErrors())
         for lora in self._loras:
             # A broken adapter is told of now, not with its first request.
             await self._llm.add_lora(lora)
@@ -137,12 +139,23 @@ def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
     server.run(sockets=[listener])
 
 
-def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What went wrong in the event loop itself. Of the system's errors (no descriptors are left, a client's reset) one
-    line is enough; they may come every second."""
-    error = context.get("exception")
-    ours = None if error is None or isinstance(error, OSError) else error
-    logger.error("In the event loop: %s (%s)", context.get("message"), type(error).__name__, exc_info=ours)
+class LoopErrors:
+    """Logs what went wrong in the event loop itself. The system's errors (no descriptors left, a client's reset) may
+    come every second: of each kind one line a minute is enough."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[object, ...], float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """As asyncio calls an exception handler."""
+        error, message = context.get("exception"), context.get("message")
+        if not isinstance(error, OSError):
+            logger.error("In the event loop: %s (%s)", message, type(error).__name__, exc_info=error)
+            return
+        kind, now = (type(error), error.errno, message), time.monotonic()
+        if now >= self._said.get(kind, now):
+            self._said[kind] = now + _SILENCE_S
+            logger.error("In the event loop: %s (%s)", message, error.strerror or type(error).__name__)
 
 
 def _raise_descriptors() -> None:

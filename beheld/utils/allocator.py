@@ -1,4 +1,4 @@
-"""The C library's allocator, where it is glibc's: asked to keep freed memory, or few arenas; and what it gave out.
+"""glibc's allocator: how much freed memory it keeps, how many arenas it has, and how much it has given out.
 
 A step on a CPU frees and takes buffers of some megabytes all the time. By default glibc gives such memory back to the
 system at once, and each new buffer is then zeroed and mapped page by page: a tenth of the time of a prefill.
@@ -19,7 +19,7 @@ _MEAN_OBJECT_BYTES = 64
 
 
 def keep_freed_memory(most_bytes: int = _MOST_KEPT) -> bool:
-    """Let this process keep up to so much freed memory; False if the C library has no such thing."""
+    """Let this process keep up to `most_bytes` of freed memory; False if the C library cannot."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -33,10 +33,10 @@ def keep_freed_memory(most_bytes: int = _MOST_KEPT) -> bool:
 
 
 def share_arenas() -> bool:
-    """Let all threads of this process take memory from two arenas; False if the C library has no such thing.
+    """Let all threads of this process share two arenas; False if the C library cannot.
 
-    By default there are eight for each core, and threads that prepare pictures in turn leave holes in each of them
-    around what is kept. Later calls change nothing for threads that have theirs, so it is for the start of a process.
+    By default there are eight for each core, and threads that prepare images one after another leave holes in each of
+    them. Threads that already have an arena keep it, so call this when a process starts.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _MAX_ARENAS) == 1)
@@ -55,10 +55,10 @@ class _Counts(ctypes.Structure):
 
 
 def held_bytes() -> int | None:
-    """What this process holds of its own memory: all that was taken from malloc and not freed, and Python's objects.
+    """Bytes that this process holds: all that malloc gave out and did not get back, and Python's small objects.
 
-    Unlike what is resident it shows a leak at once, since memory that was freed is kept here and filled first. Python
-    counts its small objects but not their bytes; they count as 64 each. None if the C library does not tell.
+    It shows a leak at once, which resident memory does not: freed memory is kept and filled again first. Python counts
+    its small objects but not their bytes, so each counts as 64. None if the C library has no such counter.
     """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2

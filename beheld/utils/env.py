@@ -71,7 +71,7 @@ def _level(text: str) -> str:
 
 LOG_LEVEL = _variable(("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO", "one of DEBUG, INFO, WARNING, ERROR")
 IMAGE_FETCH_TIMEOUT = _variable(
-    ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), _seconds, 5.0, "seconds for fetching a picture"
+    ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), _seconds, 5.0, "seconds for fetching an image"
 )
 VIDEO_FETCH_TIMEOUT: Callable[[], float | None] = _variable(
     ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
@@ -80,7 +80,7 @@ VIDEO_FETCH_TIMEOUT: Callable[[], float | None] = _variable(
     "seconds for fetching a video; where it is not set, 10, and up to 30 as long as it comes",
 )
 AUDIO_FETCH_TIMEOUT = _variable(
-    ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), _seconds, 10.0, "seconds for fetching a sound"
+    ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), _seconds, 10.0, "seconds for fetching an audio clip"
 )
 MEDIA_CACHE = _variable(
     ("BEHELD_MEDIA_CACHE",),
@@ -92,7 +92,7 @@ ASSETS_CACHE = _variable(
     ("BEHELD_ASSETS_CACHE", "VLLM_ASSETS_CACHE"),
     str,
     os.path.join("~", ".cache", "beheld", "assets"),
-    "the folder of the example pictures, videos and sounds that scripts ask for by name",
+    "the folder of the example images, videos and audio clips that scripts ask for by name",
 )
 GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), _seconds, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(

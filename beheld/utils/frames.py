@@ -1,4 +1,4 @@
-"""What the calls that an error has ended still hold, and how to let it go."""
+"""Frees what the calls that an error has ended still hold."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import traceback
 
 
 def clear_frames(error: BaseException) -> None:
-    """Drop the local variables of every call that has ended with `error`, or with one that it came from.
+    """Drop the local variables of every call that has ended with `error`, or with an error that caused it.
 
-    Its traceback keeps them otherwise: through a failed step's activations, whoever tries again within the `except`
-    block has so much less memory, and if a variable holds the error, so has everyone until the garbage collector runs.
-    Calls that have not ended keep theirs. Lines of the traceback stay as they are.
+    Otherwise its traceback keeps them: a second attempt within the `except` block lacks the memory of the first one's
+    activations, and if a variable holds the error, so does everything until the garbage collector runs. Calls that
+    have not ended keep their variables. The lines of the traceback stay.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()

@@ -55,7 +55,7 @@ def take_turns() -> None:
 def in_turn() -> Iterator[None]:
     """Of all threads that take turns, few are within such a block at a time; other threads pass.
 
-    Each thread that wants the interpreter takes a share of it from the one that drives the device.
+    Each thread that wants the interpreter slows the one that drives the device.
     """
     if not _mine.counted or _mine.held:
         yield

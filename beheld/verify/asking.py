@@ -33,9 +33,9 @@ def question_of(
 
     Args:
         args: names the model.
-        media: pictures, videos and sounds, as files.
+        media: images, videos and audio, as files.
         text: a question; None for one that suits the media.
-        prompt: the whole prompt with its markers instead of a question; the media are those named, then.
+        prompt: the whole prompt with its placeholders instead of a question; the media are those named, then.
         max_tokens: of the answer.
 
     Raises:
@@ -82,7 +82,7 @@ def made_up_of(args: EngineArgs) -> list[MediaRef]:
 
 
 def made_up(count: int) -> list[Any]:
-    """Pictures of coloured noise with a shape in them, always the same; no two alike."""
+    """Images of coloured noise with a shape in them, always the same; no two alike."""
     import numpy as np
     from PIL import Image, ImageDraw
 
@@ -96,7 +96,7 @@ def made_up(count: int) -> list[Any]:
 
 
 def _clip() -> tuple[Any, dict[str, Any]]:
-    """Eight frames, two a second, in which the shape crosses the picture."""
+    """Eight frames, two a second, in which the shape crosses the image."""
     import numpy as np
 
     frames = np.stack([np.roll(np.asarray(made_up(1)[0]), 12 * index, axis=1) for index in range(8)])
@@ -112,7 +112,7 @@ def _sound() -> tuple[Any, int]:
 
 
 def _opened(ref: MediaRef, args: EngineArgs) -> Any:
-    """A picture's file as it is; the frames or samples of other files, as beheld reads them."""
+    """An image's file as it is; the frames or samples of other files, as beheld reads them."""
     if not isinstance(ref.source, Path) or ref.modality == "image":
         return ref.source
     data = ref.source.read_bytes()

@@ -177,7 +177,7 @@ def _shapes(tensors: list[Tensor]) -> str:
 
 
 def _encoded(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> list[Stage]:
-    """One stage for each kind of media; that of pictures, or of a lone kind, has the plain name."""
+    """One stage for each kind of media; that of images, or of a lone kind, has the plain name."""
     kinds = [kind for kind in MODALITIES if kind in theirs or kind in ours] or ["image"]
     return [
         _floats("encoder output" if kind == kinds[0] else f"encoder output of {kind}", theirs.get(kind), ours.get(kind))

@@ -1,4 +1,4 @@
-"""What transformers' own loading makes of the files of a question: frames of videos, samples of sounds."""
+"""What transformers' own loading makes of the files of a question: frames of videos, samples of audio."""
 
 from __future__ import annotations
 

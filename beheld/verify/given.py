@@ -1,6 +1,6 @@
 """What transformers' own processor makes of a question.
 
-Pictures come from their files; frames of videos and samples of sounds are read before, see decoding.py.
+Images come from their files; frames of videos and samples of audio are read before, see decoding.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from beheld.inputs.media import audio, processor_options
 from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question, Trace
 
-# The bounds of a picture's pixels -> what they are called in a processor's size.
+# The bounds of an image's pixels -> what they are called in a processor's size.
 _BOUNDS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
@@ -45,7 +45,7 @@ class Processor:
         return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **told, **ends))
 
     def items(self, question: Question) -> list[tuple[str, dict[str, Any]]]:
-        """The kind of each picture and video, in the order of the prompt, and the inputs of a prompt of it alone."""
+        """The kind of each image and video, in the order of the prompt, and the inputs of a prompt of it alone."""
         text, _ = self._text(question, Trace())
         marks = {getattr(self._parts, f"{kind}_token"): kind for kind in ("image", "video")}
         left = {kind: iter(items) for kind, items in question.media.items()}
@@ -135,7 +135,7 @@ class Processor:
         ]
 
     def _with_markers(self, text: str, question: Question) -> str:
-        """The text with markers that transformers' processor reads, where the published code reads others."""
+        """The text with placeholders that transformers' processor reads, where the published code reads others."""
         marks = {
             kind: self._tokenizer.convert_ids_to_tokens(index) for kind, index in self._info.placeholder_ids.items()
         }
@@ -155,7 +155,7 @@ class Processor:
 
 
 def pictures(question: Question) -> list[Any]:
-    """The question's pictures as transformers is given them: upright, RGB."""
+    """The question's images as transformers is given them: upright, RGB."""
     from PIL import Image, ImageOps
 
     opened = [image if isinstance(image, Image.Image) else Image.open(image) for image in question.images]

@@ -1,8 +1,8 @@
-"""Pictures beside a video where transformers' generate() refuses both in one prompt: its own parts, put together.
+"""Images beside a video where transformers' generate() refuses both in one prompt: its own parts, put together.
 
 The prompt is the processor's, of both kinds in one call. Each item's embeddings are those of the model's
 get_image_features or get_video_features, given the item alone, and stand in the prompt's places in the order of its
-markers. generate() itself is then given embeddings beside the ids, and finds positions and masks as for any prompt.
+placeholders. generate() itself is then given embeddings along with the ids, and finds positions and masks as ever.
 
 Shapes: E embeddings, H hidden size, T tokens.
 """
@@ -50,7 +50,7 @@ def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place:
 
 def _embeds(model: Any, kind: str, made: Mapping[str, Any]) -> Tensor:
     method: Callable[..., Any] | None = getattr(model, "get_video_features", None) if kind == "video" else None
-    # Some know frames as pictures.
+    # Some know frames as images.
     method = method or model.get_image_features
     # What takes any keyword hands it to its tower.
     known = inspect.signature(method).parameters

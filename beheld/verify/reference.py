@@ -26,7 +26,7 @@ from beheld.verify import decoding, joined
 from beheld.verify.given import Processor
 from beheld.verify.trace import Question, Trace
 
-# What a processor says of pictures, by the names that methods have for it.
+# What a processor says of images, by the names that methods have for it.
 _OF_PICTURES = frozenset({"pixel_values", "image_sizes"})
 # What a processor says of a prompt as a whole, not of an item.
 _OF_THE_PROMPT = (
@@ -117,7 +117,7 @@ class Reference:
         """What the model's own methods make of the media, by kind."""
         kinds = list(question.media)
         if {"image", "video"} <= set(kinds) and "pixel_values_videos" not in inputs:
-            # The processor gives frames as pictures, among which nothing tells them from the others.
+            # The processor gives frames as images, among which nothing tells them from the others.
             items = self._items(question)
             return _by_kind(items, joined.embeddings(self._model, items), ("image", "video"))
         return _encoded(self._model, self._info, inputs, kinds)
@@ -223,12 +223,12 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
     """What the model's own methods make of the media, by kind; without those that have no such method."""
     made = {}
     for kind in kinds:
-        # Some processors give the frames of a video as pictures.
+        # Some processors give the frames of a video as images.
         as_pictures = kind == "video" and "pixel_values_videos" not in inputs
         if kind in registry.facts(info.family).reference.completed_later:
             continue
         name = f"get_{'image' if as_pictures else kind}_features"
-        # Older versions of transformers call a video's pixels by the name of pictures'.
+        # Older versions of transformers call a video's pixels by the name of images'.
         own = inputs if name != "get_video_features" else {k: v for k, v in inputs.items() if k not in _OF_PICTURES}
         for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):
             known = () if method is None else inspect.signature(method).parameters
@@ -257,7 +257,7 @@ def _placed(made: Trace, info: ModelInfo, kind: str, kinds: list[str]) -> Tensor
 
 
 def _rows(output: Any, kind: str) -> Tensor:
-    """(E, H) of a tower's output, without what fills shorter sounds up."""
+    """(E, H) of a tower's output, without what pads shorter audio."""
     pooled, heard = output.pooler_output, getattr(output, "attention_mask", None)
     if kind == "audio" and heard is not None and isinstance(pooled, Tensor) and heard.shape == pooled.shape[:2]:
         return pooled[heard.bool()]

@@ -18,7 +18,7 @@ class Question:
     """What is asked.
 
     Attributes:
-        text: a question for the chat template, or the whole prompt with the family's own markers.
+        text: a question for the chat template, or the whole prompt with the family's own placeholders.
         images: files, or anything that PIL opens.
         videos: pairs of frames, uint8 (frames, height, width, 3), and what is known of them: "fps",
             "total_num_frames", "frames_indices", "duration".

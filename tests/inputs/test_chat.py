@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from beheld.inputs.pipeline import Chat, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
 from tests.oracle import reference
+from tests.server.slowness import slowness
 
 TALK = [
     {"role": "system", "content": "You are terse."},
@@ -245,6 +247,43 @@ def test_tool_calls_reach_the_template_as_objects() -> None:
     messages[1]["tool_calls"] = [{"function": {"name": "look", "arguments": "{"}}]
     with pytest.raises(PromptError, match="not valid JSON"):
         chat("qwen2", messages, chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["[" * 70 + "]" * 70], "nested more than 64"),
+        (["[" * 900 + "]" * 900], "nested"),
+        (["[" * 60_000 + "]" * 60_000], "lists and objects|nested"),
+        (["[" + "0," * 600_000 + "0]"], "values|characters"),
+        (["[" + "0," * 6_000 + "0]"] * 100, "values|characters"),
+        (["{" + ",".join(f'"k{number}": 1' for number in range(60_000)) + "}"], "keys"),
+        (["[" + "[]," * 600 + "[]]"] * 100, "lists and objects"),
+        (['"' + '\\"' * 400_000], "not valid JSON"),
+        (["9" * 5_000], "digits"),
+    ],
+    ids=["70 deep", "900 deep", "60,000 deep", "values", "values of many", "keys", "lists of many", "quotes", "digits"],
+)
+def test_91_arguments_of_tool_calls_have_the_bounds_of_json(arguments: list[str], words: str) -> None:
+    """All calls of a conversation together. One text of 60 MB took 2.9 GiB; what was deep failed with 500."""
+    calls = [{"type": "function", "function": {"name": "look", "arguments": one}} for one in arguments]
+    messages = [
+        {"role": "user", "content": "Look."},
+        *({"role": "assistant", "content": None, "tool_calls": [call]} for call in calls),
+    ]
+    begin = time.perf_counter()
+    with pytest.raises(PromptError, match=words) as caught:
+        chat("qwen2", messages, chat_template="{{ messages }}")
+    assert caught.value.remedy
+    assert time.perf_counter() - begin < 1.0 * slowness()
+
+
+def test_arguments_within_the_bounds_may_be_as_models_write_them() -> None:
+    template = "{% for m in messages %}{{ (m.tool_calls or [{}])[0].function.arguments }}{% endfor %}"
+    for written, read in (('{"a": 1, "a": 2}', "{'a': 2}"), ("[NaN]", "[nan]"), ("", "{}"), ("[" * 60 + "]" * 60, "[")):
+        call = {"type": "function", "function": {"name": "look", "arguments": written}}
+        messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert read in str(chat("qwen2", messages, chat_template=template).prompt)
 
 
 def test_generation_prompt_and_continuation_exclude_each_other() -> None:

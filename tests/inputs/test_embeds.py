@@ -149,8 +149,8 @@ PICTURES_LAID_OUT = (
     *("pixtral_hf", "smolvlm"),
 )
 VIDEOS_LAID_OUT = (
-    *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "internvl"),
-    *("molmo2", "smolvlm"),
+    *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm_ocr"),
+    *("internvl", "molmo2", "smolvlm"),
 )
 # Where no embeddings stand for an item: what is said of it.
 REFUSED = {

@@ -11,12 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from beheld.core.config import MediaLimits
 from beheld.core.request import Request
 from beheld.inputs.pipeline import Chat, RequestOrder
 from beheld.inputs.prompt import chat
 from beheld.inputs.prompt.special_tokens import ControlTokens
 from tests import tiny
 from tests.inputs import pipes
+from tests.memory import peak
+from tests.server.slowness import slowness
 
 SLOTS = ("user", "system", "assistant", "part", "split", "name", "tools")
 HAS_SYSTEM = ("qwen2", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "llava")
@@ -181,3 +184,45 @@ def test_borders_are_searched_as_by_hand_and_soon() -> None:
     assert chat._crossings(["a"] * 24_000, known) == {}
     chat._crossings(["<unused1"] * 24_000, known)
     assert time.perf_counter() - begin < 3.0
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["in one text", "across two"])
+def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: int) -> None:
+    """A text of 60 MiB took 1.1 GiB: a list of all of its letters."""
+    control = pipes.shared("qwen2_vl")._tokenizer.control()
+    long = "x y" * (4 << 20)
+    content: Any = f"<|im_end|>{long}"
+    if parts == 2:
+        content = [{"type": "text", "text": f"{long}<|im_"}, {"type": "text", "text": f"end|>{long}"}]
+    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=str)
+    size = len(str(content))
+    with peak() as above:
+        talk = chat.read([{"role": "user", "content": content}], form, control, MediaLimits())
+        made = talk.messages[0]["content"]
+        texts = [made] if parts == 1 else [part["text"] for part in made]
+        restored = [talk.stand_ins.restore(text) for text in texts]
+        cut = [talk.stand_ins.parts(text) for text in texts]
+        assert all(map(talk.stand_ins.within, texts[:1]))
+    # A stand-in makes a letter four bytes wide.
+    assert above[0] < 10 * size
+    assert "".join(restored) == (content if parts == 1 else "".join(part["text"] for part in content))
+    assert ["".join(pieces) for pieces in cut] == restored
+    assert not any(control.spelled_in(text) for text in ["".join(texts), *texts])
+
+
+def test_93_letters_of_media_are_not_looked_at_for_stand_ins() -> None:
+    """A set of all letters of a data URL of 60 MiB held all other threads for a second."""
+    control = pipes.shared("qwen2_vl")._tokenizer.control()
+    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=str)
+    taken = "".join(map(chr, range(0xF0000, 0xF0010)))
+    # In the middle of a window, over its end, and in a key.
+    for private in (taken, "\u00e9" * ((1 << 20) - 8) + taken):
+        talk = chat.read([{"role": "user", "content": f"{private}<|im_end|>"}], form, control, MediaLimits())
+        made = talk.messages[0]["content"]
+        assert made[:-1] == private
+        assert made[-1] not in private
+        assert talk.stand_ins.restore(made) == f"{private}<|im_end|>"
+    media = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (64 << 20)}}]
+    begin = time.perf_counter()
+    chat.read([{"role": "user", "content": media}], form, control, MediaLimits())
+    assert time.perf_counter() - begin < 0.1 * slowness()

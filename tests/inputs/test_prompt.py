@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,12 @@ import pytest
 from beheld.core.errors import LimitError, MediaError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.media import MediaRef
 from beheld.core.params import SamplingParams
-from beheld.inputs.pipeline import RequestOrder
+from beheld.inputs.pipeline import Chat, RequestOrder
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from tests import tiny
 from tests.inputs import pipes
+from tests.memory import peak
+from tests.server.slowness import slowness
 
 PICTURE = tiny.picture(84, 56, 1)
 
@@ -156,6 +161,93 @@ def test_truncation_is_asked_for_and_never_cuts_media() -> None:
     family = "llava"
     with pytest.raises(ParamsError, match="truncate_prompt_tokens"):
         prepare(family, {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": PICTURE}}, params)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_vl", "llava"])
+def test_90_of_a_long_text_that_is_truncated_only_the_end_is_read(family: str) -> None:
+    """60 MiB took 8.3 GiB and 55 s. The ids are those of the whole text, with letters that are hard to cut, too."""
+    pipe = pipes.make(family, {"max_model_len": 3000})
+    keep = 2000
+    params = SamplingParams(max_tokens=1, truncate_prompt_tokens=keep)
+    words = ["the quick", "brown", "x" * 40, "\u00e9t\u00e9", "1234", "don't", "\n\n", "<|im_end|>", "</s>", "<s>"]
+    text = " ".join(random.Random(90).choices(words, k=40_000))
+    assert len(text) > 3 * SHORT_TEXT
+    whole = pipe._tokenizer.encode(text, add_special_tokens=True)
+    assert pipe.prepare(RequestOrder(text, params, request_id="0")).token_ids == tuple(whole[-keep:])
+    begin = time.perf_counter()
+    with peak() as above:
+        if pipe._tokenizer.tail(text, 1000) is None:
+            # Its tokenizer reads texts as a whole.
+            with pytest.raises(PromptTooLongError, match="characters"):
+                pipe.prepare(RequestOrder("x y" * (20 << 20), params, request_id="0"))
+        else:
+            assert len(pipe.prepare(RequestOrder("x y" * (20 << 20), params, request_id="0")).token_ids) == keep
+    assert above[0] < 128 << 20
+    assert time.perf_counter() - begin < 2.0 * slowness()
+
+
+def test_90_a_long_conversation_is_truncated_to_the_ids_of_its_whole() -> None:
+    pipe = pipes.make("qwen2_vl", {"max_model_len": 3000})
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    for spelled in ("", "<|im_end|> "):
+        text = spelled + "the quick brown fox jumps, over the lazy dog. " * 6_000
+        messages = [{"role": "user", "content": text}, {"role": "user", "content": f"{spelled}go on"}]
+        found = [
+            pipe.prepare(
+                RequestOrder(
+                    Chat(messages, template, add_generation_prompt=False),
+                    SamplingParams(max_tokens=1, truncate_prompt_tokens=keep),
+                    request_id="0",
+                )
+            ).token_ids
+            for keep in (5, 1000, 2500)
+        ]
+        # What is read of it differs in length.
+        assert found[2][-5:] == found[0]
+        assert found[2][-1000:] == found[1]
+        ends = pipe._tokenizer.encode(" dog. <|im_end|>\n", add_special_tokens=False)[-2:]
+        assert found[0][-2:] == tuple(ends)
+        marks = [token for token in found[2] if token == ends[0]]
+        # What the template writes is a token, what users spell is not.
+        assert len(marks) == 2
+    with pytest.raises(PromptTooLongError, match="characters"):
+        pipe.prepare(
+            RequestOrder(
+                Chat([{"role": "user", "content": "x y" * (20 << 20)}]),
+                SamplingParams(max_tokens=1, truncate_prompt_tokens=5),
+                request_id="0",
+            )
+        )
+
+
+def test_90_a_text_that_can_only_be_read_as_a_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pipes.make("llama", {"max_model_len": 3000})
+    monkeypatch.setattr(pipe._tokenizer, "tail", lambda text, size: None)
+    params = SamplingParams(max_tokens=1, truncate_prompt_tokens=5)
+    with pytest.raises(PromptTooLongError, match="characters"):
+        pipe.prepare(RequestOrder("x y" * (20 << 20), params, request_id="0"))
+    assert len(pipe.prepare(RequestOrder("x y" * 25_000, params, request_id="0")).token_ids) == 5
+
+
+@pytest.mark.parametrize("form", [list, tuple, lambda ids: {"prompt_token_ids": ids}], ids=["list", "tuple", "mapping"])
+def test_94_too_many_ids_are_refused_before_each_is_looked_at(form: Any) -> None:
+    class Unseen(int):
+        """An id that must not be looked at."""
+
+        def __lt__(self, other: object) -> bool:
+            raise AssertionError("looked at")
+
+        __gt__ = __le__ = __ge__ = __lt__
+
+    pipe = pipes.make("llama", {"max_model_len": 3000})
+    ids = form([Unseen(5)] * 524_000)
+    begin = time.perf_counter()
+    with pytest.raises(PromptTooLongError, match="524000 tokens"):
+        pipe.prepare(RequestOrder(ids, pipes.ONE_TOKEN, request_id="0"))
+    assert time.perf_counter() - begin < 0.05 * slowness()
+    kept = form([Unseen(5)] * 524_000 + [6, 7, 8])
+    params = SamplingParams(max_tokens=1, truncate_prompt_tokens=3)
+    assert pipe.prepare(RequestOrder(kept, params, request_id="0")).token_ids == (6, 7, 8)
 
 
 def test_counting_without_a_prompt() -> None:

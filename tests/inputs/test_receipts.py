@@ -28,7 +28,7 @@ SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", 
 CROPPING = ("llava", "chameleon")
 # A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider: that is how
 # they read every picture, so it is told and not lost.
-ROUNDING = ("mistral3", "idefics3", "smolvlm")
+ROUNDING = ("mistral3", "lighton_ocr", "idefics3", "smolvlm")
 SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING, *CROPPING, *ROUNDING))
 
 LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}

@@ -16,6 +16,7 @@ from beheld.models.surgery.operation import Changes
 from beheld.platform.cuda import Cuda
 from beheld.platform.registry import PLATFORMS
 from tests import tiny
+from tests.platform import stand_in
 
 FAMILIES = ("aria", "ernie4_5_vl_moe", "glm4v_moe", "qwen3_omni_moe", "qwen3_vl_moe")
 
@@ -113,6 +114,7 @@ def test_off_a_cpu_llama4_computes_chosen_experts_alone(monkeypatch: pytest.Monk
     from transformers import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
+    stand_in.register(monkeypatch)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 16, "num_experts_per_tok": 1}
     for dtype, grouped in ((torch.bfloat16, True), (torch.float32, False)):
         with torch.device("meta"):

@@ -14,6 +14,7 @@ from beheld.families.ernie4_5_vl_moe import model as ernie4_5_vl_moe
 from beheld.families.glm4v import model as glm4v
 from tests import tiny
 from tests.oracle.cases import Clip
+from tests.platform import stand_in
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
@@ -75,12 +76,13 @@ def put_away(adapter: Any) -> None:
 
 
 FAMILIES = ["llava", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen3_vl"]
-FAMILIES += ["glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe", "hunyuan_vl"]
+FAMILIES += ["glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe", "hunyuan_vl", "glm_ocr", "lighton_ocr", "paddleocr_vl"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_a_tower_call_reads_nothing_back_and_sends_nothing(family: str) -> None:
+def test_a_tower_call_reads_nothing_back_and_sends_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in.register(monkeypatch)
     adapter, calls = calls_of(family)
     put_away(adapter)
     assert {modality for modality, _ in calls} == ({"image", "video"} if family in tiny.VIDEO_FAMILIES else {"image"})

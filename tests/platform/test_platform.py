@@ -16,13 +16,14 @@ from beheld.platform.cpu import Cpu
 from beheld.platform.cuda import Cuda, CudaGraphs
 from beheld.platform.platform import Event, Graphs, Platform
 from beheld.platform.registry import CPU, PLATFORMS, choose, platform_of
+from tests.platform.stand_in import StandIn
 
 
 def names(protocol: type) -> list[str]:
     return [name for name in vars(protocol) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("kind", [Cpu, Cuda])
+@pytest.mark.parametrize("kind", [Cpu, Cuda, StandIn])
 @pytest.mark.parametrize("name", names(Platform))
 def test_every_platform_answers_the_protocol(name: str, kind: type) -> None:
     wanted, found = inspect.getattr_static(Platform, name), inspect.getattr_static(kind(), name)

@@ -103,6 +103,11 @@ CASES: dict[int, str] = {
     87: "bodies of requests in tiny chunks, long trailers",
     88: "bodies without the key",
     89: "fetched answers in tiny pieces",
+    90: "long texts that are to be truncated",
+    91: "JSON within JSON: the arguments of tool calls",
+    92: "unknown keys of megabytes",
+    93: "control tokens spelled in long texts",
+    94: "far too many token ids",
     95: "addresses of megabytes",
 }
 

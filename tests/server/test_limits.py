@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked, parse
 from beheld.server.schema import ChatRequest, CompletionRequest, Message
+from tests.memory import peak
 from tests.server.running import Running, data_url, received, request_bytes, talk, watched
 from tests.server.slowness import best, slowness
 
@@ -59,13 +61,13 @@ def test_marks_within_texts_are_no_parts() -> None:
 
 
 def test_at_the_bounds_bodies_are_read() -> None:
-    keys = {str(k): k for k in range(limits.MAX_KEYS)}
+    keys = {str(k): k for k in range(limits.JSON.keys)}
     assert parse(json.dumps(keys).encode()) == keys
-    ids = list(range(limits.MAX_VALUES))
+    ids = list(range(limits.JSON.values))
     assert parse(json.dumps(ids).encode()) == ids
     with pytest.raises(HttpError):
         parse(json.dumps([*ids, 1, 1]).encode())
-    assert len(parse(json.dumps([*ids, 1, 1]).encode(), 2 * len(ids))) == len(ids) + 2
+    assert len(parse(json.dumps([*ids, 1, 1]).encode(), replace(limits.JSON, values=2 * len(ids)))) == len(ids) + 2
 
 
 @pytest.mark.case(36)
@@ -92,6 +94,22 @@ def test_one_error_instead_of_a_hundred_thousand(kind: Any, value: Any, param: s
     assert caught.value.param == param
     assert caught.value.remedy
     assert len(caught.value.reason) < 500
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+def test_92_a_key_of_megabytes_is_compared_with_none(kind: Any) -> None:
+    """The search for the nearest name took 11 s and 2.5 GiB of one of 60 MiB."""
+
+    value = {"m" * (8 << 20): 1}
+    begin = time.perf_counter()
+    with peak() as above, pytest.raises(HttpError, match="is not known here") as caught:
+        checked(value, kind)
+    assert above[0] < 4 << 20
+    assert len(str(caught.value.body())) < 1000
+    assert time.perf_counter() - begin < 0.2 * slowness()
+    with pytest.raises(HttpError) as caught:
+        checked({"max_tokns": 1}, kind)
+    assert "'max_tokens'" in caught.value.remedy
 
 
 def test_many_ids_are_checked_fast() -> None:

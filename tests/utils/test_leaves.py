@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from beheld.utils import env
 from beheld.utils.allocator import held_bytes, keep_freed_memory
-from beheld.utils.collector import paused_collector
+from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import once
 from beheld.utils.lru import LRU
 

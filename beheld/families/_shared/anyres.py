@@ -1,14 +1,14 @@
-"""LLaVA-NeXT and LLaVA-OneVision: pictures cut into tiles, as many as their shape asks for.
+"""LLaVA-NeXT and LLaVA-OneVision: images cut into tiles, as many as their shape asks for.
 
-Their towers put a picture's tiles together again, which takes its size; so sizes stay on the host, and what puts the
+Their towers put an image's tiles together again, which takes its size; so sizes stay on the host, and what puts the
 tiles together is replaced by the same without a count of tokens that is sent to the device, and that nobody reads.
 Then a call neither waits for the device nor keeps a graph from being captured.
 
-A picture's `pixel_values` are (1, tiles, channels, height, width); the towers also take the tiles of all pictures in
-one row (tiles, ...), which needs no padding. OneVision cuts a picture only if it is the only one of its prompt, and
-learns that from `batch_num_images`; so lone pictures and others do not share a call.
+An image's `pixel_values` are (1, tiles, channels, height, width); the towers also take the tiles of all images in
+one row (tiles, ...), which needs no padding. OneVision cuts an image only if it is the only one of its prompt, and
+learns that from `batch_num_images`; so lone images and others do not share a call.
 
-Shapes: N tiles of a picture (a small copy of the whole first), P patches of a tile, H width, I pictures.
+Shapes: N tiles of an image (a small copy of the whole first), P patches of a tile, H width, I images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from beheld.models.surgery.operation import Changes
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """Group pictures by whether they were cut; everything else goes by the plain rule."""
+    """Group images by whether they were cut; everything else goes by the plain rule."""
     tiled: dict[bool, list[int]] = {}
     others: list[int] = []
     for index, item in enumerate(items):
@@ -53,19 +53,19 @@ def _tiles(features: Sequence[Any], alone: bool) -> dict[str, Any]:
     tiles = [f["pixel_values"].flatten(0, 1) if f["pixel_values"].dim() == 5 else f["pixel_values"] for f in features]
     options = {"pixel_values": torch.cat(tiles), "image_sizes": torch.cat([f["image_sizes"] for f in features])}
     if not alone:
-        # Any count above one tells the model that these pictures were not cut.
+        # Any count above one tells the model that these images were not cut.
         options["batch_num_images"] = torch.tensor([max(2, len(features))])
     return options
 
 
 @dataclass(frozen=True)
 class _Packing:
-    """Puts the tiles of pictures together; called as the model's own method is.
+    """Puts the tiles of images together; called as the model's own method is.
 
     Attributes:
         tile: a tile's edge in pixels.
         side: the same in patches.
-        grids: the sizes in pixels (height, width) to which pictures may be brought before they are cut.
+        grids: the sizes in pixels (height, width) to which images may be brought before they are cut.
     """
 
     tile: int
@@ -80,7 +80,7 @@ class _Packing:
         image_newline: Tensor | None = None,
         vision_aspect_ratio: str | None = None,
     ) -> tuple[list[Tensor], None]:
-        """Rows of H for each picture of (N, P, H); `image_sizes` (I, 2) on the host."""
+        """Rows of H for each image of (N, P, H); `image_sizes` (I, 2) on the host."""
         most = None if vision_aspect_ratio is None else int(vision_aspect_ratio.removeprefix("anyres_max_"))
         packed = []
         for tiles_NPH, size in zip(image_features, image_sizes.tolist(), strict=True):
@@ -91,7 +91,7 @@ class _Packing:
         return packed, None
 
     def _rows(self, tiles_NPH: Tensor, size: list[int], newline_H: Tensor | None, most: int | None) -> Tensor:
-        """The tiles as one picture without its margins, row by row, each row ended by a newline."""
+        """The tiles as one image without its margins, row by row, each row ended by a newline."""
         from transformers.image_processing_utils import select_best_resolution
         from transformers.models.llava_next.modeling_llava_next import unpad_image
 

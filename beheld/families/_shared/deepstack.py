@@ -33,7 +33,7 @@ class Deepstack:
         return None
 
     def of_media(self, result: Any) -> Tensor | None:
-        """The tower's further features, side by side: (E, L * H); a tower for sound has none."""
+        """The tower's further features, side by side: (E, L * H); a tower for audio has none."""
         if getattr(result, "deepstack_features", None) is None:
             return None
         layers = [torch.cat(tuple(parts)) if isinstance(parts, list | tuple) else parts

@@ -1,6 +1,6 @@
-"""BLIP-2: one picture before the prompt, and the start of the text behind it.
+"""BLIP-2: one image before the prompt, and the start of the text behind it.
 
-The tower's queries, a number that processor_config.json names, take the picture's places.
+The tower's queries, a number that processor_config.json names, take the image's places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _START = "</s>"
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture; see families.inputs.Call.
+    """Run the processor on one image; see families.inputs.Call.
 
     Raises:
         ModelError: the checkpoint does not say how many queries there are.
@@ -29,7 +29,7 @@ def call(
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The picture first, unless the prompt says where, and the start of text behind it."""
+    """The image first, unless the prompt says where, and the start of text behind it."""
     if _IMAGE not in text:
         text = _IMAGE * counts.get("image", 0) + text
     cut = text.rfind(_IMAGE) + len(_IMAGE) if _IMAGE in text else 0

@@ -11,9 +11,9 @@ from beheld.models.surgery.operation import Changes
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Turn the list of a picture's ids into a tensor; as a list, every pass would copy it from the host."""
+    """Turn the list of an image's ids into a tensor; as a list, every pass would copy it from the host."""
     mapping = model.model.vocabulary_mapping
-    # What translates a picture's codes is made of the list, once, at its first use: that is here.
+    # What translates an image's codes is made of the list, once, at its first use: that is here.
     _ = mapping.img2bpe_mapping_tensor
     changes.set(mapping, "image_tokens", torch.tensor(mapping.image_tokens, device=model.lm_head.weight.device))
 

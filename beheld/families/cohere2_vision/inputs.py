@@ -1,4 +1,4 @@
-"""Command A Vision: a prompt says how a picture's tiles lie; their processor's own interface tells the rest."""
+"""Command A Vision: a prompt says how an image's tiles lie; their processor's own interface tells the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""ERNIE 4.5 VL: numbered pictures and videos, whose placeholders prompts also write in another form.
+"""ERNIE 4.5 VL: numbered images and videos, whose placeholders prompts also write in another form.
 
 The main branch of baidu's repository has files for code of its own: a sentencepiece tokenizer, and one processor with
-the settings of pictures and videos. They are read here by transformers' classes.
+the settings of images and videos. They are read here by transformers' classes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _add_marks(tokenizer: Any, config: Any) -> None:
         setattr(tokenizer, f"{name}_id", index)
 
 
-# Settings of pictures that the main branch's file has under transformers' names.
+# Settings of images that the main branch's file has under transformers' names.
 _SAME = (
     *("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "merge_size"),
     *("patch_size", "resample", "rescale_factor"),
@@ -128,7 +128,7 @@ _UNREAD = frozenset(
 
 
 def load(path: Path) -> Any:
-    """The processor of a checkpoint; without the font, it has none, which pictures do not need.
+    """The processor of a checkpoint; without the font, it has none, which images do not need.
 
     Raises:
         ModelError: a setting means something that transformers' classes do not do.
@@ -152,7 +152,7 @@ def load(path: Path) -> Any:
 
 
 def _pictures(said: Mapping[str, Any]) -> Any:
-    """transformers' processor of pictures with the main branch's settings."""
+    """transformers' processor of images with the main branch's settings."""
     from transformers import Ernie4_5_VLMoeImageProcessor
 
     limits = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeMoeBlock
 
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 
@@ -61,7 +61,7 @@ class TypedExperts(_Block):
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Every second frame beside the one that follows it, and a picture beside itself; called as the model's own method.
+    """Every second frame beside the one that follows it, and an image beside itself; called as the model's own method.
 
     Attributes:
         merge: patches of a frame are merged by so many in both directions.
@@ -83,9 +83,9 @@ class _Pairs:
 
 
 class Kinds:
-    """Carries the kind of a token as one further column of its row: one if it belongs to a picture or a video.
+    """Carries the kind of a token as one further column of its row: one if it belongs to an image or a video.
 
-    The tokens around a picture, whose embeddings are the text's, count as seen too.
+    The tokens around an image, whose embeddings are the text's, count as seen too.
     """
 
     width = 1
@@ -102,7 +102,7 @@ class Kinds:
         self._around_N = torch.tensor(around, device=model.get_input_embeddings().weight.device)
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
-        """One for the tokens around pictures and videos: (T, 1)."""
+        """One for the tokens around images and videos: (T, 1)."""
         return torch.isin(ids_T, self._around_N).unsqueeze(1).to(embeds_TH.dtype)
 
     def of_media(self, result: Any) -> Tensor | None:
@@ -138,4 +138,4 @@ def adapt(model: Any, changes: Changes) -> None:
             changes.exchange(layer, "mlp", TypedExperts(layer.mlp), ("text_moe", "vision_moe", "shared_experts"))
 
 
-MODEL = FamilyModel(adapt=adapt, extra_columns=Kinds, packed=("positions",), packs_attention=True)
+MODEL = FamilyModel(adapt=adapt, extra_columns=Kinds, packed=PackedTower(), packs_attention=True)

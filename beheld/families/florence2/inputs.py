@@ -1,4 +1,4 @@
-"""Florence-2: a prompt is a task, written as a token, which stands for a sentence about one picture."""
+"""Florence-2: a prompt is a task, written as a token, which stands for a sentence about one image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WITH_TEXT = {
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The picture first, then the sentence that the task stands for, between the marks of a text.
+    """The image first, then the sentence that the task stands for, between the marks of a text.
 
     Raises:
         PromptError: a task that takes no text comes with some.

@@ -1,4 +1,4 @@
-"""Florence-2: BART's encoder reads picture and prompt, and every layer of its decoder attends to what it made of them.
+"""Florence-2: BART's encoder reads image and prompt, and every layer of its decoder attends to what it made of them.
 
 Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state, V vocabulary.
 """
@@ -94,10 +94,10 @@ class Florence2:
         self._vision: Any = model.config.vision_config
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Keys and values of whole prompts; pictures share a call, and so do prompts of one length.
+        """Keys and values of whole prompts; images share a call, and so do prompts of one length.
 
         Raises:
-            StepError: a picture is larger than the tower has places for.
+            StepError: an image is larger than the tower has places for.
         """
         for item in items:
             self._check(item)

@@ -1,6 +1,6 @@
-"""Fuyu: one picture before the prompt, as rows of patches, each row ended by a mark of its own; the answer has a mark.
+"""Fuyu: one image before the prompt, as rows of patches, each row ended by a mark of its own; the answer has a mark.
 
-Its tokenizer knows these marks as ordinary pieces and puts a blank before every text, so the ids of a picture are made
+Its tokenizer knows these marks as ordinary pieces and puts a blank before every text, so the ids of an image are made
 here, and the prompt is encoded on its own.
 """
 
@@ -23,10 +23,10 @@ _UNPADDED = ("image_unpadded_widths", "image_unpadded_heights")
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], tuple[int, ...]]:
-    """Run the processor on one picture; see families.inputs.Call.
+    """Run the processor on one image; see families.inputs.Call.
 
     Raises:
-        ProcessError: the picture is so narrow that nothing is left of it at the model's size.
+        ProcessError: the image is so narrow that nothing is left of it at the model's size.
     """
     _check_shape(processor.image_processor, item, options)
     known = inspect.signature(processor._process_images).parameters
@@ -57,14 +57,14 @@ def _check_shape(images: Any, item: Any, options: Mapping[str, Any]) -> None:
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
-    """The picture, then the prompt and the mark of the answer; a prompt without a picture stays as it is."""
+    """The image, then the prompt and the mark of the answer; a prompt without an image stays as it is."""
     if not counts.get("image"):
         return text
     return ItemPlace("image"), text + _ANSWER
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks."""
+    """How large the image stands before the tower; see FamilyInputs.looks."""
     (width,), (height,) = (numbers(item.outputs[name]) for name in _UNPADDED)
     return EffectiveSize(width, height)
 

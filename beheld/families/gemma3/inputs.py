@@ -6,7 +6,7 @@ from beheld.families.inputs import EffectiveSize, FamilyInputs, ProcessedItem
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks.
+    """How large the image stands before the tower; see FamilyInputs.looks.
 
     Behind the whole come its crops, if any, which lie along the longer side.
     """

@@ -1,4 +1,4 @@
-"""Gemma 3n: a marker in a prompt becomes a block of embeddings between blank lines, as many for every sound."""
+"""Gemma 3n: a placeholder becomes a block of embeddings between blank lines, as many for every audio item."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FRAMES_PER_EMBED = 16
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one image or audio; see families.inputs.Call.
+    """Run the processor on one image or audio item; see families.inputs.Call.
 
     Older versions have no step of their own for that.
 
     Raises:
-        ProcessError: the sound is shorter than a frame of features, or makes more embeddings than it has places.
+        ProcessError: the audio is shorter than a frame of features, or makes more embeddings than it has places.
     """
     if modality != "audio":
         return processor.image_processor([item], **options), processor.full_image_sequence

@@ -1,7 +1,7 @@
-"""Gemma 3n: the last ids of the vocabulary, marks of pictures and sounds, have embeddings of their towers' own.
+"""Gemma 3n: the last ids of the vocabulary, marks of images and audio, have embeddings of their towers' own.
 
-Shapes: T tokens, M such ids, N sounds, F frames, B mel bins, P embeddings of the tower, E places of a sound, H hidden
-size.
+Shapes: T tokens, M such ids, N audio items, F frames, B mel bins, P embeddings of the tower, E places of an item,
+H hidden size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def adapt(model: Any, changes: Changes) -> None:
     """Replace the model's input embeddings.
 
     Raises:
-        ModelError: the ids of pictures and those of sounds do not follow each other.
+        ModelError: the ids of images and those of audio do not follow each other.
     """
     core = model.model
     vision, audio = core.embed_vision, core.embed_audio
@@ -64,15 +64,15 @@ def adapt(model: Any, changes: Changes) -> None:
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
-    """Embeddings of all sounds, one after the other: (N * E, H).
+    """Embeddings of all audio items, one after the other: (N * E, H).
 
-    Every sound has as many places as the longest that can be heard; those behind its end hold the embedding of the
-    vocabulary's last id.
+    Every item has as many places as the longest that the tower takes; those after its end hold the embedding of
+    the vocabulary's last id.
 
     Args:
         model: Gemma3nForConditionalGeneration, adapted.
         input_features: (N, F, B).
-        input_features_mask: (N, F), true for frames of the sound.
+        input_features_mask: (N, F), true for frames of the audio.
     """
     # The tower is told which frames are none.
     made = model.model.get_audio_features(input_features, ~input_features_mask, return_dict=True)

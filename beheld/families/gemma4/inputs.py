@@ -1,4 +1,4 @@
-"""Gemma 4: pictures and sounds between marks; a video is its frames, each with its time."""
+"""Gemma 4: images and audio between marks; a video is its frames, each with its time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from beheld.inputs.media.effective_size import at_positions
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks."""
+    """How large the image stands before the tower; see FamilyInputs.looks."""
     patch = item.edge("patch_size")
     if patch is None:
         return None

@@ -1,6 +1,6 @@
-"""Gemma 4: sounds of unlike length, and layers at the end that read the cache of others.
+"""Gemma 4: audio of different lengths, and layers at the end that read the cache of others.
 
-What its tower gives for sounds holds places behind the end of the shorter ones, which its mask names.
+What its tower gives for audio holds places after the end of the shorter items, which its mask names.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from beheld.models.surgery.operation import Changes
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
-    """Embeddings of all sounds, one after the other: (sum of E, H).
+    """Embeddings of all audio items, one after the other: (sum of E, H).
 
     Args:
         model: Gemma4ForConditionalGeneration.
-        input_features: (sounds, frames, mel bins).
-        input_features_mask: (sounds, frames), true for frames of the sound.
+        input_features: (items, frames, mel bins).
+        input_features_mask: (items, frames), true for frames of the audio.
     """
     made = model.model.get_audio_features(input_features, input_features_mask, return_dict=True)
     heard: Tensor = made.pooler_output[made.attention_mask]

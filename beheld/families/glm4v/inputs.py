@@ -1,4 +1,4 @@
-"""GLM-4.1V to GLM-4.6V: a video is its frames as pictures, each with its time behind it."""
+"""GLM-4.1V to GLM-4.6V: a video is its frames as images, each with its time behind it."""
 
 from __future__ import annotations
 

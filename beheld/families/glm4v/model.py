@@ -1,6 +1,6 @@
-"""GLM-4V: its tower looks up learned positions by the sizes of pictures, which stay on the host.
+"""GLM-4V: its tower looks up learned positions by the sizes of images, which stay on the host.
 
-Shapes: P patches of all pictures, W pictures and frames, H width.
+Shapes: P patches of all images, W images and frames, H width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 from beheld.models.surgery.operation import Changes
 
 
@@ -26,9 +26,9 @@ class _Sized:
         """Patches with their positions, (P, H).
 
         Args:
-            lengths_W: patches of each picture or frame.
+            lengths_W: patches of each image or frame.
             grid: the sizes on the host, which are not looked at.
-            rows_P, columns_P: where each patch stands in its picture.
+            rows_P, columns_P: where each patch stands in its image.
         """
         patch_P = torch.arange(len(embeds_PH), device=lengths_W.device)
         owner_P = (patch_P >= lengths_W.cumsum(0).unsqueeze(1)).sum(0)
@@ -45,4 +45,4 @@ def adapt(model: Any, changes: Changes) -> None:
         changes.set(embeddings, "forward", _Sized(embeddings.forward))
 
 
-MODEL = FamilyModel(adapt=adapt, packed=("positions",), packs_attention=True, positions_by_kind=True)
+MODEL = FamilyModel(adapt=adapt, packed=PackedTower(), packs_attention=True, positions_by_kind=True)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 
-MODEL = FamilyModel(packed=("positions",), packs_attention=True, positions_by_kind=True)
+MODEL = FamilyModel(packed=PackedTower(), packs_attention=True, positions_by_kind=True)

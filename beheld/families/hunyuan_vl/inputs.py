@@ -1,4 +1,4 @@
-"""HunyuanOCR: a picture's marker stands between a start and an end, without which its positions are off by one."""
+"""HunyuanOCR: an image's placeholder stands between a start and an end, without which its positions are off by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     """The text as it is.
 
     Raises:
-        PromptError: a marker stands bare, as transformers' processor refuses it too.
+        PromptError: a placeholder stands bare, as transformers' processor refuses it too.
     """
     if text.count(_IMAGE) != text.count(_MARKER):
         raise PromptError("A picture's marker lacks its start or its end.", f"Write {_MARKER!r} for each picture.")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 
-MODEL = FamilyModel(packed=(), packs_attention=True)
+MODEL = FamilyModel(packed=PackedTower(positions=False), packs_attention=True)

@@ -1,4 +1,4 @@
-"""InternVL: a video is its frames as pictures, numbered in words; the tower knows pictures only."""
+"""InternVL: a video is its frames as images, numbered in words; the tower knows images only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beheld.inputs.media.effective_size import stretched_over_tiles
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture or video; see families.inputs.Call."""
+    """Run the processor on one image or video; see families.inputs.Call."""
     if modality == "image":
         outputs, texts = processor._process_images([item], **options)
         return outputs, texts[0]

@@ -1,4 +1,4 @@
-"""LFM2-VL: a picture in rows and columns of tiles between marks, which an option of the processor leaves out."""
+"""LFM2-VL: an image in rows and columns of tiles between marks, which an option of the processor leaves out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from beheld.inputs.media.effective_size import numbers
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture; see families.inputs.Call.
+    """Run the processor on one image; see families.inputs.Call.
 
     Raises:
-        ProcessError: the picture is so narrow that it has more patches than the processor has room for.
+        ProcessError: the image is so narrow that it has more patches than the processor has room for.
     """
     # Older versions of the processor have no attribute for it; there and here they are on.
     marks = getattr(processor, "use_image_special_tokens", True)
@@ -31,7 +31,7 @@ def call(
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks."""
+    """How large the image stands before the tower; see FamilyInputs.looks."""
     outputs = item.outputs
     patch = item.edge("encoder_patch_size")
     if patch is None or "image_rows" not in outputs:

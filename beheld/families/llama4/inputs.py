@@ -7,7 +7,7 @@ from beheld.inputs.media.effective_size import numbers, padded_over_tiles, unenl
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks."""
+    """How large the image stands before the tower; see FamilyInputs.looks."""
     rows, columns = numbers(item.outputs["aspect_ratios"])
     tiles, _, height, width = item.outputs["pixel_values"].shape
     if item.setting("resize_to_max_canvas"):

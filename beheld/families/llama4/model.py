@@ -1,8 +1,8 @@
-"""Llama 4: pictures pass a projector behind the tower, and layers without positions scale their queries by position.
+"""Llama 4: images pass a projector behind the tower, and layers without positions scale their queries by position.
 
 Only the experts that a token chose are computed for it, on a GPU in bfloat16; transformers computes all of them.
 
-Shapes: T tokens of a step, V picture tiles, P embeddings of a tile, H hidden size, K experts that a token takes.
+Shapes: T tokens of a step, V image tiles, P embeddings of a tile, H hidden size, K experts that a token takes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChosenExperts(nn.Module):
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Let attention scale the queries, see `keywords`: a layer counts from zero, whoever's tokens it is given.
+    """Let attention scale the queries, see `keywords`: a layer counts from zero, whatever sequence its tokens are of.
 
     Off a CPU, experts that cannot be grouped stay as they are: how many rows each has would have to be waited for.
     """

@@ -1,4 +1,4 @@
-"""LLaVA-1.5: one `<image>` per picture, and the plain USER/ASSISTANT dialogue of its language model."""
+"""LLaVA-1.5: one `<image>` per image, and the plain USER/ASSISTANT dialogue of its language model."""
 
 from __future__ import annotations
 

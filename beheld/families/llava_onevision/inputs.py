@@ -1,6 +1,6 @@
-"""LLaVA-OneVision: a picture is cut into tiles only if it is the only one of its prompt.
+"""LLaVA-OneVision: an image is cut into tiles only if it is the only one of its prompt.
 
-The processor learns how many pictures a prompt has from the nesting of its input. A picture that has company is
+The processor learns how many images a prompt has from the nesting of its input. An image that has company is
 therefore processed beside a one-pixel stand-in, whose share of the result is dropped; so its features do not depend on
 which the others are.
 """
@@ -17,7 +17,7 @@ from beheld.inputs.media.effective_size import best_canvas, fitted, padded_over_
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture or video; see families.inputs.Call."""
+    """Run the processor on one image or video; see families.inputs.Call."""
     if modality == "video":
         outputs, texts = processor._process_videos([item], **options)
         return outputs, texts[0]
@@ -33,7 +33,7 @@ def call(
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks."""
+    """How large the image stands before the tower; see FamilyInputs.looks."""
     _, tiles, _, height, width = item.outputs["pixel_values"].shape
     if tiles == 1:
         # Beside others: padded to a square.

@@ -1,4 +1,4 @@
-"""Mantis: LLaVA's model, whose pictures are numbered in words: `(image 1: <Image>` before each, `</Image>)` behind it.
+"""Mantis: LLaVA's model, whose images are numbered in words: `(image 1: <Image>` before each, `</Image>)` behind it.
 
 Its own processor comes in a package of its own. What it does beyond LLaVA's is that text.
 """
@@ -27,7 +27,7 @@ def load(path: Path) -> Any:
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture, whose number is its setting; see families.inputs.Call."""
+    """Run the processor on one image, whose number is its setting; see families.inputs.Call."""
     outputs, texts = processor._process_images([item], **options)
     return outputs, f"(image {setting}: <Image>{texts[0]}</Image>)"
 

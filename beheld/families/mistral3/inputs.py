@@ -1,4 +1,4 @@
-"""Mistral 3: a picture in rows of merged patches, each ended by a mark."""
+"""Mistral 3: an image in rows of merged patches, each ended by a mark."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from beheld.families.inputs import LAID_OUT, FamilyInputs
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture; see families.inputs.Call.
+    """Run the processor on one image; see families.inputs.Call.
 
     Raises:
-        ProcessError: the picture makes a single embedding, which transformers' tower mistakes for as many as its width.
+        ProcessError: the image makes a single embedding, which transformers' tower mistakes for as many as its width.
     """
     outputs, texts = processor._process_images([item], **options)
     if texts[0].count(processor.image_token) == 1:

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: a picture is one token; the start of the text stands behind the pictures that come first."""
+"""Llama 3.2 Vision: an image is one token; the start of the text stands behind the images that come first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _START = "<|begin_of_text|>"
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """Put the start of the text, where it is missing, behind the pictures that stand first."""
+    """Put the start of the text, where it is missing, behind the images that stand first."""
     if _START in text:
         return text
     first = 0
@@ -22,7 +22,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower; see FamilyInputs.looks.
+    """How large the image stands before the tower; see FamilyInputs.looks.
 
     The shape of its grid is given by a number, which counts from 1 all (rows, columns) that have no more tiles than
     there may be, by rows.

@@ -1,6 +1,6 @@
-"""Llama 3.2 Vision: some layers attend to the tiles of pictures and not to the text.
+"""Llama 3.2 Vision: some layers attend to the tiles of images and not to the text.
 
-Shapes: T tokens of the step, E states of one picture, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E states of one image, S size of a state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Mllama:
         self._tiles: int = vision.max_num_tiles
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Keys and values of every tile, the empty ones too: who is shown no picture attends to those as well.
+        """Keys and values of every tile, the empty ones too: who is shown no image attends to those as well.
 
         Raises:
-            StepError: a picture has room for other than the checkpoint's number of tiles.
+            StepError: an image has room for other than the checkpoint's number of tiles.
         """
         for item in items:
             tiles = item.features["pixel_values"].shape[2]
@@ -68,7 +68,7 @@ class Mllama:
         return [tensor for tensor in out if tensor is not None]
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """A picture is shown from its token to the next picture's, the last one to the end.
+        """An image is shown from its token to the next image's, the last one to the end.
 
         Those whose tokens stand side by side are shown together:
 
@@ -89,7 +89,7 @@ class Mllama:
         )
 
     def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Logits (S, V). Where no sequence of the step has pictures, the layers are left out, as transformers does.
+        """Logits (S, V). Where no sequence of the step has images, the layers are left out, as transformers does.
 
         Tokens of other sequences pass them unchanged: their attention is zero, and `sighted_T` masks what follows it.
         """

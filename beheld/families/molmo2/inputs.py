@@ -12,7 +12,7 @@ from beheld.inputs.media.effective_size import in_pools, numbers
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture or video; see families.inputs.Call."""
+    """Run the processor on one image or video; see families.inputs.Call."""
     if modality == "image":
         outputs, texts = processor._process_images([item], **options)
         return outputs, texts[0]
@@ -24,7 +24,7 @@ def call(
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower, behind the windows of its overview; see FamilyInputs.looks."""
+    """How large the image stands before the tower, behind the windows of its overview; see FamilyInputs.looks."""
     rows, columns, fine_rows, fine_columns = numbers(item.outputs["image_grids"])
     patch, pool = item.edge("patch_size"), item.setting("pooling_size")
     if patch is None or pool is None:

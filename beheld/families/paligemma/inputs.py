@@ -1,4 +1,4 @@
-"""PaliGemma: pictures stand before the prompt, the start of the text behind them, and a line break ends it."""
+"""PaliGemma: images stand before the prompt, the start of the text behind them, and a line break ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _START = "<bos>"
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """Put missing markers first, the start of text behind the last one, and a line break at the end."""
+    """Put missing placeholders first, the start of text behind the last one, and a line break at the end."""
     pictures = counts.get("image", 0)
     if not pictures:
         raise PromptError("This model answers about pictures only.", "Give a picture with the prompt.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.families.family import IMAGE_AND_AUDIO, Family, KnownCheckpoint, ReferenceOptions
 
-# Entry of the class for sounds -> entry there; the rest have the same names.
+# Entry of the class for audio -> entry there; the rest have the same names.
 _PHI_AUDIO = {
     "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
     "hidden_size": "attention_dim",
@@ -61,7 +61,7 @@ _PHI_IMAGES = {
 def _phi4mm(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The main revision of microsoft/Phi-4-multimodal-instruct: the text at the top, the towers in `embd_layer`.
 
-    The sizes of the tower for pictures and the ids of both markers stand in that repository's code, and are the
+    The sizes of the tower for images and the ids of both placeholders stand in that repository's code, and are the
     class's own. Where a smaller checkpoint names others, in `vision_config` and `audio_config`, those hold.
     """
     images, sounds = raw["embd_layer"]["image_embd_layer"], raw["embd_layer"]["audio_embd_layer"]

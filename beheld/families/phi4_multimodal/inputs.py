@@ -1,4 +1,4 @@
-"""Phi-4-multimodal: pictures and sounds are numbered in a prompt, `<|image_1|>`, by who knows the published code."""
+"""Phi-4-multimodal: images and audio are numbered in prompts that follow the published code, as `<|image_1|>`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NOUNS = {"image": "pictures", "audio": "sounds"}
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture or sound; older versions do not say how its marker is replaced.
+    """Run the processor on one image or audio; older versions do not say how its placeholder is replaced.
 
-    See families.Call. Sounds have another projection beside pictures, which their features say.
+    See families.inputs.Call. Audio has another projection next to images, which its features say.
 
     Raises:
-        ProcessError: the sound is shorter than a frame of features.
+        ProcessError: the audio is shorter than a frame of features.
     """
     if modality == "audio":
         return _heard(processor, item, options, setting)
@@ -48,7 +48,7 @@ def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) 
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
-    """The pieces of a text with numbered pictures or sounds; any other text as it is.
+    """The pieces of a text with numbered images or audio; any other text as it is.
 
     Raises:
         PromptError: the numbers are not 1, 2, ... in this order.
@@ -74,7 +74,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace
 def load(path: Path) -> Any:
     """The processor of a checkpoint; that of the main revision has code of its own for what transformers has too.
 
-    Its tokenizer does not say which of its tokens are the markers; the configuration does.
+    Its tokenizer does not say which of its tokens are the placeholders; the configuration does.
     """
     from transformers import (
         AutoProcessor,
@@ -103,7 +103,7 @@ def load(path: Path) -> Any:
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the picture stands before the tower, on the canvas that the outputs tell; see FamilyInputs.looks."""
+    """How large the image stands before the tower, on the canvas that the outputs tell; see FamilyInputs.looks."""
     height, width = numbers(item.outputs["image_sizes"])
     return padded_over_tiles(item, (width, height), item.outputs["image_pixel_values"].shape[1])
 

@@ -1,7 +1,7 @@
 """Phi-4-multimodal: media become embeddings inside the modules that also put them into the text.
 
-Its tower for pictures looks both ways, as it was trained. transformers' fused attention takes it for causal where no
-picture of a call is padded (its eager attention does not), so that a picture would change with its company.
+Its tower for images looks both ways, as it was trained. transformers' fused attention takes it for causal where no
+image of a call is padded (its eager attention does not), so that an image would change with its company.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RENAMED = tuple(
         (r"(\.encoders\.\d+\.self_attn\.)linear_out\.", r"\1o_proj."),
     )
 )
-# Positions that the tower for sounds hears at once: forty seconds.
+# Positions that the tower for audio reads at once: forty seconds.
 _WINDOW = 500
 _ADAPTER = re.compile(r"\.lora_[AB]\.(vision|speech)\.weight$")
 
@@ -61,7 +61,7 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """The plain rule; sounds that stand beside pictures apart from those that do not."""
+    """The plain rule; audio next to images apart from audio without."""
     calls: list[TowerCall] = []
     for projection in ("", "speech", "vision_speech"):
         mine = [index for index, item in enumerate(items) if _projection(item) == projection]
@@ -73,7 +73,7 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
 
 
 def _projection(item: EncodeItem) -> str:
-    """Which of the projections of sounds an item takes; "" for what is no sound."""
+    """Which of the projections of audio an item takes; "" for other media."""
     beside = item.features.get("beside_pictures")
     if beside is None:
         return ""
@@ -81,16 +81,16 @@ def _projection(item: EncodeItem) -> str:
 
 
 def audio_features(model: Any, audio_input_features: Tensor, projection: str) -> Tensor:
-    """Embeddings (sum of E, H) of sounds of one length: its tower without a mask, as transformers hears a lone sound.
+    """Embeddings (sum of E, H) of audio items of one length: the tower without a mask, as for a lone one.
 
-    The mask that its processor makes for several sounds of different lengths is added to the scores of attention as 1
-    and 0, so that what lies behind a shorter one's end would be heard as well. A sound longer than a window is cut into
-    several, which the tower can do with one sound at a time.
+    The mask that its processor makes for several items of different lengths is added to the scores of attention as 1
+    and 0, so that what lies after a shorter one's end would be read as well. Audio longer than a window is cut into
+    several, which the tower can do with one item at a time.
 
     Args:
         model: Phi4MultimodalForCausalLM.
-        audio_input_features: (sounds, frames, mel bins).
-        projection: "speech", or "vision_speech" beside pictures.
+        audio_input_features: (items, frames, mel bins).
+        projection: "speech", or "vision_speech" next to images.
     """
     embed = model.model.embed_tokens_extend.audio_embed
     up, down = (getattr(embed, f"{way}_proj_for_{projection}") for way in ("up", "down"))
@@ -103,7 +103,7 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Say of the attention to pictures that it looks both ways, and of that to sounds what it sees, in few words."""
+    """Let the attention to images look both ways, and say in few words what that to audio sees."""
     extend = model.model.embed_tokens_extend
     if not isinstance(extend.image_embed, LeftOut):
         for layer in extend.image_embed.img_processor.encoder.layers:
@@ -113,9 +113,9 @@ def adapt(model: Any, changes: Changes) -> None:
 
 
 def _see_all(tower: Any, changes: Changes) -> None:
-    """Where a tower for sound has no chunks, every position sees all: one truth instead of one for each pair.
+    """Where a tower for audio has no chunks, every position sees all: one truth instead of one for each pair.
 
-    transformers writes down all pairs of a whole sound, several times, before it cuts it into windows: twenty minutes
+    transformers writes down all pairs of a whole item, several times, before it cuts it into windows: twenty minutes
     took 0.9 GiB, and that grows with the square of the length.
     """
     if tower.config.chunk_size > 0:
@@ -129,12 +129,12 @@ def _see_all(tower: Any, changes: Changes) -> None:
 
 
 def image_features(model: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor) -> Tensor:
-    """Embeddings (sum of E, H) of pictures: that module, given a text of pictures alone.
+    """Embeddings (sum of E, H) of images: that module, given a text of images alone.
 
     Args:
-        image_pixel_values: (pictures, 1 + tiles, channels, height, width), the whole picture first.
+        image_pixel_values: (images, 1 + tiles, channels, height, width), the whole image first.
         image_sizes: of all tiles together, in pixels.
-        image_attention_mask: (pictures, 1 + tiles, rows, columns), patches that show something.
+        image_attention_mask: (images, 1 + tiles, rows, columns), patches that show something.
     """
     embed, config = model.model.embed_tokens_extend.image_embed, model.config
     mask = image_attention_mask.bool()
@@ -152,7 +152,7 @@ def image_features(model: Any, image_pixel_values: Tensor, image_sizes: Tensor, 
 
 
 def _num_embeds(embed: Any, mask: Tensor, size: list[int]) -> int:
-    """Rows of the tiles' useful part and of the whole picture, each ended by one more, and one between the two.
+    """Rows of the tiles' useful part and of the whole image, each ended by one more, and one between the two.
 
     Two by two patches make one embedding.
     """

@@ -1,6 +1,6 @@
-"""Qwen2.5-Omni: pictures, videos and sounds, each processed by the whole processor in a prompt of one marker.
+"""Qwen2.5-Omni: images, videos and audio, each processed by the whole processor in a prompt of one placeholder.
 
-The processor pads every sound to a window of minutes; here it pads just so far that the last frame of features comes
+The processor pads all audio to a window of minutes; here it pads just so far that the last frame of features comes
 out the same, and the padding is then cut off.
 """
 
@@ -45,7 +45,7 @@ def call(
 
 
 def _padded(samples: int, extractor: Any) -> int:
-    """A length whose silence behind the sound fills the last frame's window; at most the processor's own."""
+    """A length whose silence after the audio fills the last frame's window; at most the processor's own."""
     hop = extractor.hop_length
     return min(int(extractor.n_samples), -(-(samples + extractor.n_fft) // hop) * hop)
 

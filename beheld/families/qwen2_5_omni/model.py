@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni: sounds of different lengths share a tower call, since its mask says where each ends."""
+"""Qwen2.5-Omni: audio items of different lengths share a tower call, since its mask says where each ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPEECH = ("talker.", "token2wav.", "code2wav.")
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """Sounds in one call, padded to the longest; everything else by the plain rule."""
+    """Audio in one call, padded to the longest; everything else by the plain rule."""
     sounds = [i for i, item in enumerate(items) if "feature_attention_mask" in item.features]
     others = [i for i in range(len(items)) if i not in sounds]
     calls: list[TowerCall] = []

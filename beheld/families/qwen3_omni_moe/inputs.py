@@ -1,4 +1,4 @@
-"""Qwen3-Omni: as Qwen2.5-Omni with other markers; its sounds are not padded at all, hence each has its own features."""
+"""Qwen3-Omni: as Qwen2.5-Omni with other placeholders; its audio is not padded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL: the first layers of its language model take what several of its tower's layers make of a picture."""
+"""Qwen3-VL: the first layers of its language model take what several of its tower's layers make of an image."""
 
 from __future__ import annotations
 

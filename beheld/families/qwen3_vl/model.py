@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from beheld.families._shared import deepstack
-from beheld.families.model import FamilyModel
+from beheld.families.model import FamilyModel, PackedTower
 
 MODEL = FamilyModel(
-    extra_columns=deepstack.Deepstack, packed=("positions", "learned"), packs_attention=True, positions_by_kind=True
+    extra_columns=deepstack.Deepstack, packed=PackedTower(learned=""), packs_attention=True, positions_by_kind=True
 )

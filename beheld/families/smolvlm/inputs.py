@@ -1,4 +1,4 @@
-"""SmolVLM: pictures in rows and columns of tiles; a video is its frames as pictures, each with its time in words."""
+"""SmolVLM: images in rows and columns of tiles; a video is its frames as images, each with its time in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beheld.inputs.media.effective_size import under_mask
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one picture or video; see families.inputs.Call."""
+    """Run the processor on one image or video; see families.inputs.Call."""
     if modality == "image":
         outputs, texts = processor._process_images([[item]], **options)
     else:

@@ -1,6 +1,6 @@
-"""Voxtral: sounds in windows of thirty seconds, each filled up; a conversation in the form of Mistral's own tokenizer.
+"""Voxtral: audio in windows of thirty seconds, each filled up; a conversation in the form of Mistral's own tokenizer.
 
-The checkpoint brings neither a chat template nor a processor for prompts with sound: both live in the library
+The checkpoint brings neither a chat template nor a processor for prompts with audio: both live in the library
 mistral-common, which is not needed here: chat_template.jinja writes what that library writes (see
 docs/experiments/2026-11.md).
 """
@@ -23,7 +23,7 @@ _WINDOWS = {"padding": True, "truncation": False, "pad_to_multiple_of": 480000, 
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one sound; see families.inputs.Call."""
+    """Run the processor on one audio item; see families.inputs.Call."""
     extractor = processor.feature_extractor
     own = {**_WINDOWS, "sampling_rate": extractor.sampling_rate, **options}
     frames = int(own.pop("max_source_positions"))

@@ -6,7 +6,6 @@ placeholder for each item is written into the text at the item's place.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,8 @@ from beheld.core.errors import MediaError, PromptError
 from beheld.core.media import MediaRef, item_name
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
-from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns
+from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
+from beheld.utils.bounded_json import JsonBounds, JsonError, check_counts, parse_lenient
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "model", "ipython"))
@@ -36,6 +36,8 @@ _MEDIA_TYPES = {
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # What may hold the item itself, in parts named after the modality.
 _SOURCES = ("url", "path", "base64", "data")
+# Of the arguments of all tool calls of a conversation, which are JSON within JSON.
+_ARGUMENTS = JsonBounds()
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
 
 
@@ -102,7 +104,11 @@ def read(
         raise PromptError(
             "There are no messages.", 'Give a list such as [{"role": "user", "content": "..."}].', param="messages"
         )
-    stand_ins = StandIns(_letters(messages))
+    try:
+        check_counts([arguments for message in messages for arguments in _arguments(message)], _ARGUMENTS)
+    except JsonError as error:
+        raise PromptError(f"The arguments of tool calls: {error.reason}", error.remedy, param="messages") from error
+    stand_ins = StandIns(_private_letters(messages))
     media: list[MediaRef] = []
     out: list[Mapping[str, Any]] = []
     for number, message in enumerate(messages, 1):
@@ -128,14 +134,25 @@ def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
     return value
 
 
-def _letters(value: Any) -> set[str]:
-    """Every character of every string, so that stand-ins can be chosen that are none of them."""
+def num_letters(messages: Any) -> int:
+    """Letters of all that messages say; those of their media do not count."""
+    if isinstance(messages, str):
+        return len(messages)
+    if isinstance(messages, Mapping):
+        if messages.get("type", "text") not in (*_TEXT_TYPES, "function"):
+            return 0
+        return sum(map(num_letters, messages.values()))
+    return sum(map(num_letters, messages)) if isinstance(messages, list | tuple) else 0
+
+
+def _private_letters(value: Any) -> set[str]:
+    """Every private-use character of every string, so that stand-ins are others. Strings may hold media, in ASCII."""
     if isinstance(value, str):
-        return set(value)
+        return set() if value.isascii() else private_letters(value)
     if isinstance(value, Mapping):
-        return set().union(*(_letters(k) | _letters(v) for k, v in value.items())) if value else set()
+        return set().union(*(_private_letters(k) | _private_letters(v) for k, v in value.items())) if value else set()
     if isinstance(value, list | tuple):
-        return set().union(*map(_letters, value)) if value else set()
+        return set().union(*map(_private_letters, value)) if value else set()
     return set()
 
 
@@ -178,6 +195,14 @@ def _field(number: int, *path: str | int) -> str:
     return ".".join(map(str, ("messages", number - 1, *path)))
 
 
+def _arguments(message: Any) -> list[str]:
+    """The arguments of a message's tool calls that came as JSON text."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    found = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    return [arguments for arguments in found if isinstance(arguments, str)]
+
+
 def _extra(name: str, value: Any, number: int) -> Any:
     """Tool calls carry their arguments as JSON text; templates want them as an object."""
     if name != "tool_calls" or not isinstance(value, list):
@@ -188,11 +213,11 @@ def _extra(name: str, value: Any, number: int) -> Any:
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(function, Mapping) and isinstance(arguments, str):
             try:
-                call = {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
-            except ValueError as error:
+                call = {**call, "function": {**function, "arguments": parse_lenient(arguments or "{}", _ARGUMENTS)}}
+            except JsonError as error:
                 raise PromptError(
-                    "The arguments of a tool call are not valid JSON.",
-                    "Write an object as JSON.",
+                    f"The arguments of a tool call: {error.reason}",
+                    error.remedy,
                     param=_field(number, name, place, "function", "arguments"),
                 ) from error
         calls.append(call)
@@ -302,8 +327,11 @@ def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: St
     number = 0
     for part in parts:
         if isinstance(part, str):
-            letters = [stand_ins.of(c) if i in broken.get(number, ()) else c for i, c in enumerate(part)]
-            part = stand_ins.replace("".join(letters) if number in broken else part, control)
+            stretches, last = [], 0
+            for place in sorted(broken.get(number, ())):
+                stretches += [part[last:place], stand_ins.of(part[place])]
+                last = place + 1
+            part = stand_ins.replace("".join([*stretches, part[last:]]) if stretches else part, control)
             number += 1
         out.append(part)
     return out

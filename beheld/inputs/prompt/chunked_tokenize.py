@@ -95,6 +95,14 @@ class ChunkedTokenizer:
             start = place
         yield text[start:]
 
+    def last_place(self, text: str, stop: int) -> int | None:
+        """The last place at or before `stop` where the text can be cut; None if there is none, or none near."""
+        for end in range(stop, max(0, stop - 8 * _SIZE), -_SIZE) if self.cut is not None else ():
+            found = [match.start() for match in self.cut.finditer(text, max(0, end - _SIZE), end + 1)]
+            if found:
+                return found[-1]
+        return None
+
     def _holds(self, cut: re.Pattern[str]) -> bool:
         """Whether a sample's ids are those of its pieces, cut at every place."""
         places = [match.start() for match in cut.finditer(_SAMPLE)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,16 @@ from beheld.inputs.prompt import chat, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.rendering import Rendering
 from beheld.inputs.prompt.template import ChatTemplates, text_of
-from beheld.inputs.prompt.tokenizer import PromptTokenizer
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
 from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
 from beheld.structured.thoughts import after
 from beheld.utils.cancellation import CancelToken
+
+# Of a text that is read from its end, the first ids may be others than within the whole.
+_SPARE_IDS = 16
+# Conversations of fewer letters are rendered, and texts of fewer read as a whole, before their length is checked.
+_MANY_LETTERS = 1 << 20
 
 
 class PromptReader:
@@ -85,7 +91,7 @@ class PromptReader:
         Raises:
             UserError: the prompt or a parameter is at fault.
         """
-        parsed = parse(prompt, self._info, self._merge_size)
+        parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size)
         self._checks.modalities(parsed.media)
         counts = count_by_modality(parsed.media)
         text: PromptText | None = None
@@ -106,8 +112,43 @@ class PromptReader:
                     ids = self._tokenizer.encode_pieces(rewritten, plain)
                     return self._checked(ids, parsed, None, params, counts)
             text = PromptText(self._family.begun(written, self._tokenizer.inner), None, ends, most)
-            ids = self._encode(text, {})
+            ids = self._ids_of(text, params, parsed.media)
         return self._checked(ids, parsed, text, params, counts)
+
+    def _bounded_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
+        """A prompt; one of token ids is cut or refused before each of them is looked at.
+
+        Raises:
+            PromptTooLongError: there are too many.
+        """
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if not isinstance(ids, list | tuple) or len(ids) < self._config.max_model_len or self._info.is_encoder_decoder:
+            return prompt
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            self._checks.length(ids, (), ())
+        elif isinstance(prompt, Mapping):
+            return prompt if prompt.get("multi_modal_data") else {**prompt, "prompt_token_ids": ids[-keep:]}
+        return ids[-keep:] if keep is not None else prompt
+
+    def _ids_of(self, text: PromptText, params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
+        """The ids of a text; of a long one whose last tokens are wanted, no more is read than holds them.
+
+        Raises:
+            PromptTooLongError: it is too long, and can only be read as a whole.
+        """
+        keep = params.truncate_prompt_tokens
+        if keep is None or media or len(text.text) <= SHORT_TEXT:
+            return self._encode(text, {})
+        size = SHORT_TEXT
+        while (tail := self._tokenizer.tail(text.text, size)) is not None:
+            ids = self._encode(replace(text, text=tail), {})
+            if len(ids) > keep + _SPARE_IDS:
+                return ids
+            size *= 4
+        if len(text.text) > _MANY_LETTERS:
+            self._tokenizer.check_size(text.text, self._config.max_model_len)
+        return self._encode(text, {})
 
     def _checked(
         self,
@@ -143,6 +184,10 @@ class PromptReader:
             Cancelled: the request was cancelled.
         """
         self._check_continuing(asked)
+        # Templates leave some of what is said out, but never most of it.
+        letters = chat.num_letters(asked.messages)
+        if letters > _MANY_LETTERS:
+            self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
         control = self._tokenizer.control()
         template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
         as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
@@ -168,7 +213,7 @@ class PromptReader:
         parsed = ParsedPrompt(shown, None, talk.media, processor_options(asked.mm_processor_kwargs), salt)
         self._check_size(shown, params)
         if text is not None:
-            ids = self._encode(text, {})
+            ids = self._ids_of(text, params, talk.media)
         ids = _truncated(ids, params, talk.media)
         self._check_rendered(ids, talk.media)
         return ReadPrompt(ids, parsed, text, None if asked.thoughts is None else after(asked.thoughts, shown))

@@ -23,6 +23,9 @@ from beheld.core.errors import PromptError
 from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer, too_long
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
+_ANY_PRIVATE = re.compile("[\U000f0000-\U000ffffc]")
+# Letters that are looked through without letting other threads run.
+_WINDOW = 1 << 20
 _MARKUP = re.compile(r"[<\[{|(].*[>\]}|)]", re.DOTALL)
 # Text before a stretch that is not the prompt's first: tokenizers that mark the start of a text must not see one there.
 _LEAD = "\U0010fff0"
@@ -99,6 +102,14 @@ class ControlTokens:
         return self.pattern is not None and self.pattern.search(text) is not None
 
 
+def private_letters(text: str) -> set[str]:
+    """The private-use characters in a text, of which stand-ins are chosen."""
+    found: set[str] = set()
+    for start in range(0, len(text), _WINDOW):
+        found.update(_ANY_PRIVATE.findall(text, start, start + _WINDOW))
+    return found
+
+
 class StandIns:
     """Private-use characters that stand for stretches of users' text, all of them absent from the text itself."""
 
@@ -107,6 +118,7 @@ class StandIns:
         self._free: Iterator[str] = (chr(code) for code in _PRIVATE if chr(code) not in used)
         self._by_text: dict[str, str] = {}
         self._texts: dict[str, str] = {}
+        self._any: re.Pattern[str] | None = None
 
     def of(self, text: str) -> str:
         """The character for `text`."""
@@ -117,7 +129,15 @@ class StandIns:
                 raise PromptError("The messages spell too many different control tokens.")
             self._by_text[text] = known
             self._texts[known] = text
+            self._any = None
         return known
+
+    def _pattern(self) -> re.Pattern[str]:
+        """Finds every stand-in: texts may have millions of letters, and a look at each by itself would take memory for
+        all of them."""
+        if self._any is None:
+            self._any = re.compile("([" + "".join(self._texts) + "])" if self._texts else "(?!)")
+        return self._any
 
     def replace(self, text: str, control: ControlTokens) -> str:
         """`text` with every spelling of a control token replaced."""
@@ -127,22 +147,15 @@ class StandIns:
 
     def restore(self, text: str) -> str:
         """The text with its letters back."""
-        return "".join(self._texts.get(c, c) for c in text) if self._texts else text
+        return self._pattern().sub(lambda match: self._texts[match[0]], text)
 
     def parts(self, text: str) -> list[str]:
         """`text` cut so that each stand-in's letters are a part of their own, and restored."""
-        parts, run = [], ""
-        for c in text:
-            if c in self._texts:
-                parts += [run, self._texts[c]]
-                run = ""
-            else:
-                run += c
-        return [part for part in [*parts, run] if part]
+        return [self._texts.get(part, part) for part in self._pattern().split(text) if part]
 
     def within(self, text: str) -> bool:
         """True if `text` holds a stand-in."""
-        return any(c in self._texts for c in text)
+        return self._pattern().search(text) is not None
 
     def __len__(self) -> int:
         return len(self._texts)

@@ -141,6 +141,16 @@ class PromptTokenizer:
                 self._chunked = ChunkedTokenizer(self._require().backend_tokenizer)
             return self._chunked
 
+    def tail(self, text: str, size: int) -> str | None:
+        """The last letters of a text, at least `size`, whose ids are the last of the text's ids.
+
+        Their first few ids may differ if they are read by themselves. None if the text is shorter, or cannot be cut.
+        """
+        if size >= len(text) or self.inner is None or not _usual(self.inner):
+            return None
+        place = self._long().last_place(text, len(text) - size)
+        return None if place is None else text[place:]
+
     def check_size(self, text: str, max_tokens: int) -> None:
         """Refuse a text that no tokenization brings below `max_tokens`, without tokenizing it: that takes about a
         second per MiB.
@@ -148,14 +158,22 @@ class PromptTokenizer:
         Raises:
             PromptTooLongError: it has more characters than so many of the longest tokens.
         """
-        if len(text) <= SHORT_TEXT or self.inner is None:
+        self.check_letters(len(text), max_tokens)
+
+    def check_letters(self, count: int, max_tokens: int) -> None:
+        """As `check_size`, of so many letters.
+
+        Raises:
+            PromptTooLongError: see there.
+        """
+        if count <= SHORT_TEXT or self.inner is None:
             return
         with self._lock:
             if not self._longest:
                 self._longest = max(map(len, self.inner.get_vocab()), default=1)
-        if len(text) > max_tokens * self._longest:
+        if count > max_tokens * self._longest:
             raise PromptTooLongError(
-                f"The prompt has {len(text)} characters, which no {max_tokens} tokens can spell.",
+                f"The prompt has {count} characters, which no {max_tokens} tokens can spell.",
                 "Shorten it.",
                 or_engine="raise max_model_len",
             )

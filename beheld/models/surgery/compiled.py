@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from beheld.core.errors import first_line
 from beheld.models.surgery.operation import Changes
-from beheld.utils.collector import count_as_old
+from beheld.utils.gc_tuning import count_as_old
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)

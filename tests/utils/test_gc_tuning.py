@@ -13,7 +13,7 @@ import pytest
 
 from beheld.models.surgery.compiled import compile_layers
 from beheld.models.surgery.operation import Changes
-from beheld.utils.collector import paused_collector, set_aside
+from beheld.utils.gc_tuning import paused_collector, set_aside
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_set_aside_until_the_process_ends() -> None:
     """Objects in cycles are then collected as ever, or modules would complain of them."""
     program = """
         import gc
-        from beheld.utils.collector import set_aside
+        from beheld.utils.gc_tuning import set_aside
 
         class Made:
             def __del__(self):

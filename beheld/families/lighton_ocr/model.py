@@ -1,0 +1,10 @@
+"""LightOnOCR: its tower reads the sizes of images as numbers."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(
+    host_features=frozenset(("image_sizes",)),
+    towers={"image": ("model.vision_encoder", "model.vision_projection")},
+)

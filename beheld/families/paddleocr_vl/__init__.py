@@ -1,0 +1,27 @@
+"""PaddleOCR-VL: a tower with rotary positions before ERNIE 4.5; three-axis positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
+
+
+def _placeholders(config: Any) -> dict[str, int]:
+    """Its configuration names a token for videos, which its processor does not read."""
+    return {"image": config.image_token_id}
+
+
+FAMILY = Family(
+    model_types=("paddleocr_vl",),
+    tested=(
+        KnownCheckpoint(
+            "paddleocr_vl",
+            "PaddleOCRVLForConditionalGeneration",
+            "PaddlePaddle/PaddleOCR-VL",
+            IMAGE,
+            "three-axis positions",
+        ),
+    ),
+    placeholders=_placeholders,
+)

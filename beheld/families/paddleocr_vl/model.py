@@ -1,0 +1,12 @@
+"""PaddleOCR-VL: its tower packs images, and merges patches after its layers alone."""
+
+from __future__ import annotations
+
+from beheld.families.model import FamilyModel, PackedTower
+
+MODEL = FamilyModel(
+    packed=PackedTower(learned="vision_model.embeddings", merge=1),
+    packs_attention=True,
+    positions_by_kind=True,
+    towers={"image": ("model.visual", "model.projector")},
+)
