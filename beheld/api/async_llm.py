@@ -453,7 +453,7 @@ class AsyncLLM:
             waiting.set_exception(error)
 
     def _fail_all(self) -> None:
-        error = EngineDeadError(self._reason, "Start it anew.")
+        error = EngineDeadError(self._reason, "Start it again.")
         for name in list(self._live):
             self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         for waiting in self._asked.values():
@@ -464,7 +464,7 @@ class AsyncLLM:
 
     def _check_alive(self) -> None:
         if not self._engine.alive:
-            raise EngineDeadError(self._reason, "Start it anew.")
+            raise EngineDeadError(self._reason, "Start it again.")
 
     def _attach(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -479,4 +479,4 @@ class AsyncLLM:
         except RuntimeError as error:
             if self._engine.alive:
                 raise
-            raise EngineDeadError(self._reason, "Start it anew.") from error
+            raise EngineDeadError(self._reason, "Start it again.") from error

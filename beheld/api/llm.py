@@ -47,7 +47,7 @@ class LLM:
         # Before the weights are loaded: a wrong word should not cost minutes.
         option_checks.check(self._args)
         if self._args.served_model_name is not None:
-            logger.info("served_model_name has no meaning without a server and changes nothing.")
+            logger.info("served_model_name has no effect without a server.")
         setup, self._inputs = start_both(self._args)
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config

@@ -1,4 +1,4 @@
-"""What may cross the border of the engine's process."""
+"""The classes of messages that may cross the boundary of the engine's process."""
 
 from __future__ import annotations
 

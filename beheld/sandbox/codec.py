@@ -121,7 +121,7 @@ class Codec:
         if isinstance(value, Mapping):
             return {"map": [[self._plain(k, buffers), self._plain(v, buffers)] for k, v in value.items()]}
         if isinstance(value, BeheldError):
-            return {"error": [type(value).__name__, *value.told()]}
+            return {"error": [type(value).__name__, *value.arguments()]}
         return _numbers(value, buffers)
 
     def _all_plain(self, values: Iterable[Any], buffers: list[Buffer]) -> list[Any]:
@@ -155,8 +155,8 @@ class Codec:
             dtype, shape, index = inner
             return _to_array(dtype, shape, buffers[index])
         if kind == "error":
-            name, *told = inner
-            return errors.rebuild(_ERRORS[name], *told)
+            name, *arguments = inner
+            return errors.rebuild(_ERRORS[name], *arguments)
         if kind == "class":
             name, own = inner
             return self._made(name, own, buffers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from beheld.core.errors import BeheldError, LoRAError, MarkerError, MediaError, ParamsError, TemplateError
+from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
 from beheld.server.schema import (
     ChatRequest,
     DetokenizeRequest,
@@ -50,7 +50,7 @@ class FieldNames:
 
     def remedy(self, error: BeheldError) -> str:
         """What somebody who can only send requests can do, and what the operator may."""
-        if isinstance(error, MarkerError):
+        if isinstance(error, PlaceholderError):
             # Media come as parts of messages, whose markers nobody has to write.
             return "Send media as parts of messages, to /v1/chat/completions, and no markers in a prompt."
         if isinstance(error, TemplateError) and self.template is not None:

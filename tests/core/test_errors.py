@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from beheld.core.errors import BeheldError, LimitError, MarkerError, PromptError, PromptTooLongError
+from beheld.core.errors import BeheldError, LimitError, PlaceholderError, PromptError, PromptTooLongError
 from beheld.sandbox.codec import Codec
 
 
@@ -33,10 +33,10 @@ def test_an_item_and_its_place_are_said_once() -> None:
 
 
 def test_an_error_says_the_same_behind_a_border() -> None:
-    error = MarkerError("a", "b", stage="c", param="d", item="e", detail="f", or_engine="g")
+    error = PlaceholderError("a", "b", stage="c", param="d", item="e", detail="f", or_engine="g")
     codec = Codec(())
     for other in (copy.copy(error), codec.decode(b"".join(codec.encode(error)))):
-        assert isinstance(other, MarkerError)
+        assert isinstance(other, PlaceholderError)
         assert isinstance(other, PromptError)
         assert isinstance(other, BeheldError)
-        assert (other.told(), str(other)) == (error.told(), str(error))
+        assert (other.arguments(), str(other)) == (error.arguments(), str(error))
