@@ -81,8 +81,9 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The state of one request, finished or not. Field names follow vLLM's class of the same name, with three
-    additions.
+    """The state of one request, finished or not.
+
+    Field names follow vLLM's class of the same name, with three additions.
 
     Attributes:
         media: one receipt per media item: the input, what the model saw, what was lost.

@@ -17,8 +17,9 @@ LogitsProcessor = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a model delimits its reasoning: the texts `open` and `close`. `begun` is True if the prompt already contains
-    `open`.
+    """How a model delimits its reasoning: the texts `open` and `close`.
+
+    `begun` is True if the prompt already contains `open`.
     """
 
     open: str
@@ -120,8 +121,9 @@ class Pooling:
 
 @dataclass
 class StructuredOutputs:
-    """A grammar that the answer must follow: exactly one field is set. `calls` is set only by the server, see
-    structured/calls.py.
+    """A grammar that the answer must follow: exactly one field is set.
+
+    Only the server sets `calls`, see structured/calls.py.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -267,9 +269,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:
-        """Build from keywords where None means the default; an unknown name raises an error that names the nearest
-        one.
-        """
+        """Build from keywords where None means the default; refuse an unknown one and name the nearest."""
         return cls(**{k: v for k, v in options.items() if v is not None})
 
 

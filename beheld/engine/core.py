@@ -23,9 +23,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """A launched step whose result was not read yet: its plan, and its handle, or its result if the step was
-    retried.
-    """
+    """A launched step whose result is not read yet: its plan, and its handle or, after a retry, its result."""
 
     plan: StepPlan
     handle: Any

@@ -71,9 +71,7 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
 
 
 class _Waiting:
-    """Requests that wait for a grammar's compilation or an adapter's files. Threads do that work; no step waits for
-    it.
-    """
+    """Requests that wait for a grammar or an adapter. Threads prepare these; no step waits for them."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox

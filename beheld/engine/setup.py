@@ -254,8 +254,9 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
 
 
 def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:
-    """Settings of the media workers and prepare threads. A model on the host's cores needs all of them, so one process
-    decodes; otherwise most cores are idle.
+    """Settings of the media workers and prepare threads.
+
+    A model on the host's cores needs all of them, so one process decodes; otherwise most cores are idle.
     """
     if args.media_work not in ("auto", *MediaWork):
         raise ConfigError(

@@ -57,8 +57,9 @@ def parse(text: str, bounds: JsonBounds) -> Any:
 
 
 def parse_lenient(text: str, bounds: JsonBounds) -> Any:
-    """Parse JSON as Python's json accepts it, because models write it. Applies the limits to one text; `check_counts`
-    applies them to several.
+    """Parse the JSON dialect of Python's json, because models write it.
+
+    The limits apply to one text; `check_counts` applies them to several.
 
     Raises:
         JsonError: the text is not JSON or exceeds a limit.

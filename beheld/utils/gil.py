@@ -1,6 +1,4 @@
-"""Limits how many preparing threads use Python's interpreter lock at once, so that the engine's thread gets its
-share.
-"""
+"""Limits how many preparing threads use the interpreter lock at once, to leave the engine's thread its share."""
 
 from __future__ import annotations
 
