@@ -1,4 +1,4 @@
-"""Grammars that begin behind the thoughts of a model that thinks before it answers."""
+"""Grammars that follow the optional reasoning before an answer."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import replace
 from beheld.core.params import Thoughts
 from beheld.structured.marks import TEXT, Tokens, up_to, written
 
-# Left free, some models write blanks until they run out of tokens.
+# Without a limit, some models write spaces until they run out of tokens.
 _BLANKS = "BLANKS: /[ \\n]{1,4}/"
 
 
 def behind(thoughts: Thoughts, grammar: str, tokens: Tokens) -> str:
-    """The grammar of an answer, with thoughts before it; in llguidance's form of several grammars.
+    """The grammar of an answer with reasoning before it, in llguidance's format of several grammars.
 
-    Thoughts that the prompt has begun must end with their mark. Else they may stand at the very beginning, or not at
-    all, as the model likes.
+    If the prompt has opened the reasoning, it must end with its closing mark. Otherwise the model may reason at the
+    very beginning, or not at all.
 
     Args:
-        thoughts: how they are marked.
-        grammar: of the answer, as Lark or as llguidance's JSON of one grammar.
-        tokens: of the tokenizer.
+        thoughts: the reasoning's format.
+        grammar: the answer's grammar, as Lark or as llguidance's JSON of one grammar.
+        tokens: the tokenizer's special tokens.
     """
     rest = f"{'thinking BLANKS?' if thoughts.begun else '(opening thinking BLANKS?)?'} @answer"
     lines = [f"start: {rest}", TEXT, _BLANKS, up_to(thoughts.close, tokens, "thinking")]
@@ -35,7 +35,7 @@ def behind(thoughts: Thoughts, grammar: str, tokens: Tokens) -> str:
 
 
 def after(thoughts: Thoughts, prompt: str | None) -> Thoughts | None:
-    """What there may be of thoughts behind this prompt: it may have begun them, or ended them already."""
+    """The reasoning that may follow this prompt: the prompt may have opened it, or closed it already."""
     end = (prompt or "").rstrip()
     if end.endswith(thoughts.close):
         return None

@@ -1,4 +1,4 @@
-"""Python's literals, read without Python: keyword arguments of a call, as the values that JSON knows."""
+"""Parses Python literals without Python: a call's keyword arguments, as JSON values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keywords_of(text: str) -> dict[str, Any]:
     """The arguments in `a=1, b="x"`.
 
     Raises:
-        ValueError: it is anything else, or nested more than 32 deep.
+        ValueError: the text has another form, or is nested more than 32 deep.
     """
     reader = _Reader(_tokens(text))
     found: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class _Reader:
         return self.more and self._tokens[self._place] == ("sign", sign)
 
     def _at(self, sign: str) -> bool:
-        """Go past a sign if it comes next."""
+        """Consume the character if it is next."""
         found = self._ahead(sign)
         self._place += found
         return found
@@ -134,5 +134,5 @@ def _text(word: str) -> str:
 
 def _finite(number: float) -> float:
     if number in (float("inf"), float("-inf")):
-        raise ValueError("no number of JSON")
+        raise ValueError("not a JSON number")
     return number
