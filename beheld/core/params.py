@@ -16,7 +16,7 @@ LogitsProcessor = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Thoughts:
+class ReasoningFormat:
     """How a model delimits its reasoning: the texts `open` and `close`.
 
     `begun` is True if the prompt already contains `open`.
@@ -32,12 +32,12 @@ class Grammar:
     """A grammar as text.
 
     `kind` is "json" (a schema), "regex", "grammar" (llguidance's dialect of Lark) or "calls" (see structured/calls.py).
-    With `thoughts`, the grammar starts after the reasoning.
+    With `reasoning`, the grammar starts after the reasoning.
     """
 
     kind: str
     text: str
-    thoughts: Thoughts | None = None
+    reasoning: ReasoningFormat | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.core.params import SamplingParams, StructuredOutputs, Thoughts
+from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
 from beheld.server.delta_parser import DeltaParser
@@ -94,7 +94,7 @@ def chunks(
         tools=tools.shown,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=(OPEN, CLOSE) if thinks else (),
-        thoughts=_thoughts(params.structured_outputs) if thinks else None,
+        reasoning=_reasoning_before(params.structured_outputs) if thinks else None,
         **_template(body, options),
     )
     return _chunks(outputs, body, head, tools, thinks=thinks)
@@ -249,11 +249,11 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _thoughts(grammar: StructuredOutputs | None) -> Thoughts | None:
+def _reasoning_before(grammar: StructuredOutputs | None) -> ReasoningFormat | None:
     """The reasoning before a grammar; None without a grammar, or if the grammar itself contains the reasoning's end."""
     if grammar is None or CLOSE in f"{grammar.regex or ''}{grammar.grammar or ''}":
         return None
-    return Thoughts(OPEN, CLOSE, begun=False)
+    return ReasoningFormat(OPEN, CLOSE, begun=False)
 
 
 def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaParser:

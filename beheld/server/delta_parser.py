@@ -48,17 +48,17 @@ class DeltaParser:
         if self._reasoning is None:
             yield from self._content(text)
             return
-        thoughts, words = self._reasoning.push(text)
-        if thoughts:
-            yield {"reasoning_content": thoughts}
+        reasoning, words = self._reasoning.push(text)
+        if reasoning:
+            yield {"reasoning_content": reasoning}
         yield from self._content(words)
 
     def finish(self) -> Iterator[Delta]:
         """The remaining deltas."""
         if self._reasoning is not None:
-            thoughts, words = self._reasoning.finish()
-            if thoughts:
-                yield {"reasoning_content": thoughts}
+            reasoning, words = self._reasoning.finish()
+            if reasoning:
+                yield {"reasoning_content": reasoning}
             yield from self._content(words)
         if self._reader is not None:
             yield from self._content_and_calls(*self._reader.finish())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Grammar, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat
 from beheld.structured.marks import TEXT, Tokens, up_to, written
 from beheld.utils.json_types import types_of, values_of
 
@@ -32,18 +32,18 @@ def leaves_room(grammar: Grammar) -> bool:
 
     The model opens it itself, and marks separate calls from words.
     """
-    thoughts = grammar.thoughts
-    return thoughts is not None and not thoughts.begun and json.loads(grammar.text)["form"] not in _BARE
+    reasoning = grammar.reasoning
+    return reasoning is not None and not reasoning.begun and json.loads(grammar.text)["form"] not in _BARE
 
 
-def lark_of(text: str, tokens: Tokens, thoughts: Thoughts | None = None) -> str:
+def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None) -> str:
     """The grammar in llguidance's dialect of Lark.
 
     Args:
         text: JSON: {"form": a key of text.tools.READERS, "tools": [{"name": ..., "schema": the argument schema of a
             strict function; null for others}]}.
         tokens: the tokenizer's special tokens.
-        thoughts: reasoning before the answer, if any; text cannot start with its opening mark.
+        reasoning: reasoning before the answer, if any; text cannot start with its opening mark.
 
     Raises:
         ParamsError: the format cannot enforce a schema; the message names the part.
@@ -52,7 +52,7 @@ def lark_of(text: str, tokens: Tokens, thoughts: Thoughts | None = None) -> str:
     form, tools = asked["form"], asked["tools"]
     rules = [TEXT]
     if form in _BARE:
-        rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if thoughts is None else thoughts.open)]
+        rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if reasoning is None else reasoning.open)]
     else:
         rules += [_words(tokens, *_MARKS[form]), *_MARKED[form](tools, tokens)]
     return "\n".join(rules)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
-from beheld.core.params import Grammar, StructuredOutputs, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat, StructuredOutputs
 from beheld.structured.calls import lark_of, leaves_room
 from beheld.structured.marks import Tokens
-from beheld.structured.thoughts import behind
+from beheld.structured.reasoning import with_reasoning
 from beheld.utils.lru import LRU
 
 MAX_TEXT = 128 << 10
@@ -30,7 +30,7 @@ _AS_LARK = 'Write it as Lark, not as GBNF: start: "yes" | "no" in place of root 
 _JSON: Any = {"whitespace_pattern": " ?"}
 
 
-def grammar_of(asked: StructuredOutputs, thoughts: Thoughts | None = None) -> Grammar:
+def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = None) -> Grammar:
     """The grammar that a user asks for, as kind and text, to follow the optional reasoning.
 
     Raises:
@@ -50,7 +50,7 @@ def grammar_of(asked: StructuredOutputs, thoughts: Thoughts | None = None) -> Gr
         raise ParamsError(f"The {kind} grammar must be a text.", param="structured_outputs")
     if len(value) > MAX_TEXT:
         raise ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
-    return Grammar(kind, value, thoughts)
+    return Grammar(kind, value, reasoning)
 
 
 class Compiler:
@@ -143,11 +143,11 @@ class Compiler:
             elif grammar.kind == "regex":
                 text = LLMatcher.grammar_from_regex(grammar.text)
             elif grammar.kind == "calls":
-                text = lark_of(grammar.text, tokens, grammar.thoughts)
+                text = lark_of(grammar.text, tokens, grammar.reasoning)
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
-            if grammar.thoughts is not None and not (grammar.kind == "calls" and leaves_room(grammar)):
-                text = behind(grammar.thoughts, text, tokens)
+            if grammar.reasoning is not None and not (grammar.kind == "calls" and leaves_room(grammar)):
+                text = with_reasoning(grammar.reasoning, text, tokens)
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from beheld.core.errors import ParamsError, WorkerError
-from beheld.core.params import Grammar, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.sandbox import Sandbox
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
@@ -32,7 +32,7 @@ class CompilerSettings:
     eos_ids: frozenset[int]
 
 
-CODEC = Codec((CompilerSettings, Grammar, Thoughts))
+CODEC = Codec((CompilerSettings, Grammar, ReasoningFormat))
 
 
 def load_compiler(settings: CompilerSettings) -> Callable[[Grammar], None]:

@@ -33,12 +33,12 @@ class ReasoningSplit:
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; returns the pieces that are now certain: (reasoning, answer)."""
-        thoughts = ""
+        reasoning = ""
         if self._state == "start":
             text = self._begin(text)
         if self._state == "thinking":
-            thoughts, text = self._think(text)
-        return thoughts, self._answer(text) if self._state == "answer" else ""
+            reasoning, text = self._think(text)
+        return reasoning, self._answer(text) if self._state == "answer" else ""
 
     def finish(self) -> tuple[str, str]:
         """The rest. Unclosed reasoning stays reasoning."""
@@ -62,11 +62,11 @@ class ReasoningSplit:
     def _think(self, text: str) -> tuple[str, str]:
         """Returns (certain reasoning, unprocessed rest)."""
         before, mark, after = self._seeker.seek(text, (CLOSE,))
-        thoughts = self._trimmed_reasoning(before)
+        reasoning = self._trimmed_reasoning(before)
         if mark is None:
-            return thoughts, ""
+            return reasoning, ""
         self._state, self._shown = "answer", False
-        return thoughts, after
+        return reasoning, after
 
     def _trimmed_reasoning(self, text: str) -> str:
         """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""
