@@ -243,7 +243,7 @@ async def _body(
 
 
 class _Meter:
-    """Bounds what parsing one answer costs, beside what it holds, and lets others have their turn meanwhile.
+    """Bounds the cost of parsing one response, and gives others their turn meanwhile.
 
     Attributes:
         step: bytes that are read at a time.
