@@ -238,7 +238,7 @@ class AsyncLLM:
         Without `add_special_tokens`, those of the text alone.
         """
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
+            return await self._run_in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
         order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 
@@ -262,7 +262,7 @@ class AsyncLLM:
                     f"The token id {token} is outside the vocabulary of {self.info.num_ids}.", param="tokens"
                 )
         ids = list(token_ids)
-        return str(await self._in(self._pools.text, tokenizer.decode, ids, False))
+        return str(await self._run_in(self._pools.text, tokenizer.decode, ids, False))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Requests use a copy from now on, so changes to it have no effect on them."""
@@ -386,13 +386,13 @@ class AsyncLLM:
         pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
         try:
             if pool is not self._pools.media:
-                return await self._in(pool, inputs.prepare, order)
-            read = await self._in(pool, inputs.read, order)
+                return await self._run_in(pool, inputs.prepare, order)
+            read = await self._run_in(pool, inputs.read, order)
             async with inputs.fetched(read) as fetched:
-                made = await self._in(pool, inputs.make_items, fetched)
+                made = await self._run_in(pool, inputs.make_items, fetched)
             if order.params.structured_outputs is not None:
                 pool = self._pools.grammar
-            return await self._in(pool, inputs.seal, made)
+            return await self._run_in(pool, inputs.seal, made)
         finally:
             order.cancel.cancel()
 
@@ -475,7 +475,7 @@ class AsyncLLM:
             self._loop = loop
         return loop
 
-    async def _in(self, pool: ThreadPoolExecutor, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+    async def _run_in(self, pool: ThreadPoolExecutor, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
         except RuntimeError as error:

@@ -114,7 +114,7 @@ class LLM:
             (index of the prompt, its output) as each one finishes.
         """
         items = iterables.many(prompts)
-        jobs = self._jobs(items, sampling_params, _lone(lora_request), None)
+        jobs = self._jobs(items, sampling_params, _common_lora(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
@@ -161,7 +161,7 @@ class LLM:
         Args:
             options: keywords of `chat` for the template and the processor.
         """
-        (job,) = self._jobs([messages], sampling_params, _lone(lora_request), None, options).each
+        (job,) = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options).each
         return self._live().stream(job)
 
     # ------------------------------------------------------------------ asking about the engine
@@ -268,7 +268,12 @@ class LLM:
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
                     prompt = item if chat is None else Chat(item, **chat)
-                    yield self._job(prompt, _at(params, index), _at(lora, index), _at(priority, index) or 0)
+                    yield self._job(
+                        prompt,
+                        _entry_or_common(params, index),
+                        _entry_or_common(lora, index),
+                        _entry_or_common(priority, index) or 0,
+                    )
             _check_counts(counts, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
@@ -330,7 +335,7 @@ def _check_enough(counts: Mapping[str, int], num_prompts: int) -> None:
             raise ParamsError(f"There are {count} {name} for {num_prompts} prompts or more.", param=name)
 
 
-def _lone(lora: LoRARequest | None) -> LoRARequest | None:
+def _common_lora(lora: LoRARequest | None) -> LoRARequest | None:
     """The adapter of all prompts. If their number is unknown, a list is refused."""
     if isinstance(lora, list | tuple):
         raise ParamsError(
@@ -341,6 +346,6 @@ def _lone(lora: LoRARequest | None) -> LoRARequest | None:
     return lora
 
 
-def _at(values: Any, index: int) -> Any:
+def _entry_or_common(values: Any, index: int) -> Any:
     """The entry of a list, or the common value."""
     return values[index] if isinstance(values, list | tuple) else values

@@ -82,7 +82,7 @@ class BeheldError(Exception):
         """The error's contents, in the order of the parameters of `rebuild`."""
         return (self.reason, self.remedy, self.stage, self.param, self.item, self.detail, self.or_engine)
 
-    def of(self, item: str, place: str | None = None) -> Self:
+    def for_item(self, item: str, place: str | None = None) -> Self:
         """A copy of this error with `item` and `place` filled in where the error does not name its own."""
         reason, remedy, stage, param, named, detail, or_engine = self.arguments()
         return rebuild(type(self), reason, remedy, stage, param or place, named or item, detail, or_engine)

@@ -50,7 +50,7 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
         reply: sends a reply; called after every step with events.
     """
     in_flight: InFlight | None = None
-    waiting = _Waiting(inbox)
+    waiting = _WaitingRequests(inbox)
     try:
         while True:
             message = inbox.wait() if in_flight is None and not core.scheduler.has_work else inbox.poll()
@@ -70,7 +70,7 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
         waiting.close()
 
 
-class _Waiting:
+class _WaitingRequests:
     """Requests that wait for a grammar or an adapter. Threads prepare these; no step waits for them."""
 
     def __init__(self, inbox: Inbox) -> None:
@@ -78,13 +78,13 @@ class _Waiting:
         self._requests: dict[str, Request] = {}
         self._threads: ThreadPoolExecutor | None = None
 
-    def takes(self, core: EngineCore, request: Request) -> bool:
+    def must_wait(self, core: EngineCore, request: Request) -> bool:
         """True if the request must wait for a grammar or an adapter; Prepared then reports the outcome."""
         grammar, lora, rows = request.grammar, request.lora, core.grammars
         work: list[Callable[[], object]] = []
-        if grammar is not None and rows is not None and not rows.compiler.holds(grammar):
+        if grammar is not None and rows is not None and not rows.compiler.is_cached(grammar):
             work.append(partial(rows.compiler.matcher, grammar))
-        if lora is not None and not _holds(core, lora):
+        if lora is not None and not _in_memory(core, lora):
             work.append(partial(core.executor.read_lora, lora))
         if not work or request.id in self._requests:
             return False
@@ -92,9 +92,9 @@ class _Waiting:
         self._start(work, partial(Prepared, request.id))
         return True
 
-    def reads(self, core: EngineCore, message: AddLoRA) -> bool:
+    def must_read(self, core: EngineCore, message: AddLoRA) -> bool:
         """True if the adapter must be read first; Read then reports the outcome."""
-        if _holds(core, message.lora):
+        if _in_memory(core, message.lora):
             return False
         self._start([partial(core.executor.read_lora, message.lora)], partial(Read, message.number, message.lora))
         return True
@@ -127,9 +127,9 @@ class _Waiting:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], waiting: _Waiting) -> None:
+def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], waiting: _WaitingRequests) -> None:
     if isinstance(message, Submit):
-        ready = [request for request in message.requests if not waiting.takes(core, request)]
+        ready = [request for request in message.requests if not waiting.must_wait(core, request)]
         _add_all(core, ready, reply)
     elif isinstance(message, Prepared):
         request = waiting.pop(message.request_id)
@@ -150,7 +150,7 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
     elif isinstance(message, Ping):
         reply(Pong(message.number, replace(core.stats(), held_bytes=held_bytes())))
     elif isinstance(message, AddLoRA):
-        if not waiting.reads(core, message):
+        if not waiting.must_read(core, message):
             reply(LoRAAdded(message.number, _added(core, message.lora)))
     elif isinstance(message, Read):
         reply(LoRAAdded(message.number, message.error or _added(core, message.lora)))
@@ -171,7 +171,7 @@ def _add_all(core: EngineCore, requests: list[Request], reply: Callable[[Reply],
         reply(Events(tuple(refused)))
 
 
-def _holds(core: EngineCore, lora: LoRARequest) -> bool:
+def _in_memory(core: EngineCore, lora: LoRARequest) -> bool:
     """True if memory holds an adapter of this number, whether or not it is the same adapter."""
     return any(known.lora_int_id == lora.lora_int_id for known in core.executor.loras())
 

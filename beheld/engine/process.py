@@ -117,7 +117,7 @@ class EngineProcess:
         """Start; a thread calls `receive`."""
         assert not self._threads, "an engine starts once"
         self._receive = receive
-        for work in (self._listen, self._speak):
+        for work in (self._listen, self._send_all):
             thread = threading.Thread(target=work, name="beheld-engine-link", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -177,12 +177,12 @@ class EngineProcess:
             if reply is not None:
                 self._receive(reply)
 
-    def _speak(self) -> None:
+    def _send_all(self) -> None:
         assert self._receive is not None
         while (message := self._outbox.get()) is not None:
             try:
-                self._introduce(message)
-                self._link.send(_bare(message), label=label_of(message))
+                self._send_tokenizer_before(message)
+                self._link.send(_without_unused_fields(message), label=label_of(message))
             except BeheldError as error:
                 assert isinstance(message, Submit)
                 ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
@@ -190,7 +190,7 @@ class EngineProcess:
             except OSError:
                 return
 
-    def _introduce(self, message: Message) -> None:
+    def _send_tokenizer_before(self, message: Message) -> None:
         """Send the tokenizer before the first request with a grammar."""
         if self._tokenizer is None or not isinstance(message, Submit):
             return
@@ -204,7 +204,7 @@ def _load() -> None:
     importlib.import_module("transformers.models.auto.tokenization_auto")
 
 
-def _bare(message: Message) -> Message:
+def _without_unused_fields(message: Message) -> Message:
     """The message without the fields that the engine ignores."""
     if not isinstance(message, Submit):
         return message
@@ -287,7 +287,7 @@ class _LinkInbox:
 
     def _read(self) -> Message | None:
         """The next message; None if there is none, or if it is unreadable and has no label."""
-        if not _come([self._link.fileno()], timeout_ms=0):
+        if not _readable([self._link.fileno()], timeout_ms=0):
             return None
         try:
             message: Message = self._link.receive()
@@ -301,11 +301,11 @@ class _LinkInbox:
 
 def _wait_for(link: Link, event: int) -> None:
     """Wait until the link has data or the event is set; resets the event."""
-    if event in _come([link.fileno(), event], timeout_ms=None):
+    if event in _readable([link.fileno(), event], timeout_ms=None):
         os.eventfd_read(event)
 
 
-def _come(files: list[int], timeout_ms: int | None) -> list[int]:
+def _readable(files: list[int], timeout_ms: int | None) -> list[int]:
     """The files that are readable or closed; None as the timeout waits until there is one."""
     waiting = select.poll()
     for file in files:

@@ -139,9 +139,9 @@ class FamilyInputs:
             of the common forms (inputs/sight.py).
         join_audio: makes what transformers' model takes for a whole prompt of the processor, the prompt's text and the
             samples of its audio, where its own processor needs another library for that; `beheld verify` asks for it.
-        frame_rate: for frames without times, if the processor would sample them by time: the assumed frames per second,
-            from the processor's video part; or the reason, as a clause, why they are refused; or "", which leaves it to
-            the processor.
+        frame_rate: of frames whose times nobody told, where the processor would sample them by their times: the frames
+            per second that they are taken to have, by the processor's part for videos; or the reason, as a half
+            sentence, why they cannot be taken; or "", which leaves it to the processor.
     """
 
     placeholders: Mapping[str, str] = field(default_factory=dict)

@@ -159,13 +159,13 @@ class Codec:
             return errors.rebuild(_ERRORS[name], *arguments)
         if kind == "class":
             name, own = inner
-            return self._made(name, own, buffers)
+            return self._build(name, own, buffers)
         raise ValueError(f"there is no {kind!r}")
 
     def _all(self, made: Iterable[Any], buffers: list[memoryview]) -> list[Any]:
         return [self._value(entry, buffers) if type(entry) in _NESTED else entry for entry in made]
 
-    def _made(self, name: str, own: list[Any], buffers: list[memoryview]) -> Any:
+    def _build(self, name: str, own: list[Any], buffers: list[memoryview]) -> Any:
         known: Any = self._classes[name]
         names = self._fields[known]
         if len(names) != len(own):

@@ -241,7 +241,7 @@ class Service:
                         raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
                 ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
-                ids = await self.llm.chat_token_ids(**chat.seen(body, self.options))
+                ids = await self.llm.chat_token_ids(**chat.tokenize_options(body, self.options))
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:

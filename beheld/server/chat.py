@@ -194,7 +194,7 @@ def message_of(message: Message, number: int, options: ServerOptions) -> dict[st
     return made
 
 
-def seen(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
+def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
     """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize.
 
     Raises:

@@ -64,11 +64,11 @@ class Reader:
                 "Send it faster, or send less.",
             ) from error
         if len(body) <= limits.INLINE_BYTES:
-            return self._made(body, kind)
+            return self._parsed(body, kind)
         pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
-        return await asyncio.get_running_loop().run_in_executor(pool, self._made, body, kind)
+        return await asyncio.get_running_loop().run_in_executor(pool, self._parsed, body, kind)
 
-    def _made(self, body: bytearray, kind: type[B]) -> B:
+    def _parsed(self, body: bytearray, kind: type[B]) -> B:
         return checked(parse(body, self._bounds), kind)
 
     async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray:
@@ -83,7 +83,7 @@ class Reader:
             if len(body) + len(chunk) > most:
                 raise too_large
             held.grow(len(chunk))
-            pace.came(len(chunk))
+            pace.received(len(chunk))
             body += chunk
         return body
 

@@ -49,7 +49,7 @@ async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
         for choice in chunk["choices"]:
             known = choices.setdefault(choice["index"], {"index": choice["index"]})
             _merge(known, {k: v for k, v in choice.items() if k != "index"})
-    made = [_whole(choices[index]) for index in sorted(choices)]
+    made = [_as_message(choices[index]) for index in sorted(choices)]
     usage = body.pop("usage", None)
     media = body.pop("media", None)
     body |= {"object": kind, "choices": made, "usage": usage}
@@ -80,7 +80,7 @@ def _merge_calls(known: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> No
             known[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
 
 
-def _whole(choice: dict[str, Any]) -> dict[str, Any]:
+def _as_message(choice: dict[str, Any]) -> dict[str, Any]:
     """A folded choice, with its delta as its message."""
     if "delta" in choice:
         message = choice.pop("delta")
@@ -153,7 +153,7 @@ async def until_gone(work: Any, receive: Receive) -> Any:
         Gone: the client disconnected.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(receive))
+    watch = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -167,7 +167,7 @@ async def until_gone(work: Any, receive: Receive) -> Any:
                     await other
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -89,7 +89,7 @@ class Compiler:
             self._kept.put(grammar, known, _KEPT_LEAST + _KEPT_FACTOR * len(grammar.text))
         return known.deep_copy()
 
-    def holds(self, grammar: Grammar) -> bool:
+    def is_cached(self, grammar: Grammar) -> bool:
         """True if `matcher` would return at once."""
         return self._kept.get(grammar) is not None
 

@@ -25,7 +25,7 @@ class Pace:
         self._until = self._now() + first_s
         self._last = self._now() + most_s
 
-    def came(self, num_bytes: int) -> None:
+    def received(self, num_bytes: int) -> None:
         """Record the arrival of `num_bytes`."""
         self._until = min(self._until + num_bytes / MIN_RATE, self._now() + self._first_s)
         self._deadline.reschedule(min(self._until, self._last))
@@ -37,7 +37,7 @@ class Pace:
         self._deadline.reschedule(self._last)
         yield
         self._until += self._now() - begin
-        self.came(0)
+        self.received(0)
 
 
 @asynccontextmanager

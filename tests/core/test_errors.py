@@ -25,7 +25,7 @@ def test_whoever_has_the_engine_is_told_what_helps_there(remedy: str, or_engine:
 
 def test_an_item_and_its_place_are_said_once() -> None:
     error = LimitError("It is too large.", "Send a smaller one.", or_engine="raise max_pixels")
-    named = error.of("image 2", "messages.0.content.1.image_url").of("image 3", "messages.9")
+    named = error.for_item("image 2", "messages.0.content.1.image_url").for_item("image 3", "messages.9")
     assert (named.item, named.param) == ("image 2", "messages.0.content.1.image_url")
     assert str(named) == "image 2: It is too large. Send a smaller one, or raise max_pixels."
     # An option that is at fault is named rather than the place of what it was for.

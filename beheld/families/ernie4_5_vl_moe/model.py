@@ -1,4 +1,4 @@
-"""ERNIE 4.5 VL: text and media tokens have different experts, so every layer gets the kind of each token.
+"""ERNIE 4.5 VL: experts for text and others for what is seen, so every layer is told the kind of each token.
 
 Behind its tower, frames of videos are joined two by two, which takes their sizes; these stay on the host, and what
 joins is replaced by the same without numbers that are sent to the device.
@@ -61,10 +61,10 @@ class TypedExperts(_Block):
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Concatenates every second frame with its successor, and an image with itself; replaces the model's method.
+    """Every second frame beside the one that follows it, and an image beside itself; called as the model's own method.
 
     Attributes:
-        merge: number of patches that are merged in each direction of a frame.
+        merge: patches of a frame are merged by so many in both directions.
     """
 
     merge: int
@@ -76,7 +76,7 @@ class _Pairs:
         firsts, seconds = [], []
         for part_PH, (frames, _, _) in zip(hidden_PH.split(counts), grids, strict=True):
             clip = part_PH.unflatten(0, (frames, -1))
-            # The last of an odd number has no successor and is left out.
+            # The last of an odd number stands beside nothing, and is left out.
             firsts.append(clip[: frames - 1 : 2].flatten(0, 1) if frames > 1 else part_PH)
             seconds.append(clip[1::2].flatten(0, 1) if frames > 1 else part_PH)
         return torch.cat((torch.cat(firsts), torch.cat(seconds)), dim=-1)

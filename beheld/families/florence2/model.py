@@ -26,10 +26,7 @@ _SOME = True
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Send the decoder's self-attention to our hook, and replace its cross-attention by ours.
-
-    The encoder shares the configuration, so the decoder gets a copy.
-    """
+    """Send the decoder's own attention to our hook, and put ours beside it; the encoder has the same configuration."""
     decoder = model.model.language_model.decoder
     config = copy.deepcopy(decoder.config)
     config._attn_implementation = hook.register()

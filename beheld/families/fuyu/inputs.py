@@ -30,7 +30,7 @@ def call(
     """
     _check_shape(processor.image_processor, item, options)
     known = inspect.signature(processor._process_images).parameters
-    # Newer versions return the older name of the patches too, unless this option is False.
+    # The older name of the patches, which newer versions only give if they are not told otherwise.
     newer = {"return_legacy_image_output": False} if "return_legacy_image_output" in known else {}
     outputs, texts = processor._process_images([item], **options, **newer)
     patches = outputs["pixel_values"] if newer else outputs["image_patches"]

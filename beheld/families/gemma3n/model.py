@@ -74,7 +74,7 @@ def audio_features(model: Any, input_features: Tensor, input_features_mask: Tens
         input_features: (N, F, B).
         input_features_mask: (N, F), true for frames of the audio.
     """
-    # The tower's mask is True for padding.
+    # The tower is told which frames are none.
     made = model.model.get_audio_features(input_features, ~input_features_mask, return_dict=True)
     heard_NPH, silent_NP = made.pooler_output, made.audio_mel_mask
     count, positions, hidden = heard_NPH.shape

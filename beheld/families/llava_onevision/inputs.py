@@ -1,8 +1,8 @@
 """LLaVA-OneVision: an image is cut into tiles only if it is the only one of its prompt.
 
-The processor infers the number of images from the nesting of its input. So an image of a prompt with several is
-processed together with a one-pixel stand-in, whose part of the result is dropped. Its features then do not depend on
-the other images.
+The processor learns how many images a prompt has from the nesting of its input. An image that has company is
+therefore processed beside a one-pixel stand-in, whose share of the result is dropped; so its features do not depend on
+which the others are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def look(item: ProcessedItem) -> EffectiveSize | None:
     """How large the image stands before the tower; see FamilyInputs.looks."""
     _, tiles, _, height, width = item.outputs["pixel_values"].shape
     if tiles == 1:
-        # One of several images: padded to a square.
+        # Beside others: padded to a square.
         return EffectiveSize(*fitted(item.size, (width, height)))
     return padded_over_tiles(item, best_canvas(item, item.setting("image_grid_pinpoints")), tiles)
 

@@ -13,7 +13,7 @@ from beheld.families.inputs import FamilyInputs
 
 
 def load(path: Path) -> Any:
-    """LLaVA's processor with the tower's settings from the checkpoint's configuration."""
+    """LLaVA's processor, told what the checkpoint's configuration says of its tower."""
     from transformers import AutoConfig, LlavaProcessor
 
     config = AutoConfig.from_pretrained(str(path))

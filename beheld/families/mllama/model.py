@@ -21,7 +21,7 @@ from beheld.models.surgery.operation import Changes
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Replace the cross-attention layers' attention by ours."""
+    """Put our attention into the layers that attend beside the text."""
     for layer in model.model.language_model.layers:
         old = getattr(layer, "cross_attn", None)
         if old is not None:
@@ -93,15 +93,15 @@ class Mllama:
 
         Tokens of other sequences pass them unchanged: their attention is zero, and `sighted_T` masks what follows it.
         """
-        cross = current().cross
-        options: dict[str, Any] = {}
-        if cross is not None:
-            sighted_T = cross.metadata.sighted_T.to(embeds_TH.dtype)
-            options["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
+        beside = current().cross
+        told: dict[str, Any] = {}
+        if beside is not None:
+            sighted_T = beside.metadata.sighted_T.to(embeds_TH.dtype)
+            told["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
             # That there are any is all that the model asks.
-            options["cross_attention_states"] = embeds_TH.new_empty(0)
+            told["cross_attention_states"] = embeds_TH.new_empty(0)
         hidden = self._model.model.language_model(
-            inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **options
+            inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **told
         ).last_hidden_state
         logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
         return logits

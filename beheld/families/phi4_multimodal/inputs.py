@@ -42,7 +42,7 @@ def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) 
     outputs = extractor([item], **{"sampling_rate": extractor.sampling_rate, **options})
     features = {
         "audio_input_features": outputs["audio_input_features"],
-        "with_images": torch.tensor([setting == WITH_OTHER_KIND]),
+        "beside_pictures": torch.tensor([setting == WITH_OTHER_KIND]),
     }
     return features, processor.audio_token * int(outputs["audio_embed_sizes"][0])
 

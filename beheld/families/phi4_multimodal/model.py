@@ -74,10 +74,10 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
 
 def _projection(item: EncodeItem) -> str:
     """Which of the projections of audio an item takes; "" for other media."""
-    with_images = item.features.get("with_images")
-    if with_images is None:
+    beside = item.features.get("beside_pictures")
+    if beside is None:
         return ""
-    return "vision_speech" if bool(with_images) else "speech"
+    return "vision_speech" if bool(beside) else "speech"
 
 
 def audio_features(model: Any, audio_input_features: Tensor, projection: str) -> Tensor:

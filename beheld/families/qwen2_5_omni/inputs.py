@@ -12,7 +12,7 @@ from typing import Any
 from beheld.core.errors import ProcessError
 from beheld.families.inputs import FamilyInputs
 
-_OWN_SOUND = "The model does not hear a video's audio track: give it as a separate audio item."
+_OWN_SOUND = "A video's own sound is not heard: give it beside the video, as a sound of its own."
 _NAMES = {"image": "images", "video": "videos", "audio": "audio"}
 _FEATURES = {
     "image": ("pixel_values", "image_grid_thw"),
@@ -51,7 +51,7 @@ def _padded(samples: int, extractor: Any) -> int:
 
 
 def _rate(options: Mapping[str, Any]) -> float | None:
-    """Frames a second as they were chosen; None (the processor's own guess) if unknown."""
+    """Frames a second as they were chosen; None (the processor's own guess) if nobody knows."""
     known = options.get("video_metadata")
     return float(known[0].sampled_fps) if known and known[0].fps else None
 

@@ -120,7 +120,7 @@ class PythonCalls:
             solid = text.lstrip()
             self._raw.append(text[: len(text) - len(solid)])
             if solid and solid[0] != "[":
-                return self._gave_up(solid)
+                return self._as_text(solid)
             if solid:
                 self._raw.append("[")
                 self._state = "between"
@@ -144,12 +144,12 @@ class PythonCalls:
         written, self._held = "".join(self._held), []
         call = _call(written)
         if call is None or call.name not in self._names:
-            return self._gave_up(written + text[end:])
+            return self._as_text(written + text[end:])
         pieces.append(call)
         self._called, self._state, self._raw = True, "between", []
         return text[end:]
 
-    def _gave_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         self._state = "plain"
         raw, self._raw = "" if self._called else "".join(self._raw), []
         return raw + text

@@ -181,7 +181,7 @@ class JsonCalls:
         if text.startswith("{"):
             self._call = JsonCall(self._names)
         elif text:
-            return self._gave_up(text)
+            return self._as_text(text)
         return text or None
 
     def _within(self, text: str, pieces: list[Piece]) -> str | None:
@@ -192,12 +192,12 @@ class JsonCalls:
             self._called = True
             self._between = []
         elif left is not None:
-            return self._gave_up(self._call.held() + left)
+            return self._as_text(self._call.held() + left)
         if left is not None:
             self._call = None
         return left
 
-    def _gave_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         self._plain, self._call = True, None
         # After a call, separators belong neither to a call nor to the text.
         between, self._between = "" if self._called else "".join(self._between), []

@@ -91,28 +91,28 @@ class _Reader:
 
     def _list(self, closing: str, depth: int) -> list[Any]:
         made: list[Any] = []
-        while not self._at(closing):
+        while not self._skip(closing):
             made.append(self.value(depth + 1))
-            if not self._at(",") and not self._ahead(closing):
+            if not self._skip(",") and not self._ahead(closing):
                 raise ValueError("no comma")
         return made
 
     def _mapping(self, depth: int) -> dict[str, Any]:
         made: dict[str, Any] = {}
-        while not self._at("}"):
+        while not self._skip("}"):
             key = self.value(depth + 1)
             if not isinstance(key, str):
                 raise ValueError("no key")
             self.expect(":")
             made[key] = self.value(depth + 1)
-            if not self._at(",") and not self._ahead("}"):
+            if not self._skip(",") and not self._ahead("}"):
                 raise ValueError("no comma")
         return made
 
     def _ahead(self, sign: str) -> bool:
         return self.more and self._tokens[self._place] == ("sign", sign)
 
-    def _at(self, sign: str) -> bool:
+    def _skip(self, sign: str) -> bool:
         """Consume the character if it is next."""
         found = self._ahead(sign)
         self._place += found
@@ -120,7 +120,7 @@ class _Reader:
 
 
 def _text(word: str) -> str:
-    def meant(found: re.Match[str]) -> str:
+    def unescaped(found: re.Match[str]) -> str:
         number = found[1] or found[2] or found[3]
         if number is None:
             return _SIGNS.get(found[4], found.group())
@@ -129,7 +129,7 @@ def _text(word: str) -> str:
             raise ValueError("no character")
         return chr(code)
 
-    return _ESCAPE.sub(meant, word[1:-1])
+    return _ESCAPE.sub(unescaped, word[1:-1])
 
 
 def _finite(number: float) -> float:

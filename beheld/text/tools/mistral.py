@@ -75,12 +75,12 @@ class MistralCalls:
         if self._state == "name":
             self._name.append(before)
         elif self._state == "open" and before.strip():
-            return self._gave_up(after)
+            return self._as_text(after)
         if mark is None:
             return ""
         name = "".join(self._name).strip()
         if not NAME.fullmatch(name):
-            return self._gave_up(after)
+            return self._as_text(after)
         self._state = ends[mark]
         if self._state != "arguments":
             return after
@@ -88,7 +88,7 @@ class MistralCalls:
         self._raw = []
         return "{" + after
 
-    def _gave_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         self._state = "plain"
         raw, self._raw = "".join(self._raw), []
         return raw + text

@@ -105,7 +105,7 @@ class TaggedCalls:
         if self._state == "done" and not self._behind:
             text = text.lstrip()
             self._behind = bool(text)
-        return self._given_up(text) if self._plain else text, pieces
+        return self._as_text(text) if self._plain else text, pieces
 
     def end(self) -> tuple[str, list[Piece]]:
         """As CallBody."""
@@ -133,7 +133,7 @@ class TaggedCalls:
         if self._called:
             self._close(pieces)
             return words, pieces
-        return words + self._given_up(""), pieces
+        return words + self._as_text(""), pieces
 
     def _leave(self, pieces: list[Piece]) -> None:
         """Handle a tag that ends the state."""
@@ -165,7 +165,7 @@ class TaggedCalls:
             pieces += _pieces_of("}" if self._opened else "{}")
             self._closed = True
 
-    def _given_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         raw, self._raw = "".join(self._raw), []
         return raw + text
 
