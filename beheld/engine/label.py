@@ -39,12 +39,12 @@ def unread_of(label: bytes | None) -> Unread:
     if label is None:
         raise ValueError("there is no label")
     try:
-        said = json.loads(label)
+        content = json.loads(label)
     except RecursionError as error:
         raise ValueError("this is not a label") from error
-    if not isinstance(said, list) or not said:
+    if not isinstance(content, list) or not content:
         raise ValueError("this is not a label")
-    number, *ids = said
+    number, *ids = content
     if not (number is None or type(number) is int) or not all(isinstance(name, str) for name in ids):
         raise ValueError("this is not a label")
     return Unread(tuple(ids), number)

@@ -76,7 +76,7 @@ class _Server:
         try:
             link = Link(self._control, self._codec)
             link.send(kind.settings())
-            status, said = link.receive(_START_S)
+            status, refusal = link.receive(_START_S)
         except (OSError, EOFError, ValueError) as error:
             self.close()
             raise WorkerError("The processes that prepare requests cannot be started.", "The log says why.") from error
@@ -85,7 +85,7 @@ class _Server:
             raise
         if status != DONE:
             self.close()
-            raise said
+            raise refusal
 
     @property
     def pid(self) -> int:
@@ -162,7 +162,7 @@ class WorkerGroup:
                 status, answer = self._ask(worker, task)
         except BaseException:
             self._give_back(worker, fit=False)
-            # Then we killed the worker ourselves.
+            # If the task was cancelled, we killed the worker ourselves.
             cancel.check()
             raise
         # After running out of memory, it may hold memory that the next task needs.

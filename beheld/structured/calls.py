@@ -183,8 +183,12 @@ def _python_value(schema: Any) -> str:
     """Values are written as JSON, and Python's constants are allowed where only they are possible."""
     words = []
     if isinstance(schema, dict) and not schema.keys() - _SHARED - {"type"}:
-        said = schema.get("type", ())
-        words = [_PYTHON_WORDS[kind] for kind in ([said] if isinstance(said, str) else said) if kind in _PYTHON_WORDS]
+        declared = schema.get("type", ())
+        words = [
+            _PYTHON_WORDS[kind]
+            for kind in ([declared] if isinstance(declared, str) else declared)
+            if kind in _PYTHON_WORDS
+        ]
     return " | ".join([_json(schema), *words])
 
 
@@ -220,8 +224,8 @@ def _glm(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
         if tool["schema"] is None:
             parts.append(f"({key} /[^<>\\n]+/ {close} NL? {value} plain NL?)*")
         for name, schema, needed in _properties(tool, r"[^<>\s]([^<>\n\r]*[^<>\s])?", "glm45"):
-            value = _value_rule(tool["name"], name, schema, "glm45", ("</arg_value>", "</tool_call>"))
-            held = "plain" if value is None else f"({value}) {closed}"
+            allowed = _value_rule(tool["name"], name, schema, "glm45", ("</arg_value>", "</tool_call>"))
+            held = "plain" if allowed is None else f"({allowed}) {closed}"
             one = f"{key} {json.dumps(name)} {close} NL? {value} {held} NL?"
             parts.append(one if needed else f"({one})?")
         yield f"call_{number}: {' '.join(parts)} {end}"
@@ -243,8 +247,8 @@ def _qwen3(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
         if tool["schema"] is None:
             parts.append('("<parameter=" /[^<>\\n]+/ ">\\n" plain "\\n")*')
         for name, schema, needed in _properties(tool, r"[^<>\s]([^<>\n\r]*[^<>\s])?", "qwen3_coder"):
-            value = _value_rule(tool["name"], name, schema, "qwen3_coder", ends)
-            held = "plain" if value is None else f'({value}) "\\n</parameter>"'
+            allowed = _value_rule(tool["name"], name, schema, "qwen3_coder", ends)
+            held = "plain" if allowed is None else f'({allowed}) "\\n</parameter>"'
             one = f'{json.dumps(f"<parameter={name}>" + chr(10))} {held} "\\n"'
             parts.append(one if needed else f"({one})?")
         yield f'call_{number}: {" ".join(parts)} "</function>"'

@@ -29,11 +29,11 @@ def types_of(schema: Any) -> set[str]:
     """The JSON types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return set()
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {entry for entry in said if isinstance(entry, str)}
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return {declared}
+    if isinstance(declared, list):
+        return {entry for entry in declared if isinstance(entry, str)}
     values = values_of(schema)
     if values is not None:
         return {NAMES[type(entry)] for entry in values if type(entry) in NAMES}

@@ -29,7 +29,7 @@ def test_an_item_and_its_place_are_said_once() -> None:
     assert (named.item, named.param) == ("image 2", "messages.0.content.1.image_url")
     assert str(named) == "image 2: It is too large. Send a smaller one, or raise max_pixels."
     # An option that is at fault is named rather than the place of what it was for.
-    assert LimitError("x", param="fps").of("video 1", "messages.0").param == "fps"
+    assert LimitError("x", param="fps").for_item("video 1", "messages.0").param == "fps"
 
 
 def test_an_error_says_the_same_behind_a_border() -> None:
