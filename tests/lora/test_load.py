@@ -56,8 +56,8 @@ def renamed(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, dict[str, Any], str]] = {
     "rank above the limit": (None, {"r": 16}, r"max_lora_rank.*8.*max_lora_rank=16"),
-    "rank of the file": (None, {"r": 3}, "says rank 3"),
-    "rank of a pattern": (None, {"rank_pattern": {"q_proj": 2}}, "says rank 2"),
+    "rank of the file": (None, {"r": 3}, "gives rank 3"),
+    "rank of a pattern": (None, {"rank_pattern": {"q_proj": 2}}, "gives rank 2"),
     "no rank": (None, {"r": -1}, "no usable r"),
     "no number": (None, {"lora_alpha": "x"}, "no usable r"),
     "alpha of a pattern": (None, {"alpha_pattern": {"q_proj": "x"}}, "unusable pattern"),
@@ -72,8 +72,8 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, dict[
     "one inf": (with_value(UP, lambda t: t.index_fill(0, torch.tensor([5]), float("inf"))), {}, "not finite"),
     "overflow": (None, {"lora_alpha": 1e41}, "not finite"),
     "integers": (with_value(DOWN, lambda t: t.to(torch.int8)), {}, "int8"),
-    "another base": (with_value(DOWN, lambda t: t[:, :32]), {}, "not one for this model"),
-    "another base's outputs": (with_value(UP, lambda t: t[:32]), {}, "not one for this model"),
+    "another base": (with_value(DOWN, lambda t: t[:, :32]), {}, "made for another model"),
+    "another base's outputs": (with_value(UP, lambda t: t[:32]), {}, "made for another model"),
     "do not fit": (with_value(DOWN, lambda t: t[:3]), {}, "do not fit each other"),
     "a vector": (with_value(DOWN, lambda t: t[0]), {}, "do not fit each other"),
     "more layers": (renamed("layers.2.", "layers.7."), {}, "layers.7"),

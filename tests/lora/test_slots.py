@@ -266,7 +266,7 @@ def test_a_number_that_was_removed_may_stand_for_another_adapter(saved: list[str
     with make() as llm:
         text = "A prompt of more than one block, so that a prefix of it can be found again."
         (one,) = tokens(llm, text, first)
-        with pytest.raises(LoRAError, match="lora_int_id 1 is that of the adapter 'a'"):
+        with pytest.raises(LoRAError, match="lora_int_id 1 belongs to the adapter 'a'"):
             tokens(llm, text, second)
         assert llm.llm_engine.remove_lora(1)
         (two,) = tokens(llm, text, second)
