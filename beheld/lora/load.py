@@ -315,7 +315,7 @@ def _ready(
 ) -> tuple[Tensor, Tensor]:
     if down_rI.dtype not in _DTYPES or up_Or.dtype not in _DTYPES:
         raise LoRAError(
-            f"The matrices of {path!r} in the adapter {name!r} have the unsupported types {down_rI.dtype} and {up_Or.dtype}."
+            f"The matrices of {path!r} of the adapter {name!r} have unsupported types: {down_rI.dtype}, {up_Or.dtype}."
         )
     down, up = down_rI.to(dtype), (up_Or.float() * scale).to(dtype)
     if not (down.isfinite().all() and up.isfinite().all()):

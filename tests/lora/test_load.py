@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, dict[
     "the tower": (renamed("language_model.layers", "vision_tower.vision_model.encoder.layers"), {}, "vision_tower"),
     "the head": (lambda t: t | {"base_model.model.lm_head.weight": torch.ones(2, 2)}, {}, "lm_head"),
     "embeddings": (lambda t: t | {"base_model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, {}, "embedding"),
-    "half a pair": (without("layers.1.self_attn.q_proj.lora_B"), {}, "one of two"),
+    "half a pair": (without("layers.1.self_attn.q_proj.lora_B"), {}, "one of the two"),
     "nothing": (lambda t: {}, {}, "holds nothing"),
     "two adapters": (lambda t: t | {UP.replace("B.", "B.b."): t[UP].clone()}, {}, "several"),
     "a layer less": (without("v_proj"), {"target_modules": ["q_proj", "v_proj", "fc1"]}, "'v_proj'"),
