@@ -118,7 +118,7 @@ def settle(model: Any, model_class: Any, form: RowForm, replace: Replace) -> Kep
 
 def _put(model: nn.Module, name: str, new: StoredLinear | StoredExperts, replace: Replace) -> None:
     parent, _, own = name.rpartition(".")
-    replace(model.get_submodule(parent), own, new, lambda module: module.restored())  # type: ignore[operator, no-any-return]
+    replace(model.get_submodule(parent), own, new, lambda module: module.restored())  # type: ignore[operator]
 
 
 def _parted(module: nn.Module, parameter: str, kept: Kept, name: str, form: RowForm) -> list[Tensor]:

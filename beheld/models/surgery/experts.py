@@ -154,8 +154,8 @@ def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> i
     def made(child: Any) -> Experts | None:
         if not _usual(child, dtype):
             return None
-        weights = [getattr(child, name).data for name in _WEIGHTS]
-        experts = experts_of(*weights, child.act_fn, transposed=child.is_transposed)
+        gate_up, down = child.gate_up_proj.data, child.down_proj.data
+        experts = experts_of(gate_up, down, child.act_fn, transposed=child.is_transposed)
         experts.stand_for(child)
         return experts
 

@@ -78,7 +78,7 @@ class FirstOfFused(nn.Module):
         Args:
             biased: which of them had a bias.
         """
-        layers = [part(self.product, self._outputs(index)) for index in range(len(self.sizes))]
+        layers: list[Any] = [part(self.product, self._outputs(index)) for index in range(len(self.sizes))]
         for layer, had in zip(layers, biased, strict=True):
             if not had:
                 layer.bias = None

@@ -12,6 +12,7 @@ Shapes: H hidden size, C head size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -129,8 +130,13 @@ def one_row_norm(norm: Any) -> Callable[[Tensor], Tensor] | None:
     for from_one in (False, True):
         made = _norm_of(norm, from_one)
         if _near(made(hidden), wanted, wanted.float()):
-            return lambda hidden_states, made=made: made(hidden_states.reshape(-1)).view(hidden_states.shape)
+            return functools.partial(_as_rows, made)
     return None
+
+
+def _as_rows(norm: Norm, hidden_states: Tensor) -> Tensor:
+    """(1, 1, H) -> (1, 1, H)."""
+    return norm(hidden_states.reshape(-1)).view(hidden_states.shape)
 
 
 # ---------------------------------------------------------------------- finding out whether a layer has this form
@@ -176,11 +182,11 @@ def one_row_layers(text: Any) -> dict[nn.Module, OneRowLayer]:
 def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
     """The layer in this form; None if it has another one."""
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    cos_sin = seen.keywords.get("position_embeddings")
+    cos_sin: Any = seen.keywords.get("position_embeddings")
     names = _named_norms(layer)
     if attention is None or mlp is None or names is None or not _rotates(cos_sin, seen):
         return None
-    products: tuple[Any, ...] = (
+    products: tuple[Any, Any, Any, Any] = (
         _joined(attention, "q_proj", "qkv_proj"),
         getattr(attention, "o_proj", None),
         _joined(mlp, "gate_proj", "gate_up_proj"),

@@ -6,6 +6,7 @@ An operation never keeps weights that it replaced: what is taken back is made fr
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Changes:
         """Give `owner` a method or another plain attribute of its own, no submodule and no parameter."""
         own = vars(owner)
         if name in own:
-            self._undo.append(lambda before=own[name]: setattr(owner, name, before))
+            self._undo.append(functools.partial(setattr, owner, name, own[name]))
         else:
             self._undo.append(lambda: delattr(owner, name))
         setattr(owner, name, value)
