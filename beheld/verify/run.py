@@ -6,9 +6,9 @@ import dataclasses
 
 from beheld.core.config import EngineArgs
 from beheld.verify.compare import StageVerdict, compare, first_difference
-from beheld.verify.watched_engine import WatchedEngine
 from beheld.verify.reference import Reference
 from beheld.verify.trace import Question
+from beheld.verify.watched_engine import WatchedEngine
 
 
 class Sides:

@@ -25,7 +25,7 @@ class OnCpu(Cuda):
 
 def test_a_cpu_gets_the_reference() -> None:
     assert select(CPU, None).name == select(CPU, "torch").name == "torch"
-    with pytest.raises(ConfigError, match="'triton' for cpu"):
+    with pytest.raises(ConfigError, match="'triton' does not exist for cpu"):
         select(CPU, "triton")
 
 

@@ -110,13 +110,13 @@ def test_55_places_that_hold_no_adapter(llm: LLM, tmp_path: Path, folder: str) -
         with pytest.raises(LoRAError, match=words):
             llm.generate("x", PARAMS, lora_request=LoRARequest("mine", 8, path), use_tqdm=False)
 
-    refused(str(tmp_path / "nowhere"), "no folder")
-    refused(f"{tmp_path}/../nowhere", "no folder")
-    refused("", "no folder")
-    refused("a\0b", "no folder")
+    refused(str(tmp_path / "nowhere"), "does not exist")
+    refused(f"{tmp_path}/../nowhere", "does not exist")
+    refused("", "does not exist")
+    refused("a\0b", "does not exist")
     refused("https://example.org/adapter", "URL")
     refused("file:///adapter", "URL")
-    refused(os.devnull, "no folder")
+    refused(os.devnull, "does not exist")
     refused(str(tmp_path), r"adapter_config\.json")
     weights = Path(folder) / "adapter_model.safetensors"
     body = weights.read_bytes()

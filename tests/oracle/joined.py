@@ -1,4 +1,4 @@
-"""Prompts with images and a video, for models whose generate() refuses the combination: see beheld/verify/mixed_prompts.py."""
+"""Images and a video in one prompt, for models whose generate() refuses it: see beheld/verify/mixed_prompts.py."""
 
 from __future__ import annotations
 

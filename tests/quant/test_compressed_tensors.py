@@ -201,7 +201,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "across": (lambda weights: weights.update({f"{QUERY}_scale": torch.ones(1, 64)}), r"shape \[1, 64\]"),
     "none at all": (
         lambda weights: [weights.update({n: weights[n].float()}) or weights.pop(f"{n}_scale") for n in fp8(weights)],
-        "but none is",
+        "but none of the weights is",
     ),
 }
 

@@ -17,9 +17,9 @@ from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.inputs.media import audio, video
 from beheld.models.hf import HFAdapter
-from beheld.verify.questions import made_up
 from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, StageVerdict, compare, first_difference
 from beheld.verify.layout import pairs
+from beheld.verify.questions import made_up
 from beheld.verify.reference import Reference
 from beheld.verify.run import verify
 from beheld.verify.trace import Question, Trace

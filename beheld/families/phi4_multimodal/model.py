@@ -17,7 +17,7 @@ from beheld.core.plan import EncodeItem
 from beheld.families.model import FamilyModel, TowerCall
 from beheld.models import tower_calls
 from beheld.models.surgery.operation import Changes
-from beheld.models.towers import LeftOut
+from beheld.models.towers import DisabledTower
 
 # Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
 _RENAMED = tuple(
@@ -105,10 +105,10 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
 def adapt(model: Any, changes: Changes) -> None:
     """Let the attention to images look both ways, and say in few words what that to audio sees."""
     extend = model.model.embed_tokens_extend
-    if not isinstance(extend.image_embed, LeftOut):
+    if not isinstance(extend.image_embed, DisabledTower):
         for layer in extend.image_embed.img_processor.encoder.layers:
             changes.set(layer.self_attn, "is_causal", False)
-    if not isinstance(extend.audio_embed, LeftOut):
+    if not isinstance(extend.audio_embed, DisabledTower):
         _see_all(extend.audio_embed.encoder, changes)
 
 
