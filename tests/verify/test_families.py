@@ -83,7 +83,7 @@ def sounds(count: int) -> list[tuple[Any, int]]:
 
 def test_text(verified: Verified) -> None:
     if verified.family in tiny.PICTURE_FAMILIES:
-        pytest.skip("answers about pictures only")
+        pytest.skip("requires an image")
     check(verified, verified.ask())
 
 
@@ -198,7 +198,7 @@ def test_positions_that_are_shifted_throughout(family: str, monkeypatch: pytest.
         shifted.sides.close()
     if family == "llava":
         assert culprit is None
-        assert "relative positions do not see" in stages["positions"].detail
+        assert "does not change relative positions" in stages["positions"].detail
     else:
         assert culprit is not None
         assert culprit.name == "positions"

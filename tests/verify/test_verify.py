@@ -298,7 +298,7 @@ def test_options_reach_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("llama", "examples/scene.png"), "does not take image; it takes text only"),
+        (("llama", "examples/scene.png"), "does not accept image; it accepts text only"),
         (("qwen2_vl", "missing.png"), "There is no file 'missing.png'"),
         (("qwen2_vl", "https://example.com/a.png"), "is no file. Fetch it first"),
         (("qwen2_vl", "examples/scene.png", "--text-only"), "--text-only was said, and media were given"),
