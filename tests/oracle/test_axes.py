@@ -33,7 +33,7 @@ def parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def without_sections(config: dict[str, Any]) -> dict[str, Any]:
-    """The same without the entry, in a shape that the class's own sections fit: one head of 128 numbers, GLM-OCR's 64."""
+    """The same without the entry, in a shape that fits the class's own sections: one head of 128 (GLM-OCR: 64)."""
     width = 64 if config["model_type"] == "glm_ocr" else 128
     config = json.loads(json.dumps(config))
     for part in parts(config):
