@@ -109,6 +109,7 @@ class ReferenceOptions:
         text_model_alone: without media, its language model answers alone, since its own generate() wants an image.
         rewrites: prompts have a spelling that only the repository's own code reads, so they are rewritten first.
         wants_frame_rate: its processor takes a rate of its own for that of the chosen frames unless it is given one.
+        lists_images: its processor takes the images of a prompt as a plain list, and no prompt without one.
         nests_videos: its processor, before transformers 5.23, counts what lies in the list of a prompt.
     """
 
@@ -120,6 +121,7 @@ class ReferenceOptions:
     text_model_alone: bool = False
     rewrites: bool = False
     wants_frame_rate: bool = False
+    lists_images: bool = False
     nests_videos: bool = False
 
 

@@ -41,6 +41,8 @@ class Processor:
         text, ends = self._text(question, made)
         if self._family.join_audio is not None:
             return self._family.join_audio(self._parts, text, self._waves(question))
+        if self._asking.lists_images and not question.images:
+            return dict(self._tokenizer([text], return_tensors="pt", **ends))
         told = self._told(question)
         return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **told, **ends))
 
@@ -108,7 +110,8 @@ class Processor:
         given: dict[str, Any] = {}
         if question.images:
             # One inner list to a prompt, as apply_chat_template has it.
-            given["images"] = [pictures(question)]
+            found = pictures(question)
+            given["images"] = found if self._asking.lists_images else [found]
         if question.videos:
             clips = [frames for frames, _ in question.videos]
             given["videos"] = [clips] if self._asking.nests_videos else clips
