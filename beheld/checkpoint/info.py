@@ -276,13 +276,13 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
     types = list(types[: text.num_hidden_layers])
-    beside = frozenset(getattr(text, "cross_attention_layers", None) or ())
+    cross_layers = frozenset(getattr(text, "cross_attention_layers", None) or ())
     # The last layers of some models read the keys and values of the last one of their kind before them.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     layers_by_form: dict[tuple[str, int, int], list[int]] = {}
     readers_by_source: dict[int, list[int]] = {}
     for layer, name in enumerate(types):
-        if layer in beside:
+        if layer in cross_layers:
             continue
         kind = _LAYER_KINDS.get(name)
         if kind is None:
@@ -324,10 +324,9 @@ def _form(text: Any, layer: int) -> tuple[int, int]:
 def _reach(text: Any) -> int:
     """The longest sequence that a text configuration is made for, rotary scaling counted in.
 
-    Of the scalings, "linear" and "yarn" say how far they stretch the positions that a model was trained on. "llama3"
-    and "longrope" stand beside the stretched length already, and "dynamic" follows the longest sequence of a batch, so
-    that answers would depend on what runs beside them. Where every kind of layer has a scaling of its own, the length
-    beside them is the model's.
+    "linear" and "yarn" scalings multiply the length that the model was trained on. With "llama3" and "longrope" the
+    configuration gives the scaled length already. "dynamic" follows the longest sequence of a batch, so answers would
+    depend on their batch mates. If every kind of layer has its own scaling, the configuration gives the model's length.
     """
     known = int(getattr(text, "max_position_embeddings", None) or 2048)
     rope = _rope(text) or {}

@@ -97,7 +97,9 @@ class ChunkedTokenizer:
 
     def last_place(self, text: str, stop: int) -> int | None:
         """The last place at or before `stop` where the text can be cut; None if there is none, or none near."""
-        for end in range(stop, max(0, stop - 8 * _SIZE), -_SIZE) if self.cut is not None else ():
+        if self.cut is None:
+            return None
+        for end in range(stop, max(0, stop - 8 * _SIZE), -_SIZE):
             found = [match.start() for match in self.cut.finditer(text, max(0, end - _SIZE), end + 1)]
             if found:
                 return found[-1]
