@@ -12,11 +12,14 @@ from beheld.attention.backend import AttentionBackend
 from beheld.attention.context import CrossContext, ForwardContext, Tail, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import LoRAError, ModelError, first_line
+from beheld.core.errors import BeheldError, LoRAError, ModelError, first_line
+from beheld.core.media import MediaItem
 from beheld.core.params import Sampling
-from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import NAN, Admission, EncodeItem, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
+from beheld.models.out_of_memory import explained
+from beheld.models.surgery.compiled import eager
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.runner import cross_inputs
@@ -24,6 +27,7 @@ from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.encoder import EncoderStore
+from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
@@ -38,6 +42,9 @@ logger = get_logger(__name__)
 
 # Positions of a prompt whose logits are there at a time: 8,192 of a vocabulary of 262,144 would take 4 GiB.
 PROMPT_ROWS = 256
+_OF_MEDIA = (
+    "Check that config.json and preprocessor_config.json belong to these weights, or fetch the checkpoint again."
+)
 
 
 @dataclass(eq=False)
@@ -402,7 +409,8 @@ class ModelRunner:
             return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), context
 
     def self_test(self) -> None:
-        """Every text layer must call the attention hook exactly once, and the logits be as wide as the vocabulary.
+        """Every text layer must call the attention hook exactly once, and the logits be finite and as wide as the
+        vocabulary.
 
         Raises:
             ModelError: it is not so; the message names the layers.
@@ -422,14 +430,57 @@ class ModelRunner:
                 f"{self._info.architecture} gives {logits_SV.shape[-1]} logits where its configuration says "
                 f"{self._info.vocab_size}."
             )
+        self._check_finite(logits_SV)
         if self._adapter.tail_from is not None:
             self._try_tail()
+
+    @torch.inference_mode()
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items; nothing is kept of them.
+
+        Raises:
+            ModelError: a tower fails, or what it gives is not finite.
+            CapacityError: there is not enough memory for it.
+        """
+        for item in items:
+            order = EncodeItem(item.digest, item.modality, item.features, item.num_kept)
+            try:
+                # Nothing is compiled for the sake of a test: that would take longer than loading the model.
+                with explained("run a tower", self._platform, "Lower the limits on media."), eager():
+                    (found,) = self._adapter.encode([order])
+            except BeheldError:
+                raise
+            except Exception as error:
+                let_go(error, self._adapter.device)
+                raise ModelError(
+                    f"{self._info.architecture} makes nothing of the modality {item.modality}: "
+                    f"{type(error).__name__}: {first_line(error)}.",
+                    _OF_MEDIA,
+                ) from error
+            if len(found) != item.num_kept or not bool(found.isfinite().all()):
+                reason = (
+                    f"computes NaN or infinity of the modality {item.modality}"
+                    if len(found) == item.num_kept
+                    else f"gives {len(found)} embeddings of the modality {item.modality} for {item.num_kept} places"
+                )
+                raise ModelError(
+                    f"{self._info.architecture} {reason}.",
+                    _OF_MEDIA,
+                )
+
+    def _check_finite(self, logits_SV: torch.Tensor) -> None:
+        if not bool(logits_SV.amax(-1).isfinite().all()):
+            raise ModelError(
+                f"{self._info.architecture} computes NaN or infinity of a text.",
+                "Check that config.json belongs to these weights, fetch the checkpoint again, or try another dtype.",
+            )
 
     def _try_tail(self) -> None:
         """Compare a pass with a tail and one without; without tails from now on, if they differ or cannot be run."""
         room = min(layer.num_blocks for layer in self.kv.values()) - 1
         length = min(TRIED, self.config.max_model_len, room * self.config.block_size)
         wanted_SV, _ = self.dry_run([length], 1)
+        self._check_finite(wanted_SV)
         try:
             found_SV, _ = self.dry_run([length], 1, tail=True)
             reason = "" if close(found_SV, wanted_SV) else "what it gives differs"
