@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
+from beheld.checkpoint.validate import validate
 from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
@@ -93,13 +94,19 @@ def resolve_and_decide(args: EngineArgs) -> Decided:
         ConfigError, ModelError: the message says what to do.
     """
     check(args)
-    path = resolve(args)
-    hf_config = read_config(path, args)
-    info = read_info(path, args, hf_config)
+    hf_config, info = _read(args)
     config = decide(args, info)
     logger.info("This model supports the tasks: {'generate'}. Defaulting to 'generate'.")
     logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
     return Decided(info, config, hf_config)
+
+
+def _read(args: EngineArgs) -> tuple[Any, ModelInfo]:
+    """The configuration of the model, whose files are validated first."""
+    path = resolve(args)
+    validate(path, args)
+    hf_config = read_config(path, args)
+    return hf_config, read_info(path, args, hf_config)
 
 
 def _start(args: EngineArgs, decided: Decided) -> Setup:
@@ -399,9 +406,7 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
         ConfigError, ModelError: as `start`.
     """
     check(args)
-    path = resolve(args)
-    hf_config = read_config(path, args)
-    info = read_info(path, args, hf_config)
+    hf_config, info = _read(args)
     config = decide(args, info)
     kind = executor_of(config)
     check_ranks(args, info, config, hf_config, kind)
