@@ -2,8 +2,7 @@
 
 A folder's model.py holds MODEL. Its functions may use what models/ offers.
 
-Shapes: T tokens of a step, E embeddings of one tower call, S positions whose logits are wanted, H hidden size,
-W further columns.
+Shapes: T tokens of a step, E embeddings of one tower call, H hidden size, W further columns.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class ExtraColumns(Protocol):
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
         """The further columns (E, at most W) of embeddings that came in place of media; None as above."""
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """As ModelAdapter.forward; `positions` in the model's own form."""
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """As ModelAdapter.hidden; `positions` in the model's own form."""
 
 
 class CrossInputs(Protocol):
@@ -50,8 +49,8 @@ class CrossInputs(Protocol):
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """As ModelAdapter.cross_views."""
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """As ModelAdapter.forward; `positions` in the model's own form."""
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """As ModelAdapter.hidden; `positions` in the model's own form."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class FamilyModel:
         keywords: makes further keyword arguments of a pass, for all layers, of the model and the step's positions.
         tail_from: lets the last layers take a pass's tail where they write no keys, notes that, and gives the first of
             them; None if there are none.
-        plain_head: the model has no logits_to_keep; its head is one matrix over the last hidden states.
+        plain_head: its head is one matrix over the last hidden states, and nothing is done to the logits.
         position_unit: how many parts a position has, where a family has fractions of one.
         positions_by_kind: positions follow from the kinds of tokens and the sizes of items, whatever the ids.
         host_features: features that its tower reads as numbers and nothing else; they stay on the host.

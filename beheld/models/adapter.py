@@ -6,13 +6,14 @@ E embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.attention.context import tail
 from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
@@ -42,7 +43,7 @@ class ModelAdapter(Protocol):
         """From now on, capture tower calls of sizes that come again, as CUDA graphs."""
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Token embeddings (T, H), followed in some families by further columns that only `forward` understands."""
+        """Token embeddings (T, H), followed in some families by further columns that only `hidden` understands."""
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; one tensor (E, H) per item, in order; it may have further columns, as `embed`."""
@@ -54,15 +55,25 @@ class ModelAdapter(Protocol):
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """For each span of a model with a cross group, which positions look at it; nothing for other models."""
 
-    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
-        """One pass over the step's tokens under the current attention context; logits (S, V) at the wanted tokens."""
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        """One pass over the step's tokens under the current attention context; last hidden states (T, H).
 
-    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
-        """As `forward`, with the logits of one piece of the wanted tokens after the other, which need not be held at
-        once; all must be taken while the context is the current one."""
+        Of a pass with a tail, those of the tail's rows alone; see `of_wanted`.
+        """
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Logits (S, V) of last hidden states."""
 
     def weights_bytes(self) -> int:
         """Memory that the weights take."""
+
+
+def of_wanted(hidden_TH: Tensor, wanted_S: Tensor) -> Tensor:
+    """The hidden states (S, H) of the wanted tokens of a pass.
+
+    A tail's rows are the wanted ones already, or one row where none is wanted.
+    """
+    return hidden_TH[wanted_S] if tail() is None else hidden_TH[: len(wanted_S)]
 
 
 def in_positions(parts_XT: Tensor, unit: int) -> Tensor:
@@ -70,6 +81,6 @@ def in_positions(parts_XT: Tensor, unit: int) -> Tensor:
     return parts_XT if unit == 1 else parts_XT.to(torch.float32) / unit
 
 
-__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions"]
+__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions", "of_wanted"]
 
 Features = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Florence-2: BART's encoder reads image and prompt, and every layer of its decoder attends to what it made of them.
 
-Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state.
 """
 
 from __future__ import annotations
@@ -149,15 +149,15 @@ class Florence2:
         """Every position sees the whole prompt."""
         return tuple(CrossView(0, None, span.num_states) for span in spans)
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Logits (S, V): BART's decoder with learned positions that are not those of one text after the other."""
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Last hidden states (T, S): BART's decoder; its learned positions are not those of one text after another."""
         decoder = self._decoder
         learned = decoder.embed_positions(None, position_ids=positions[0])
         hidden = decoder.layernorm_embedding(embeds_TH.unsqueeze(0) + learned)
         for layer in decoder.layers:
             hidden = layer(hidden, encoder_hidden_states=_SOME, use_cache=False)
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        hidden_TS: Tensor = hidden[0]
+        return hidden_TS
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, renamed=renamed)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, plain_head=True, renamed=renamed)

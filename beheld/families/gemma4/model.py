@@ -37,13 +37,18 @@ def tail_from(model: Any, changes: Changes) -> int | None:
     """
     text = model.model.language_model
     shared = getattr(text.config, "num_kv_shared_layers", 0) or 0
-    # Without further columns for the layers the model is run in another way, which asks for rows of its own.
+    # These layers are run with further columns alone: see `_of_tail`.
     if not shared or not text.config.hidden_size_per_layer_input:
         return None
     first = len(text.layers) - shared
     for index, layer in enumerate(text.layers[first:]):
         changes.set(layer, "forward", _of_tail(layer.forward, index == 0))
     return int(first)
+
+
+def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
+    """No number of rows: given one, layers that read another's keys would be run for so many, and want columns."""
+    return {"logits_to_keep": slice(None)}
 
 
 def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
@@ -63,4 +68,6 @@ def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
     return shortened
 
 
-MODEL = FamilyModel(audio_features=audio_features, extra_columns=per_layer.extra_columns, tail_from=tail_from)
+MODEL = FamilyModel(
+    audio_features=audio_features, extra_columns=per_layer.extra_columns, keywords=keywords, tail_from=tail_from
+)

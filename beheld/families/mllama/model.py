@@ -1,6 +1,6 @@
 """Llama 3.2 Vision: some layers attend to the tiles of images and not to the text.
 
-Shapes: T tokens of the step, E states of one image, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E states of one image, S size of a state.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Mllama:
             for span, stop in zip(spans, stops, strict=True)
         )
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Logits (S, V). Where no sequence of the step has images, the layers are left out, as transformers does.
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Last hidden states. Where no sequence of the step has images, the layers are left out, as transformers does.
 
         Tokens of other sequences pass them unchanged: their attention is zero, and `sighted_T` masks what follows it.
         """
@@ -100,11 +100,11 @@ class Mllama:
             told["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
             # That there are any is all that the model asks.
             told["cross_attention_states"] = embeds_TH.new_empty(0)
-        hidden = self._model.model.language_model(
+        output = self._model.model.language_model(
             inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **told
-        ).last_hidden_state
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        )
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama, plain_head=True)
