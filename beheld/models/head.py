@@ -14,20 +14,20 @@ from beheld.models.surgery.operation import Changes
 
 
 class Head(Protocol):
-    """Gives the logits of hidden states."""
+    """Computes logits from hidden states."""
 
     def __call__(self, hidden_SH: Tensor) -> Tensor:
-        """Logits (S, V)."""
+        """Return logits (S, V)."""
 
 
 class ModelHead:
-    """The head and whatever the model does to its logits (soft caps, scales, ids that are never said).
+    """The head and what the model does to its logits (soft caps, scales, banned ids).
 
-    The model's own code does it: its forward is called, and its core answers with the given hidden states.
+    The model's own code does it: its forward is called, and its core returns the given hidden states.
 
     Args:
         speaker: the module whose forward calls the core and then the head.
-        core: the part of it that gives hidden states; its forward is replaced.
+        core: its part that computes hidden states; its forward is replaced.
     """
 
     def __init__(self, speaker: Any, core: Any, changes: Changes) -> None:
@@ -53,7 +53,7 @@ class ModelHead:
 
 
 class _Answer:
-    """What a core returns, as far as a head reads it: hidden states, and None for all else that models return."""
+    """A core's result, as far as a head reads it: hidden states, and None for all else that models return."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state

@@ -1,6 +1,6 @@
 """How a pass gives hidden states: one form for each kind of model, chosen once when it is loaded.
 
-Shapes: T tokens of a step, H hidden size, W further columns.
+Shapes: T tokens of a step, H hidden size, W extra columns.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from beheld.families.model import CrossInputs, ExtraColumns, FamilyModel
 
 
 class HiddenForm(Protocol):
-    """Runs the layers of a model."""
+    """Runs a model's layers."""
 
     def __call__(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
-        """Last hidden states (T, H), or those of the tail's rows alone; `positions` in the model's own form."""
+        """Return last hidden states (T, H), or only those of the tail's rows; `positions` are in the model's form."""
 
 
 class TextHidden:
@@ -25,7 +25,7 @@ class TextHidden:
 
     Args:
         model: of transformers.
-        core: the part of it that gives hidden states.
+        core: its part that computes hidden states.
         keywords: see FamilyModel.
     """
 
@@ -42,7 +42,7 @@ class TextHidden:
 
 
 class ColumnsHidden:
-    """Text whose rows have further columns, which layers take besides the embeddings."""
+    """Text whose rows have extra columns, which layers take besides the embeddings."""
 
     def __init__(self, columns: ExtraColumns, hidden_size: int) -> None:
         self._columns = columns
@@ -72,7 +72,7 @@ def form_of(
     columns: ExtraColumns | None,
     cross: CrossInputs | None,
 ) -> HiddenForm:
-    """The form of this model."""
+    """Return the form of this model."""
     if cross is not None:
         return CrossHidden(cross)
     if columns is not None:
