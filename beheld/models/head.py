@@ -6,6 +6,7 @@ Shapes: S hidden states, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -23,23 +24,25 @@ class Head(Protocol):
 class ModelHead:
     """The head and what the model does to its logits (soft caps, scales, banned ids).
 
-    The model's own code does it: its forward is called, and its core returns the given hidden states.
+    The model's own code does it: its forward is called, and the part around the layers returns the given hidden states.
 
     Args:
-        speaker: the module whose forward calls the core and then the head.
-        core: its part that computes hidden states; its forward is replaced.
+        speaker: the module whose forward calls one of the cores and then the head.
+        cores: its parts that compute hidden states, one in the other; their forward is replaced.
     """
 
-    def __init__(self, speaker: Any, core: Any, changes: Changes) -> None:
+    def __init__(self, speaker: Any, cores: Iterable[Any], changes: Changes) -> None:
         self._speaker = speaker
         self._given_1SH: Tensor | None = None
-        forward = core.forward
+        for core in cores:
+            changes.set(core, "forward", self._answering(core.forward))
 
+    def _answering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def answering(*args: Any, **kwargs: Any) -> Any:
             return forward(*args, **kwargs) if self._given_1SH is None else _Answer(self._given_1SH)
 
-        changes.set(core, "forward", answering)
+        return answering
 
     def __call__(self, hidden_SH: Tensor) -> Tensor:
         """See Head."""

@@ -28,7 +28,7 @@ from beheld.models.hidden import form_of
 from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
-from beheld.models.surgery.parts import speaker_and_core, text_model
+from beheld.models.surgery.parts import speaker_and_cores, text_model
 from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
@@ -67,14 +67,14 @@ class HFAdapter:
         if columns is not None:
             self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
-        speaker, core = speaker_and_core(model)
-        self._hidden = form_of(family, model, core, info.hidden_size, self._columns, self._cross)
+        speaker, cores = speaker_and_cores(model)
+        self._hidden = form_of(family, model, cores[0], info.hidden_size, self._columns, self._cross)
         self._head: Head = model.get_output_embeddings()
         if not family.plain_head:
             self._head = surgery.apply(
                 "given states",
-                "the forward of the model's core, which answers the head with given hidden states",
-                lambda model, changes: ModelHead(speaker, core, changes),
+                "the forward of the parts around the layers, which answer the head with given hidden states",
+                lambda model, changes: ModelHead(speaker, cores, changes),
             )
         self._own_features = {"audio": family.audio_features, "image": family.image_features}
         self._platform = platform_of(self.device)

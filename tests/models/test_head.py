@@ -13,7 +13,7 @@ from beheld import LLM, SamplingParams
 from beheld.core.errors import ModelError
 from beheld.models.head import ModelHead
 from beheld.models.surgery.operation import Changes
-from beheld.models.surgery.parts import speaker_and_core
+from beheld.models.surgery.parts import speaker_and_cores
 from tests import tiny
 from tests.oracle import reference
 
@@ -54,7 +54,7 @@ class Speaker(nn.Module):
 @torch.inference_mode()
 def test_the_model_computes_logits_of_given_states_without_its_layers() -> None:
     speaker, changes = Speaker(), Changes()
-    head = ModelHead(speaker, speaker.model, changes)
+    head = ModelHead(speaker, [speaker.model], changes)
     x_TH = torch.randn(5, 4)
     hidden_TH = speaker.model(inputs_embeds=x_TH[None]).last_hidden_state[0]
     assert speaker.model.calls == 1
@@ -70,7 +70,7 @@ def test_the_model_computes_logits_of_given_states_without_its_layers() -> None:
 @torch.inference_mode()
 def test_after_a_head_that_failed_the_layers_compute_again() -> None:
     speaker = Speaker()
-    head = ModelHead(speaker, speaker.model, Changes())
+    head = ModelHead(speaker, [speaker.model], Changes())
     x_TH = torch.randn(5, 4)
     before = speaker.model(inputs_embeds=x_TH).last_hidden_state
     speaker.fails = True
@@ -81,15 +81,20 @@ def test_after_a_head_that_failed_the_layers_compute_again() -> None:
 
 def test_the_core_is_the_part_with_the_layers_and_without_the_head() -> None:
     speaker = Speaker()
-    assert speaker_and_core(speaker) == (speaker, speaker.model)
+    assert speaker_and_cores(speaker) == (speaker, (speaker.model,))
     outer = nn.Module()
     outer.tower, outer.language_model = nn.Linear(2, 2), speaker
     outer.get_decoder = lambda: speaker.model  # type: ignore[assignment]
     outer.get_output_embeddings = speaker.get_output_embeddings  # type: ignore[assignment]
-    assert speaker_and_core(outer) == (speaker, speaker.model)
+    assert speaker_and_cores(outer) == (speaker, (speaker.model,))
+    wrapped = nn.Module()
+    wrapped.decoder = speaker.model
+    speaker.get_decoder = lambda: wrapped.decoder  # type: ignore[assignment]
+    speaker.model = wrapped  # type: ignore[assignment]
+    assert speaker_and_cores(speaker) == (speaker, (wrapped, wrapped.decoder))
     speaker.get_output_embeddings = lambda: None  # type: ignore[assignment, method-assign, return-value]
     with pytest.raises(ModelError, match="no head"):
-        speaker_and_core(speaker)
+        speaker_and_cores(speaker)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral"])

@@ -19,12 +19,14 @@ def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
     return [stack for stack in stacks if len(stack) >= _STACK and len({type(layer) for layer in stack}) == 1]
 
 
-def speaker_and_core(model: Any) -> tuple[Any, Any]:
-    """Return the module whose forward ends with the head, and its part that computes hidden states.
+def speaker_and_cores(model: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the module whose forward ends with the head, and its parts that compute hidden states, one in the other.
 
-        LlavaForConditionalGeneration     lm_head, model: LlavaModel           -> itself, LlavaModel
-        Llama4ForConditionalGeneration    language_model: Llama4ForCausalLM
-            Llama4ForCausalLM             lm_head, model: Llama4TextModel      -> Llama4ForCausalLM, Llama4TextModel
+    The first part is the speaker's own, the last one has the layers; which of them its forward calls is its affair.
+
+        LlavaForConditionalGeneration     lm_head, model: LlavaModel, in it LlamaModel
+        Blip2ForConditionalGeneration     language_model: OPTForCausalLM
+            OPTForCausalLM (the speaker)  lm_head, model: OPTModel, in it OPTDecoder, which its forward calls
 
     Raises:
         ModelError: the model has no head after its layers.
@@ -36,7 +38,8 @@ def speaker_and_core(model: Any) -> tuple[Any, Any]:
         if core is None or head is None:
             raise ModelError(f"{type(model).__name__} has no head after its layers.")
         if not _holds(core, head):
-            return speaker, core
+            # A module is listed before its parts.
+            return speaker, tuple(part for part in core.modules() if _holds(part, text))
         speaker = core
 
 
