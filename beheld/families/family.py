@@ -88,7 +88,7 @@ class Definition:
     Attributes:
         config: a PreTrainedConfig.
         model: a PreTrainedModel with GenerationMixin that supports transformers' interfaces: AttentionInterface,
-            get_image_features (and so on), logits_to_keep. `beheld verify` compares with its generate().
+            get_image_features (and so on), get_output_embeddings. `beheld verify` compares with its generate().
     """
 
     config: str
