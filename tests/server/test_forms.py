@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.params import SamplingParams
 from beheld.server.app import Service
-from beheld.server.chat import Head, chunks
+from beheld.server.chat import ChunkHead, chunks
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
@@ -442,7 +442,7 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
 
     def ask(**options: Any) -> None:
         body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": TOOLS, **options})
-        head = Head("x", 0, "m", lambda output, count: None)
+        head = ChunkHead("x", 0, "m", lambda output, count: None)
         chunks(Model(), body, ServerOptions(), head, None, ToolForm("mistral", special=special))  # type: ignore[arg-type]
 
     ask()
