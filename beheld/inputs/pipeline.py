@@ -1,4 +1,4 @@
-"""The input pipeline: what a user asks for becomes a request that the engine takes."""
+"""The input pipeline: turns a user's order into a request for the engine."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ __all__ = ["Chat", "InputPipeline", "PromptType", "RequestOrder"]
 
 
 class InputPipeline:
-    """Everything between what the user says and what the engine takes. Safe to use from several threads.
+    """Turns user orders into engine requests. Safe to use from several threads.
 
     The tokenizer is loaded at once, the processor with the first item.
 
     Args:
-        info: what the checkpoint says.
-        config: what was decided.
-        args: what the user said.
-        workers: that were warmed before; None makes and warms them. Their sandbox serves templates and grammars, too.
-        processor: transformers', if it was loaded before.
+        info: the checkpoint's properties.
+        config: the engine's configuration.
+        args: the user's options.
+        workers: workers that were started before; None starts them. Their sandbox also runs templates and grammars.
+        processor: transformers' processor, if already loaded.
 
     Attributes:
-        reader: of prompts and conversations.
+        reader: reads prompts and conversations.
         workers: decode and process media.
         cache: processed media.
         compiler: of grammars, for this tokenizer.
@@ -90,16 +90,16 @@ class InputPipeline:
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
         self.compiler = self._sampling.compiler
         if workers is None:
-            # Processes begin after all that may be refused.
+            # Processes start after everything that may raise.
             self.workers.warm()
 
-    # ------------------------------------------------------------------ the way of a request
+    # ------------------------------------------------------------------ the steps of a request
 
     def prepare(self, order: RequestOrder) -> Request:
-        """The request that is asked for, all of it made in the calling thread.
+        """Make the whole request in the calling thread.
 
         Raises:
-            UserError: the prompt, an item or a parameter is at fault.
+            UserError: the prompt, an item or a parameter is wrong.
         """
         with in_turn():
             read = self.read(order)
@@ -108,10 +108,10 @@ class InputPipeline:
             return self.seal(made)
 
     def read(self, order: RequestOrder) -> ReadRequest:
-        """Check what is asked for, render a conversation, tokenize.
+        """Check the order, render a conversation, and tokenize.
 
         Raises:
-            UserError: the prompt, a message, the template or a parameter is at fault.
+            UserError: the prompt, a message, the template or a parameter is wrong.
         """
         self._checks.order(order.lora, order.priority)
         if isinstance(order.prompt, Chat):
@@ -122,9 +122,9 @@ class InputPipeline:
 
     @asynccontextmanager
     async def fetched(self, read: ReadRequest) -> AsyncGenerator[ReadRequest, None]:
-        """The same, with what lies on other machines fetched; the bytes have room within the block.
+        """Yield the same draft with remote media fetched; their bytes are reserved within the block.
 
-        Without it `make_items` fetches them, and holds a thread meanwhile.
+        Without this step, `make_items` fetches them and holds a thread meanwhile.
 
         Raises:
             FetchError, LimitError: an item cannot be fetched, or is too large.
@@ -137,7 +137,7 @@ class InputPipeline:
         """Fetch, decode, digest, look up and process the media.
 
         Raises:
-            UserError: an item is at fault.
+            UserError: an item is wrong.
         """
         prompt = read.prompt
         media = prompt.parsed.media
@@ -154,14 +154,14 @@ class InputPipeline:
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 
     def seal(self, made: RequestWithItems) -> Request:
-        """Put the items into the prompt, check its length, and resolve the sampling parameters.
+        """Insert the items into the prompt, check its length, and resolve the sampling parameters.
 
         Raises:
-            UserError: it is too long, or a parameter is at fault.
+            UserError: it is too long, or a parameter is wrong.
         """
         order, prompt = made.read.order, made.read.prompt
         if not made.items and not self._info.is_encoder_decoder:
-            # Before anything is made of what is too long.
+            # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.placeholder_ids)
         if self._info.is_encoder_decoder:
@@ -180,41 +180,41 @@ class InputPipeline:
             prompt=prompt.parsed.text,
         )
 
-    # ------------------------------------------------------------------ parts of it
+    # ------------------------------------------------------------------ parts
 
     def default_params(self) -> SamplingParams:
-        """The parameters that the checkpoint's generation_config.json recommends."""
+        """Return the parameters that the checkpoint's generation_config.json recommends."""
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)
 
     def receipts(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
-        """What the model would see of these media, and the tokens each would take, in one prompt with all of them.
+        """Return what the model would see of these media, and the tokens each would take, all in one prompt.
 
         Raises:
-            UserError: an item is at fault.
+            UserError: an item is wrong.
         """
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
 
-    # ------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------ resources
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer, for reading; None with skip_tokenizer_init."""
+        """Return transformers' tokenizer for reading; None with skip_tokenizer_init."""
         return self._tokenizer.inner
 
     def share_tokenizer(self) -> Any:
-        """The same for callers that may call it, too."""
+        """Return the tokenizer for callers that may also call it."""
         return self._tokenizer.share()
 
     @property
     def chat_template(self) -> str | None:
-        """The template of conversations that bring tools; None if there is none."""
+        """Return the template for conversations with tools; None if there is none."""
         try:
             return self.reader.template(({},))
         except TemplateError:
             return None
 
     def close(self) -> None:
-        """End threads and workers."""
+        """Stop threads and workers."""
         self._maker.close()
         self._sandbox.close()

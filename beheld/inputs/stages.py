@@ -1,4 +1,4 @@
-"""A request on its way through the pipeline: what is asked for, then read, then with its items."""
+"""A request's stages in the pipeline: the order, the parsed draft, the draft with items."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Chat:
 
     Attributes:
         messages: the conversation; content may hold media.
-        chat_template: its text or its file; None for the engine's, or the checkpoint's.
+        chat_template: a template's text or file; None for the engine's or the checkpoint's.
         content_format: "auto", "openai" or "string"; None for the engine's.
-        add_generation_prompt: whether the template begins the answer.
-        continue_final_message: whether the answer goes on with the last message.
-        tools: that the model may call, as the template shows them.
+        add_generation_prompt: whether the template starts the answer.
+        continue_final_message: whether the answer continues the last message.
+        tools: the tools that the model may call, as the template shows them.
         template_kwargs: further variables of the template.
         mm_processor_kwargs: options of the processor, for this request.
         cache_salt: separates prefix caches.
@@ -48,13 +48,13 @@ class Chat:
 
 @dataclass(frozen=True, eq=False)
 class RequestOrder:
-    """What a user asks for. Other fields are those of Request.
+    """A user's order. Other fields are those of Request.
 
     Attributes:
         prompt: a prompt in one of its forms, or a conversation.
-        params: as the user gave them.
-        seed: used if the parameters name none.
-        cancel: ends what is being made for it, as far as that can be ended.
+        params: the user's parameters.
+        seed: used if the parameters set none.
+        cancel: stops the request's preparation where possible.
     """
 
     prompt: PromptType | Chat
@@ -73,9 +73,9 @@ class PromptText:
 
     Attributes:
         text: with one placeholder per item.
-        stand_ins: for special tokens that strangers spelled; None where the text is trusted.
-        ends: whether the tokenizer puts its own tokens around it.
-        most: ids that are of use; None for all.
+        stand_ins: for special tokens that users spelled; None for trusted text.
+        ends: whether to add the tokenizer's special tokens around it.
+        most: the number of ids needed; None for all.
     """
 
     text: str
@@ -86,12 +86,12 @@ class PromptText:
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt that was read, checked, rendered and tokenized.
+    """A parsed, checked, rendered and tokenized prompt.
 
     Attributes:
         ids: its token ids, with one placeholder per item.
         parsed: its text, media, options and salt.
-        text: what the ids are of; None if ids were given, or the family wrote them.
+        text: the text of the ids; None if ids were given, or the family wrote them.
         thoughts: may stand before what follows a grammar.
     """
 
@@ -113,7 +113,7 @@ class ReadRequest:
 class RequestWithItems:
     """A request with its items by modality, and their receipts in the order of the prompt.
 
-    `ids` are those of its prompt, with the items' own text around their placeholders.
+    `ids` are the prompt's, with the items' texts around their placeholders.
     """
 
     read: ReadRequest

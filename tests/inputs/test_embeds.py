@@ -159,7 +159,7 @@ REFUSED = {
     **{(family, kind): "more of" for family in ("qwen3_vl", "qwen3_vl_moe") for kind in ("image", "video")},
     ("qwen3_omni_moe", "image"): "more of image",
     **{(family, kind): "itself" for family in tiny.THINKERS for kind in ("video", "audio")},
-    **{(family, "image"): "its layers attend to media" for family in ("florence2", "mllama")},
+    **{(family, "image"): "its layers cross-attend to media" for family in ("florence2", "mllama")},
     # Found first: their embeddings are not those of the grid.
     ("hunyuan_vl", "image"): "asks for 6 embeddings",
     ("ernie4_5_vl_moe", "video"): "asks for 24 embeddings",

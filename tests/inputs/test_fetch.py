@@ -435,9 +435,9 @@ def test_data_urls() -> None:
     [
         ("", "The URL is empty"),
         (" \n", "The URL is empty"),
-        ("javascript:alert(1)", "This is no URL"),
-        (" data:image/png;base64,AAAA", "This is no URL"),
-        ("http:\\\\example.org", "This is no URL"),
+        ("javascript:alert(1)", "This is not a URL"),
+        (" data:image/png;base64,AAAA", "This is not a URL"),
+        ("http:\\\\example.org", "This is not a URL"),
         ("/etc/passwd", "Local files may not be read"),
         ("../passwd", "Local files may not be read"),
         ("file:///etc/passwd", "Local files may not be read"),

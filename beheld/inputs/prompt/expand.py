@@ -1,4 +1,4 @@
-"""Placeholders become the ids of their items, and spans say where those stand."""
+"""Expands placeholders to their items' ids, and records the spans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from beheld.core.media import MediaItem, MediaSpan
 
 
 def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
-    """Modality -> how many placeholders the ids hold; modalities without any are left out."""
+    """Count the placeholders in the ids, by modality; modalities without any are left out."""
     counts = {modality: token_ids.count(token) for modality, token in placeholder_ids.items()}
     return {modality: count for modality, count in counts.items() if count}
 
@@ -18,13 +18,13 @@ def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, i
 def check_counts(
     found: Mapping[str, int], given: Mapping[str, int], placeholder: Callable[[str], str], example: Callable[[str], str]
 ) -> None:
-    """Each item needs exactly one placeholder.
+    """Check that each item has exactly one placeholder.
 
     Args:
         found: modality -> placeholders in the prompt.
         given: modality -> items.
         placeholder: modality -> the placeholder's text.
-        example: modality -> how an item is written in a prompt.
+        example: modality -> an item's text in a prompt.
 
     Raises:
         MarkerError: the numbers differ; the message says both, and what to write.
@@ -45,12 +45,12 @@ def check_counts(
 
 
 def has_edges(items: Mapping[str, Sequence[MediaItem]]) -> bool:
-    """True if some item comes with ordinary text around it."""
+    """Return whether an item comes with ordinary text around it."""
     return any(item.lead or item.tail for own in items.values() for item in own)
 
 
 def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], placeholder: Callable[[str], str]) -> str:
-    """The prompt's text with every item's own text around its placeholder, to be encoded as one.
+    """Return the prompt's text with every item's text around its placeholder, to be encoded as one.
 
     Args:
         text: one placeholder per item.
@@ -72,7 +72,7 @@ def edged_ids(
     marks: Mapping[str, int],
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
-    """As `edged_text` for a prompt that was given as ids: there is no text to encode the items' own with."""
+    """Insert items' texts into a prompt of ids, which has no text to encode them with."""
     waiting = {marks[modality]: iter(own) for modality, own in items.items()}
     out: list[int] = []
     for token in token_ids:
@@ -95,7 +95,7 @@ def expand(
         placeholder_ids: modality -> the placeholder's id (not always that of its embeddings).
 
     Returns:
-        The ids, and the spans in order of place.
+        The ids, and the spans in prompt order.
     """
     if not items:
         return tuple(token_ids), ()

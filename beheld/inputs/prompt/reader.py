@@ -1,4 +1,4 @@
-"""Prompts and conversations become token ids, with one placeholder for each item."""
+"""Reads prompts and conversations as token ids, with one placeholder per item."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
 from beheld.structured.thoughts import after
 from beheld.utils.cancellation import CancelToken
 
-# Of a text that is read from its end, the first ids may be others than within the whole.
+# If a text is read from its end, its first ids may differ from those of the whole text.
 _SPARE_IDS = 16
-# Conversations of fewer letters are rendered, and texts of fewer read as a whole, before their length is checked.
+# Shorter conversations are rendered, and shorter texts read whole, before their length is checked.
 _MANY_LETTERS = 1 << 20
 
 
@@ -33,12 +33,12 @@ class PromptReader:
 
     Args:
         info: the model.
-        config: what was decided.
-        args: what the user said of templates.
-        family: of the model.
-        tokenizer: of the model.
-        templates: of the model.
-        checks: bounds on requests.
+        config: the engine's configuration.
+        args: the user's template options.
+        family: the model's.
+        tokenizer: the model's.
+        templates: the model's.
+        checks: limits on requests.
         merge_size: patches per embedding along each side, for embeddings with a grid.
     """
 
@@ -62,11 +62,11 @@ class PromptReader:
         self._merge_size = merge_size
         self._limits = MediaLimits.of(args.media_limits)
         self._content_format = args.chat_template_content_format
-        # Read once: what becomes of the file later concerns no request.
+        # Read once: later changes of the file affect no request.
         self._template = text_of(args.chat_template) if args.chat_template else None
 
     def template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """The template of conversations that bring none.
+        """Return the template for conversations without their own.
 
         Raises:
             TemplateError: there is none.
@@ -74,10 +74,10 @@ class PromptReader:
         return self._templates.resolve(self._template, tools)
 
     def text_ids(self, text: str) -> list[int]:
-        """The ids of a text by itself.
+        """Return the ids of a text alone.
 
         Raises:
-            PromptError: it is longer than a prompt may be, or there is no tokenizer.
+            PromptError: it is longer than the limit, or there is no tokenizer.
         """
         most = self._config.max_model_len
         self._tokenizer.check_size(text, most)
@@ -86,10 +86,10 @@ class PromptReader:
     # ------------------------------------------------------------------ prompts
 
     def read_prompt(self, prompt: PromptType, params: SamplingParams) -> ReadPrompt:
-        """A prompt, read and checked. Its text is trusted: placeholders in it are placeholders.
+        """Read and check a prompt. Its text is trusted: placeholder spellings are placeholders.
 
         Raises:
-            UserError: the prompt or a parameter is at fault.
+            UserError: the prompt or a parameter is wrong.
         """
         parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size)
         self._checks.modalities(parsed.media)
@@ -107,7 +107,7 @@ class PromptReader:
                 if isinstance(rewritten, str):
                     written, ends = rewritten, self._family.rewritten_ends == "added"
                 else:
-                    # Items of these families have no text of their own around them.
+                    # Items of these families have no text around them.
                     plain = partial(self._tokenizer.encode, add_special_tokens=False, most=most)
                     ids = self._tokenizer.encode_pieces(rewritten, plain)
                     return self._checked(ids, parsed, None, params, counts)
@@ -116,7 +116,7 @@ class PromptReader:
         return self._checked(ids, parsed, text, params, counts)
 
     def _bounded_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
-        """A prompt; one of token ids is cut or refused before each of them is looked at.
+        """Return a prompt; one of token ids is cut or refused before each id is checked.
 
         Raises:
             PromptTooLongError: there are too many.
@@ -132,7 +132,7 @@ class PromptReader:
         return ids[-keep:] if keep is not None else prompt
 
     def _ids_of(self, text: PromptText, params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
-        """The ids of a text; of a long one whose last tokens are wanted, no more is read than holds them.
+        """Return a text's ids; if only its last tokens are needed, read no more of a long text than that.
 
         Raises:
             PromptTooLongError: it is too long, and can only be read as a whole.
@@ -164,7 +164,7 @@ class PromptReader:
         return ReadPrompt(ids, parsed, text)
 
     def with_edges(self, prompt: ReadPrompt, items: ItemsByModality) -> Sequence[int]:
-        """The prompt's ids with the items' own text around their placeholders."""
+        """Return the prompt's ids with the items' texts around their placeholders."""
         if not expand.has_edges(items):
             return prompt.ids
         if prompt.text is not None:
@@ -175,16 +175,16 @@ class PromptReader:
     # ------------------------------------------------------------------ conversations
 
     def read_chat(self, asked: Chat, params: SamplingParams, cancel: CancelToken) -> ReadPrompt:
-        """A conversation, read, checked and rendered. Text in it is text, whatever it spells: see special_tokens.py.
+        """Read, check and render a conversation. Its text is only text, whatever it spells: see special_tokens.py.
 
-        A grammar begins after the `thoughts` that the model marks so, where the conversation has not ended them.
+        A grammar begins after the model's reasoning, unless the conversation has ended it.
 
         Raises:
-            UserError: a message, the template or a parameter is at fault.
+            UserError: a message, the template or a parameter is wrong.
             Cancelled: the request was cancelled.
         """
         self._check_continuing(asked)
-        # Templates leave some of what is said out, but never most of it.
+        # Templates leave out some of the messages' text, but never most of it.
         letters = chat.num_letters(asked.messages)
         if letters > _MANY_LETTERS:
             self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
@@ -223,21 +223,21 @@ class PromptReader:
             return
         if asked.add_generation_prompt:
             raise PromptError(
-                "continue_final_message and add_generation_prompt exclude each other.",
+                "continue_final_message and add_generation_prompt cannot be combined.",
                 "Set add_generation_prompt to false to continue the last message.",
                 param="continue_final_message",
             )
         if self._family.closes:
             raise PromptError(
                 f"{self._info.architecture} cannot continue a message: {self._family.closes}.",
-                "Leave continue_final_message out, and ask for the rest in words.",
+                "Leave out continue_final_message, and ask for the rest in words.",
                 param="continue_final_message",
             )
 
     def _tokenized(
         self, rendered: str, talk: chat.ParsedChat, most: int | None
     ) -> tuple[PromptText | None, Sequence[int]]:
-        """The text that is to be encoded; or None, and the ids, where the family writes them."""
+        """Return the text to encode; or None and the ids, if the family writes ids."""
         ends = True
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
@@ -249,8 +249,8 @@ class PromptReader:
                 return None, pieces
             rendered, ends = rewritten, self._family.rewritten_ends == "added"
         rendered = self._family.begun(rendered, self._tokenizer.inner)
-        # A processor adds the tokenizer's own ends unless the template wrote the first of them; a bare tokenizer never
-        # does.
+        # A processor adds the tokenizer's special tokens unless the template wrote the first of them; a bare tokenizer
+        # never does.
         bos = getattr(self._tokenizer.inner, "bos_token", None)
         ends = ends and bool(self._info.modalities) and not (bos and rendered.startswith(bos))
         return PromptText(rendered, talk.stand_ins, ends, most), ()
@@ -258,7 +258,7 @@ class PromptReader:
     # ------------------------------------------------------------------ text to ids
 
     def _encode(self, prompt: PromptText, items: ItemsByModality) -> list[int]:
-        """The ids of a text, with the items' own text around their placeholders."""
+        """Return the ids of a text, with the items' texts around their placeholders."""
         text, ends, most = prompt.text, prompt.ends, prompt.most
         if items:
             text = expand.edged_text(text, items, self._tokenizer.placeholder)
@@ -281,24 +281,24 @@ class PromptReader:
         return [*around[0], *ids, *around[1]]
 
     def _example(self, modality: str) -> str:
-        """How an item is written in a prompt of this family."""
+        """Return an item's text in a prompt of this family."""
         return self._family.placeholders.get(modality) or self._tokenizer.placeholder(modality)
 
     # ------------------------------------------------------------------ checks
 
     def _check_rendered(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
-        """The template must write one placeholder per item, and no other way leads to one."""
+        """Check that the template wrote one placeholder per item, and that no other text became one."""
         found, given = expand.count_placeholders(ids, self._tokenizer.placeholder_ids), count_by_modality(media)
         for modality in set(found) | set(given):
             written, items = found.get(modality, 0), given.get(modality, 0)
             if written != items:
                 raise TemplateError(
                     f"The chat template wrote {written} placeholders for {items} {modality} items.",
-                    or_engine="give a chat_template that writes one per item, or another chat_template_content_format",
+                    or_engine="set a chat_template that writes one per item, or another chat_template_content_format",
                 )
 
     def _most(self, params: SamplingParams) -> int | None:
-        """How many ids of a text are of use; all, where the last of them are wanted."""
+        """Return how many ids of a text are needed; None for all, if the last ones are needed."""
         return self._config.max_model_len if params.truncate_prompt_tokens is None else None
 
     def _check_size(self, text: str, params: SamplingParams) -> None:

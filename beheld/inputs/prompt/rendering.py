@@ -1,4 +1,4 @@
-"""Rendering chat templates: here, or in the sandbox where strangers sent the template."""
+"""Renders chat templates, in this process or, for untrusted templates, in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
 MAX_S = 2.0
-# The stage of errors that say that a template was stopped.
+# The stage of errors about a stopped template.
 LIMIT = "limit"
 MAX_CHARACTERS = 1 << 20
 _MAX_BYTES = 512 << 20
 _MAX_WORKERS = 2
-# What comes of values that a template did not expect.
+# Exceptions from values that a template did not expect.
 _OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, eq=False)
 class Rendering:
-    """A template to render, and what it sees. The answer is the text.
+    """A template to render, and its input. The result is the text.
 
     Attributes:
-        messages: of the conversation.
+        messages: the conversation's.
         template: the template's source.
-        add_generation_prompt, continue_final_message, tools: as transformers' apply_chat_template has them.
-        variables: further names that the template may use.
+        add_generation_prompt, continue_final_message, tools: see transformers' apply_chat_template.
+        variables: further variables of the template.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,7 +43,7 @@ class Rendering:
 
 @dataclass(frozen=True, eq=False)
 class RendererSettings:
-    """Whose tokenizer brings the names of special tokens into a template."""
+    """The model whose tokenizer defines a template's special token variables."""
 
     info: ModelInfo
     args: EngineArgs
@@ -53,10 +53,10 @@ CODEC = Codec((RendererSettings, Rendering, ModelInfo, KVGroup, EngineArgs))
 
 
 def render(tokenizer: Any, task: Rendering) -> str:
-    """The prompt's text, rendered in this process.
+    """Return the prompt's text, rendered in this process.
 
     Raises:
-        TemplateError: the template fails on these messages, or is not a valid one.
+        TemplateError: the template fails on these messages, or is invalid.
     """
     try:
         text = tokenizer.apply_chat_template(
@@ -69,30 +69,30 @@ def render(tokenizer: Any, task: Rendering) -> str:
             **(task.variables or {}),
         )
     except _jinja_error() as error:
-        # The template's own words, which it wrote for those who write the messages.
+        # The template's message is written for the authors of messages.
         raise TemplateError(
             f"The chat template fails on these messages: {first_line(error)}.",
             "Change the messages.",
-            or_engine="give another chat_template",
+            or_engine="set another chat_template",
         ) from error
     except _OF_VALUES as error:
         raise TemplateError(
             "The chat template fails on these messages.",
             "Change the messages.",
-            or_engine="give another chat_template",
+            or_engine="set another chat_template",
             detail=first_line(error),
         ) from error
     return str(text)
 
 
 def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
-    """The function that renders.
+    """Return the function that renders.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
     """
     tokenizer = load_tokenizer(settings.info, settings.args)
-    # What rendering needs is loaded now, for all workers.
+    # Rendering's dependencies are loaded now, for all workers.
     render(tokenizer, Rendering([{"role": "user", "content": ""}], "{{ messages }}", add_generation_prompt=False))
 
     def within_limits(task: Rendering) -> str:
@@ -105,7 +105,7 @@ def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
 
 
 def render_type(info: ModelInfo, args: EngineArgs) -> TaskType[Rendering, str]:
-    """Rendering in the sandbox: in time, within memory, and not without end."""
+    """Return the sandbox's rendering task, limited in time, memory and output."""
     return TaskType(
         load=load_renderer,
         settings=lambda: RendererSettings(info, args),

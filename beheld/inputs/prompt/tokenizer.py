@@ -1,4 +1,4 @@
-"""Text to token ids: prompts as the tokenizer reads them, and untrusted text as nothing but text."""
+"""Tokenizes text: prompts as the tokenizer reads them, and untrusted text as plain text only."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
 from beheld.utils.gil import out_of_turn
 
-# Letters. Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their
-# length.
+# In characters. Shorter texts are always tokenized, which is quick, so that the error can name their length.
 SHORT_TEXT = 1 << 16
-# Fewer take less time than a thread waits for its turn of the interpreter, and are tokenized without giving it away.
+# Shorter texts take less time than reacquiring the GIL, and are tokenized without releasing it.
 _BRIEF_TEXT = 500
 
 
-# What transformers goes through from a text to ids.
+# The steps of transformers' tokenizers from a text to ids.
 _CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding")
 
 
 class PromptTokenizer:
-    """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made under
-    one lock. Where a call would mean what the tokenizer's backend gives, that is asked instead, by any number of
-    threads; for long texts, and once the user has the tokenizer too, a copy of it.
+    """The checkpoint's tokenizer, safe to use from several threads.
+
+    Calls of transformers' fast tokenizers change their state, so they run under one lock. Where a call equals its
+    backend's result, any number of threads call the backend instead; for long texts, and once the tokenizer was handed
+    out to the user, they call a copy of the backend.
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine runs without one.
-        placeholder_ids: modality -> the id that marks an embedding's place.
-        places: modality -> the token that an item replaces in a prompt, where it is another one.
-        pieces: ordinary pieces of the vocabulary that users' text may not become.
+        placeholder_ids: modality -> the placeholder id of an embedding.
+        places: modality -> the token that an item replaces in a prompt, if it is another one.
+        pieces: ordinary vocabulary pieces that users' text must not become.
     """
 
     def __init__(
@@ -71,33 +72,35 @@ class PromptTokenizer:
 
     @property
     def placeholder_ids(self) -> Mapping[str, int]:
-        """Modality -> the id that an item replaces in a prompt."""
+        """Return the id that an item replaces in a prompt, by modality."""
         return self._placeholder_ids
 
     def _require(self) -> Any:
         if self.inner is None:
             raise PromptError(
-                "Text cannot be read: the engine runs without a tokenizer (skip_tokenizer_init).",
-                "Give the prompt as token ids.",
+                "Text prompts are not available: the engine runs without a tokenizer (skip_tokenizer_init).",
+                "Send the prompt as token ids.",
                 or_engine="start without skip_tokenizer_init",
             )
         return self.inner
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Token ids of trusted text: what spells a special token is that token.
+        """Return token ids of trusted text, where the spelling of a special token is that token.
 
         Args:
-            text: any.
-            add_special_tokens: whether the tokenizer puts its own around it.
-            most: ids that are of use; a long text is not read any further. None for all.
+            text: any text.
+            add_special_tokens: whether to add the tokenizer's special tokens around it.
+            most: the number of ids needed; a long text is read no further. None for all.
 
         Raises:
-            PromptError: there is no tokenizer, or the text holds half a surrogate pair, which is no character.
+            PromptError: there is no tokenizer, or the text contains a lone surrogate.
             PromptTooLongError: the text is long and has more than `most`.
         """
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
+            raise PromptError(
+                "The text contains a lone surrogate, which is not a character.", "Decode it as UTF-8 again."
+            )
         usual = _usual(tokenizer)
         if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
@@ -109,25 +112,28 @@ class PromptTokenizer:
             return ids
 
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
-        """The same by the tokenizer's backend."""
+        """Return token ids from the tokenizer's backend."""
         if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
             return [*before, *self._long().encode(text, most), *after]
         backend = self.inner.backend_tokenizer
         if not self._shared and _unset(backend):
             found = _encoded(backend, text, add_special_tokens)
-            # Else it was given away in between, and its new owner may have called it.
+            # Otherwise it was handed out meanwhile, and its user may have called it.
             if not self._shared:
                 return found
         return _encoded(self._own(backend), text, add_special_tokens)
 
     def share(self) -> Any:
-        """The tokenizer itself, for callers that may use it from now on in other threads and in other ways."""
+        """Return the tokenizer itself, for callers that may then use it in other threads and ways."""
         self._shared = True
         return self.inner
 
     def _own(self, backend: Any) -> Any:
-        """A copy of the backend that no caller's settings cut, pad or split; made anew once tokens were added."""
+        """Return a copy of the backend without callers' truncation, padding or splitting.
+
+        It is renewed when tokens are added.
+        """
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:
@@ -142,9 +148,9 @@ class PromptTokenizer:
             return self._chunked
 
     def tail(self, text: str, size: int) -> str | None:
-        """The last letters of a text, at least `size`, whose ids are the last of the text's ids.
+        """Return the last characters of a text, at least `size`, whose ids are the last ids of the text.
 
-        Their first few ids may differ if they are read by themselves. None if the text is shorter, or cannot be cut.
+        Read alone, their first few ids may differ. None if the text is shorter or cannot be cut.
         """
         if size >= len(text) or self.inner is None or not _usual(self.inner):
             return None
@@ -152,19 +158,20 @@ class PromptTokenizer:
         return None if place is None else text[place:]
 
     def check_size(self, text: str, max_tokens: int) -> None:
-        """Refuse a text that no tokenization brings below `max_tokens`, without tokenizing it: that takes about a
-        second per MiB.
+        """Refuse a text that no tokenization brings below `max_tokens`.
+
+        It is not tokenized, which takes about a second per MiB.
 
         Raises:
-            PromptTooLongError: it has more characters than so many of the longest tokens.
+            PromptTooLongError: it has more characters than `max_tokens` of the longest tokens.
         """
         self.check_letters(len(text), max_tokens)
 
     def check_letters(self, count: int, max_tokens: int) -> None:
-        """As `check_size`, of so many letters.
+        """Refuse `count` characters that no tokenization brings below `max_tokens`; see `check_size`.
 
         Raises:
-            PromptTooLongError: see there.
+            PromptTooLongError: see `check_size`.
         """
         if count <= SHORT_TEXT or self.inner is None:
             return
@@ -173,7 +180,7 @@ class PromptTokenizer:
                 self._longest = max(map(len, self.inner.get_vocab()), default=1)
         if count > max_tokens * self._longest:
             raise PromptTooLongError(
-                f"The prompt has {count} characters, which no {max_tokens} tokens can spell.",
+                f"The prompt has {count} characters, more than {max_tokens} tokens can spell.",
                 "Shorten it.",
                 or_engine="raise max_model_len",
             )
@@ -181,11 +188,11 @@ class PromptTokenizer:
     def encode_pieces(
         self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
     ) -> list[int]:
-        """Token ids of a text in pieces, each of them encoded as if it stood alone, and of placeholders.
+        """Return token ids of text segments, each encoded separately, and of placeholders.
 
         Args:
-            pieces: stretches of text, and places of items.
-            encode: a stretch -> its ids; None for text that is trusted.
+            pieces: segments of text, and places of items.
+            encode: a segment -> its ids; None for trusted text.
         """
         encode = encode or partial(self.encode, add_special_tokens=False)
         ids: list[int] = []
@@ -197,14 +204,14 @@ class PromptTokenizer:
         return ids
 
     def replacement(self, text: str) -> tuple[int, ...]:
-        """Token ids of the text that replaces a placeholder, as they are inside a prompt."""
+        """Return token ids of the text that replaces a placeholder, as inside a prompt."""
         token = self._repeated(text)
         if token is not None:
             return (self._runs[token],) * (len(text) // len(token))
         return tuple(self.encode(text, add_special_tokens=False))
 
     def edges(self, text: str) -> tuple[str, str, str]:
-        """The text of an item as ordinary text, control tokens with all that is between them, ordinary text."""
+        """Split an item's text: ordinary text, control tokens with everything between them, ordinary text."""
         if self._repeated(text) is not None:
             return "", text, ""
         control = self.control()
@@ -215,7 +222,7 @@ class PromptTokenizer:
         return text[: first.start()], text[first.start() : stop], text[stop:]
 
     def _repeated(self, text: str) -> str | None:
-        """The placeholder that `text` repeats and nothing else, which is by far the usual case."""
+        """Return the placeholder that makes up all of `text`, repeated, which is the usual case."""
         if not self._runs:
             self._runs = dict(self._texts(self._embeds).values())
         for token in self._runs:
@@ -224,7 +231,7 @@ class PromptTokenizer:
         return None
 
     def _texts(self, ids: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-        """Modality -> (text, id) of those that are added tokens; others are left out."""
+        """Return (text, id) by modality, of placeholders that are added tokens."""
         tokenizer = self._require()
         known = tokenizer.get_added_vocab()
         texts: dict[str, tuple[str, int]] = {}
@@ -235,7 +242,7 @@ class PromptTokenizer:
         return texts
 
     def placeholder(self, modality: str) -> str:
-        """The placeholder's text, for messages to the user."""
+        """Return the placeholder's text, for messages."""
         token = self._placeholder_ids.get(modality)
         if self.inner is None or token is None:
             return f"token {token}"
@@ -244,7 +251,7 @@ class PromptTokenizer:
     # ------------------------------------------------------------------ untrusted text
 
     def control(self) -> ControlTokens:
-        """The spellings that user text may not use as tokens."""
+        """Return the spellings that user text may not use as tokens."""
         with self._lock:
             if self._control is None:
                 self._control = ControlTokens.of(
@@ -253,7 +260,7 @@ class PromptTokenizer:
             return self._control
 
     def plain(self) -> PlainEncoder:
-        """The encoder that knows no control tokens."""
+        """Return the encoder that knows no control tokens."""
         control = self.control()
         with self._lock:
             if self._plain is None:
@@ -261,7 +268,7 @@ class PromptTokenizer:
             return self._plain
 
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the tokenizer puts before and after a text of its own accord."""
+        """Return the ids that the tokenizer adds before and after a text."""
         if self._ends is None:
             bare = self.encode("a", add_special_tokens=False)
             full = self.encode("a", add_special_tokens=True)
@@ -271,7 +278,7 @@ class PromptTokenizer:
 
 
 def _usual(tokenizer: Any) -> bool:
-    """Whether a call of transformers' tokenizer means what its backend gives, and nothing else."""
+    """Return whether a call of transformers' tokenizer equals its backend's result."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.split_special_tokens:
         return False
     from transformers import PreTrainedTokenizerFast
@@ -280,7 +287,7 @@ def _usual(tokenizer: Any) -> bool:
 
 
 def _unset(backend: Any) -> bool:
-    """True if no earlier call of the tokenizer changes the next one."""
+    """Return whether calls of the tokenizer leave its state unchanged."""
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
 
 
@@ -289,13 +296,13 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
     if len(text) < _BRIEF_TEXT:
         found = backend.encode(text, add_special_tokens=add_special_tokens).ids
     else:
-        # Of this library's calls only those for many texts let other threads run meanwhile.
+        # Of this library's calls, only those for batches release the GIL.
         found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     return found
 
 
 def _copy(backend: Any) -> Any:
-    """A tokenizer that shares what never changes: copying a large vocabulary would take half a second."""
+    """Return a tokenizer that shares the unchanging parts: copying a large vocabulary would take half a second."""
     own = type(backend)(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         setattr(own, part, getattr(backend, part))
@@ -313,7 +320,7 @@ def _copy(backend: Any) -> Any:
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
-    """transformers' tokenizer for a checkpoint.
+    """Load transformers' tokenizer for a checkpoint.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -323,7 +330,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     folder = resolve_tokenizer(args, Path(info.path))
     options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
-        # Read by transformers itself, not by mistral-common where that is installed: it takes no placeholders.
+        # Loaded by transformers itself, even if mistral-common is installed, which supports no placeholders.
         options["mistral_format"] = False
     family = registry.inputs(info.family)
     try:
@@ -346,7 +353,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
 
 
 def extended(tokenizer: Any, added: Sequence[str]) -> Any:
-    """The tokenizer with the special tokens `added` after its own, where they are missing."""
+    """Return the tokenizer with the special tokens `added` after its own, where they are missing."""
     missing = [token for token in added if token not in tokenizer.get_added_vocab()]
     if missing:
         from tokenizers import AddedToken
@@ -356,8 +363,8 @@ def extended(tokenizer: Any, added: Sequence[str]) -> Any:
 
 
 def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
-    """Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave."""
-    # Its folder: where the model is a folder, the name of a repository would mean another one.
+    """Return only the options that select tokenizer and processor: others may not be picklable."""
+    # With the folder's path: if the model is a folder, a repository's name would mean another one.
     tokenizer = args.tokenizer if args.skip_tokenizer_init else str(resolve_tokenizer(args, Path(info.path)))
     return EngineArgs(
         model=info.path,
