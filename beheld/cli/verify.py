@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"first_difference": None, "stages": [], "error": str(error)}))
         raise
     if arguments.json:
-        told = None if culprit is None else culprit.name
-        print(json.dumps({"first_difference": told, "stages": [dataclasses.asdict(stage) for stage in stages]}))
+        first = None if culprit is None else culprit.name
+        print(json.dumps({"first_difference": first, "stages": [dataclasses.asdict(stage) for stage in stages]}))
     else:
         for stage in stages:
             print(f"{stage.name:24s} {stage.verdict:13s} {stage.detail}")

@@ -296,7 +296,8 @@ def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
     assert x.is_contiguous()
     size = x.numel() // 2
     y = x.new_empty(size)
-    _gate[(triton.cdiv(size, _GATE_UNITS),)](x, y, size, _GATE_UNITS, tanh, early, num_warps=4, **_options(early))
+    programs = triton.cdiv(size, _GATE_UNITS)
+    _gate[(programs,)](x, y, size, _GATE_UNITS, tanh, early, num_warps=4, enable_fp_fusion=True, **_options(early))
     return y
 
 

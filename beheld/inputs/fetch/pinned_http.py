@@ -238,7 +238,7 @@ async def _body(
             with pace.waiting():
                 await reserve(more)
             room += more
-        pace.came(len(chunk))
+        pace.received(len(chunk))
         parts.append(chunk)
         await meter.piece(len(chunk), len(parts), total)
     return b"".join(parts)

@@ -19,7 +19,7 @@ from beheld.inputs.prompt.template import ChatTemplates, text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
 from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
-from beheld.structured.thoughts import after
+from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
 # If a text is read from its end, its first ids may differ from those of the whole text.
@@ -216,7 +216,9 @@ class PromptReader:
             ids = self._ids_of(text, params, talk.media)
         ids = _truncated(ids, params, talk.media)
         self._check_rendered(ids, talk.media)
-        return ReadPrompt(ids, parsed, text, None if asked.thoughts is None else after(asked.thoughts, shown))
+        return ReadPrompt(
+            ids, parsed, text, None if asked.reasoning is None else reasoning_after(asked.reasoning, shown)
+        )
 
     def _check_continuing(self, asked: Chat) -> None:
         if not asked.continue_final_message:
