@@ -287,7 +287,7 @@ def test_arguments_within_the_bounds_may_be_as_models_write_them() -> None:
 
 
 def test_generation_prompt_and_continuation_exclude_each_other() -> None:
-    with pytest.raises(PromptError, match="exclude each other"):
+    with pytest.raises(PromptError, match="cannot be combined"):
         chat("qwen2", TALK, continue_final_message=True)
 
 

@@ -87,7 +87,7 @@ def test_what_is_no_video_is_refused(tmp_path: Path) -> None:
         assert "Error" not in caught.value.reason
     with pytest.raises(LimitError, match="pixels"):
         video.open_bytes(whole, FrameSampling(), MediaLimits(max_pixels=100))
-    with pytest.raises(LimitError, match="40 frames would be taken"):
+    with pytest.raises(LimitError, match="40 frames of the video would be sampled"):
         video.open_bytes(whole, FrameSampling(None), MediaLimits(max_frames=10))
 
 
