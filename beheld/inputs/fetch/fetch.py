@@ -300,7 +300,7 @@ async def _read_http(
 def times_s(modality: str) -> tuple[float, float]:
     """Return the timeouts in seconds, redirects included: while hardly any data comes, and in total."""
     if modality == "video":
-        said = env.VIDEO_FETCH_TIMEOUT()
-        return (10.0, 30.0) if said is None else (said, said)
+        limit = env.VIDEO_FETCH_TIMEOUT()
+        return (10.0, 30.0) if limit is None else (limit, limit)
     seconds = {"image": env.IMAGE_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT}[modality]()
     return seconds, seconds

@@ -295,7 +295,7 @@ class ItemProcessor:
         mask = tuple(token == placeholder for token in ids)
         count = sum(mask)
         if count == 0:
-            remedy = "It is too short to be heard." if job.modality == "audio" else ""
+            remedy = "Use a longer audio file." if job.modality == "audio" else ""
             raise ProcessError(f"The processor returned no placeholder for the {job.modality}.", remedy)
         cross = self._info.cross
         num_states = 0

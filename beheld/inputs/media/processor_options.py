@@ -157,8 +157,8 @@ def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: A
         merged({name: value})
     except Exception as error:
         # Only the first line names the option.
-        said = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
-        reason = said.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
+        message = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
+        reason = message.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
         raise ParamsError(
             f"The processor of this model does not accept {value!r} as {name}.",
             "See the processor's settings in preprocessor_config.json for a value of the right type.",

@@ -128,11 +128,11 @@ class SourceReader:
 
     def _sampling(self, order: ItemOrder) -> video.FrameSampling:
         chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
-        said = dict(self._io_options.get("video", {}))
-        if "fps" in said or order.options.get("fps") is not None:
+        options = dict(self._io_options.get("video", {}))
+        if "fps" in options or order.options.get("fps") is not None:
             # A rate replaces the default number of frames.
             chosen.clear()
-        chosen |= said
+        chosen |= options
         for name in ("num_frames", "fps"):
             if order.options.get(name) is not None:
                 chosen[name] = order.options[name]
@@ -146,7 +146,7 @@ class SourceReader:
                 f"A {type(given).__name__} cannot be read as an image.",
                 "Give a PIL image, an array, bytes or a path.",
             )
-        if self._misfits(given):
+        if self._bad_size(given):
             # The decoder refuses it with a reason, before its pixels are read.
             return Source("PIL", b"", given)
         with clock.stage("decode"), decode.alone_with(given):
@@ -157,14 +157,14 @@ class SourceReader:
                     "The image is broken.", "Send the complete file.", detail=first_line(error)
                 ) from error
             plain = decode.is_plain_rgb(given)
-            if not plain and not self._misfits(given):
+            if not plain and not self._bad_size(given):
                 return Source("PIL", digest.of_image(given), given)
-        if self._misfits(given):
+        if self._bad_size(given):
             # Some files reveal their size only after loading.
             return Source("PIL", b"", given)
         return plain_rgb(given)
 
-    def _misfits(self, image: Any) -> bool:
+    def _bad_size(self, image: Any) -> bool:
         width, height = image.size
         return bool(width * height > self._rules.limits.max_pixels or min(width, height) < 1)
 
