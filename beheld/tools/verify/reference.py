@@ -21,9 +21,9 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.models.load import converted_weights, model_class_of
-from beheld.verify import decoding, mixed_prompts
-from beheld.verify.reference_processor import Processor
-from beheld.verify.trace import Question, Trace
+from beheld.tools.verify import decoding, mixed_prompts
+from beheld.tools.verify.reference_processor import Processor
+from beheld.tools.verify.trace import Question, Trace
 
 # Processor outputs of images, by the parameter names of the models' methods.
 _IMAGE_OUTPUTS = frozenset({"pixel_values", "image_sizes"})
