@@ -19,6 +19,7 @@ from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
+from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.prompt import encoder_prompt, expand
 from beheld.inputs.prompt.parse import PromptType
@@ -52,7 +53,7 @@ class InputPipeline:
         reader: reads prompts and conversations.
         workers: decode and process media.
         cache: processed media.
-        compiler: of grammars, for this tokenizer.
+        compiler: compiles grammars for this tokenizer.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
@@ -75,7 +76,7 @@ class InputPipeline:
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
         option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
         limits = MediaLimits.of(args.media_limits)
-        rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, limits)
+        self._rules = rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, limits)
         self._checks = RequestChecks(info, config, args, self._family)
         self.workers = workers or MediaWorkers(info, config, args)
         self._sandbox = self.workers.sandbox
@@ -134,7 +135,7 @@ class InputPipeline:
             yield replace(read, prompt=replace(read.prompt, parsed=replace(parsed, media=media)))
 
     def make_items(self, read: ReadRequest) -> RequestWithItems:
-        """Fetch, decode, digest, look up and process the media.
+        """Fetch, decode, hash, look up and process the media.
 
         Raises:
             UserError: an item is wrong.
@@ -194,6 +195,25 @@ class InputPipeline:
         """
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
+
+    def sample_items(self) -> list[MediaItem]:
+        """Make one item of each modality, for the engine's self-test.
+
+        Raises:
+            ModelError: the checkpoint's processor cannot make one.
+        """
+        items = sample_items(
+            self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers
+        )
+        if not items or not self._info.is_encoder_decoder:
+            return items
+        # The encoder reads the prompt with its items.
+        by_modality = {item.modality: [item] for item in items}
+        ids = [self._tokenizer.placeholder_ids[modality] for modality in by_modality]
+        _, spans = encoder_prompt.fold(
+            *expand.expand(ids, by_modality, self._tokenizer.placeholder_ids), self._info, b""
+        )
+        return [span.item for span in spans]
 
     # ------------------------------------------------------------------ resources
 

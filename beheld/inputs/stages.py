@@ -29,7 +29,7 @@ class Chat:
         continue_final_message: whether the answer continues the last message.
         tools: the tools that the model may call, as the template shows them.
         template_kwargs: further variables of the template.
-        mm_processor_kwargs: options of the processor, for this request.
+        mm_processor_kwargs: processor options of this request.
         cache_salt: separates prefix caches.
         reasoning: the reasoning that may precede an answer with a grammar.
     """

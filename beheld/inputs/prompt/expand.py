@@ -21,13 +21,13 @@ def check_counts(
     """Check that each item has exactly one placeholder.
 
     Args:
-        found: modality -> placeholders in the prompt.
-        given: modality -> items.
+        found: modality -> number of placeholders in the prompt.
+        given: modality -> number of items.
         placeholder: modality -> the placeholder's text.
         example: modality -> an item's text in a prompt.
 
     Raises:
-        PlaceholderError: the numbers differ; the message says both, and what to write.
+        PlaceholderError: the numbers differ; the message has both, and what to write.
     """
     for modality in sorted(set(found) | set(given)):
         written, items = found.get(modality, 0), given.get(modality, 0)
@@ -53,7 +53,7 @@ def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], placeholder:
     """Return the prompt's text with every item's text around its placeholder, to be encoded as one.
 
     Args:
-        text: one placeholder per item.
+        text: the prompt, with one placeholder per item.
         items: modality -> its items, in order.
         placeholder: modality -> the placeholder's text.
     """

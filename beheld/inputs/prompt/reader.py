@@ -29,7 +29,7 @@ _MANY_LETTERS = 1 << 20
 
 
 class PromptReader:
-    """Reads the prompts of one engine. Safe to use from several threads.
+    """Reads the prompts of one engine. Thread-safe.
 
     Args:
         info: the model.
@@ -135,7 +135,7 @@ class PromptReader:
         """Return a text's ids; if only its last tokens are needed, read no more of a long text than that.
 
         Raises:
-            PromptTooLongError: it is too long, and can only be read as a whole.
+            PromptTooLongError: it is too long, and can only be tokenized as a whole.
         """
         keep = params.truncate_prompt_tokens
         if keep is None or media or len(text.text) <= SHORT_TEXT:

@@ -70,7 +70,7 @@ class ChatTemplates:
         if own:
             return own
         if self._fallback:
-            once(logger, logging.INFO, "The checkpoint brings no chat template; using the one of its family.")
+            once(logger, logging.INFO, "The checkpoint has no chat template; using its family's.")
             return self._fallback
         raise TemplateError(
             "The checkpoint has no chat template.",

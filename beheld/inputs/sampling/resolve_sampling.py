@@ -216,7 +216,7 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
             raise ConfigError(
                 "Beam search is not available in this version.", "Leave num_beams out.", param="num_beams"
             )
-        logger.info("The checkpoint recommends %s beams; answers are decoded without.", values["num_beams"])
+        logger.info("The checkpoint recommends %s beams; this engine decodes without beams.", values["num_beams"])
     forced = {name: values.get(f"forced_{name}_token_id") for name in ("bos", "eos")}
     for name, token in forced.items():
         if isinstance(token, list):
@@ -275,7 +275,7 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
 
 def _no_grammar() -> ParamsError:
     return ParamsError(
-        "This checkpoint forces or forbids tokens, which no grammar knows.",
+        "This checkpoint forces or forbids tokens, which grammars do not support.",
         "Leave the grammar out.",
         param="structured_outputs",
         or_engine="start with generation_config='vllm'",
