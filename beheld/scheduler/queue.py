@@ -1,5 +1,7 @@
-"""The waiting queue: one line per client; in a line the smallest order is first, so a preempted sequence comes before
-those that arrived later."""
+"""The waiting queue, with one line per client.
+
+In a line the smallest order is first, so a preempted sequence comes before those that arrived later.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import chat, completions, limits, page
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
-from beheld.server.chat import Head
+from beheld.server.chat import AnswerHead
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
@@ -311,11 +311,11 @@ class Service:
             )
         return found
 
-    def _head(self, request: Request, kind: str, model: str | None) -> Head:
+    def _head(self, request: Request, kind: str, model: str | None) -> AnswerHead:
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
         number, tokenizer = request.state.number, self.llm.tokenizer
-        return Head(
+        return AnswerHead(
             f"{kind}-{number}",
             int(time.time()),
             name,

@@ -22,7 +22,7 @@ from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
 
 @dataclass(frozen=True)
-class Head:
+class AnswerHead:
     """The common part of an answer's chunks, and the callbacks of its route.
 
     Attributes:
@@ -43,7 +43,7 @@ class Head:
 
 
 def chunks(
-    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: Head, salt: str | None, form: ToolForm | None
+    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: AnswerHead, salt: str | None, form: ToolForm | None
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a chat request, in chunks; the last one has the usage.
 
@@ -220,7 +220,7 @@ def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str,
 async def _chunks(
     outputs: AsyncGenerator[RequestOutput, None],
     body: ChatRequest,
-    head: Head,
+    head: AnswerHead,
     tools: ToolUse,
     *,
     thinks: bool,

@@ -9,7 +9,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.server.chat import Head
+from beheld.server.chat import AnswerHead
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import check_answers, sampling
@@ -43,7 +43,7 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
 
 
 def chunks(
-    llm: AsyncLLM, body: CompletionRequest, options: ServerOptions, head: Head, salt: str | None
+    llm: AsyncLLM, body: CompletionRequest, options: ServerOptions, head: AnswerHead, salt: str | None
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a completion request, in chunks; the last one has the usage. Arguments as for chat.chunks.
 
@@ -89,7 +89,7 @@ def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
 async def _chunks(
     streams: Sequence[AsyncGenerator[RequestOutput, None]],
     body: CompletionRequest,
-    head: Head,
+    head: AnswerHead,
     n: int,
     echoed: Callable[[RequestOutput], Awaitable[str]] | None,
 ) -> AsyncGenerator[Chunk, None]:
