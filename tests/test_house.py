@@ -69,8 +69,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
     "compat": {"api", "inputs", "families"},
-    "verify": {"families", "checkpoint", "inputs", "engine", "executor", "models"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "verify", "platform", "families"},
+    "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
+    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "tools", "platform", "families"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; status 0 if everything needed is there."""
-    from beheld.api.doctor import examine
+    from beheld.tools.doctor import examine
 
     report = examine()
     if arguments.json:

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     import os
 
     os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
-    from beheld.api.plan import plan
+    from beheld.tools.plan import plan
 
     args = EngineArgs(model=arguments.model, trust_remote_code=arguments.trust_remote_code)
     made = plan(args, references(arguments.media))

@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if refs and arguments.text_only:
         raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
     from beheld.core.config import EngineArgs
-    from beheld.verify.questions import made_up_of, question_of
-    from beheld.verify.run import verify
+    from beheld.tools.verify.questions import made_up_of, question_of
+    from beheld.tools.verify.run import verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
     args = EngineArgs(model=arguments.model, **options)

@@ -104,7 +104,7 @@ class ReferenceOptions:
         merges_inside: whether its decoder receives ids and images and merges them itself.
         completed_later: modalities whose get_*_features returns embeddings that are projected or padded before they
             enter the prompt.
-        joins_media: whether its generate() refuses images and a video in one prompt; see verify/mixed_prompts.py.
+        joins_media: whether its generate() refuses images and a video in one prompt; see tools/verify/mixed_prompts.py.
         adds_to_placeholder: whether the tower's output is added to its placeholder's embedding.
         text_model_alone: whether its language model answers prompts without media, because its generate() requires an
             image.

@@ -1,1 +1,1 @@
-"""Messages and media become requests: everything on the host's side, without weights and without a GPU."""
+"""Turns messages and media into requests, on the host, without weights or a GPU."""

@@ -38,17 +38,16 @@ __all__ = ["Chat", "InputPipeline", "PromptType", "RequestOrder"]
 
 
 class InputPipeline:
-    """Everything between the user's order and the engine's request. Thread-safe.
+    """Turns user orders into engine requests. Safe to use from several threads.
 
     The tokenizer is loaded at once, the processor with the first item.
 
     Args:
-        info: the model.
-        config: the engine's decisions.
+        info: the checkpoint's properties.
+        config: the engine's configuration.
         args: the user's options.
-        workers: workers that are already warmed; None makes and warms them. Their sandbox also serves templates and
-            grammars.
-        processor: transformers' processor, if it is already loaded.
+        workers: workers that were started before; None starts them. Their sandbox also runs templates and grammars.
+        processor: transformers' processor, if already loaded.
 
     Attributes:
         reader: reads prompts and conversations.
@@ -92,16 +91,16 @@ class InputPipeline:
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
         self.compiler = self._sampling.compiler
         if workers is None:
-            # Start processes only after all checks that may refuse.
+            # Processes start after everything that may raise.
             self.workers.warm()
 
-    # ------------------------------------------------------------------ the way of a request
+    # ------------------------------------------------------------------ the steps of a request
 
     def prepare(self, order: RequestOrder) -> Request:
-        """Prepare a request completely in the calling thread.
+        """Make the whole request in the calling thread.
 
         Raises:
-            UserError: the prompt, an item or a parameter is at fault.
+            UserError: the prompt, an item or a parameter is wrong.
         """
         with in_turn():
             read = self.read(order)
@@ -113,7 +112,7 @@ class InputPipeline:
         """Check the order, render a conversation, and tokenize.
 
         Raises:
-            UserError: the prompt, a message, the template or a parameter is at fault.
+            UserError: the prompt, a message, the template or a parameter is wrong.
         """
         self._checks.order(order.lora, order.priority)
         if isinstance(order.prompt, Chat):
@@ -124,9 +123,9 @@ class InputPipeline:
 
     @asynccontextmanager
     async def fetched(self, read: ReadRequest) -> AsyncGenerator[ReadRequest, None]:
-        """The same with its remote media fetched; their bytes are reserved within the block.
+        """Yield the same draft with remote media fetched; their bytes are reserved within the block.
 
-        Without it, `make_items` fetches them and blocks a thread meanwhile.
+        Without this step, `make_items` fetches them and holds a thread meanwhile.
 
         Raises:
             FetchError, LimitError: an item cannot be fetched, or is too large.
@@ -139,7 +138,7 @@ class InputPipeline:
         """Fetch, decode, hash, look up and process the media.
 
         Raises:
-            UserError: an item is at fault.
+            UserError: an item is wrong.
         """
         prompt = read.prompt
         media = prompt.parsed.media
@@ -156,14 +155,14 @@ class InputPipeline:
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 
     def seal(self, made: RequestWithItems) -> Request:
-        """Expand the items in the prompt, check its length, and resolve the sampling parameters.
+        """Insert the items into the prompt, check its length, and resolve the sampling parameters.
 
         Raises:
-            UserError: it is too long, or a parameter is at fault.
+            UserError: it is too long, or a parameter is wrong.
         """
         order, prompt = made.read.order, made.read.prompt
         if not made.items and not self._info.is_encoder_decoder:
-            # Check first, so that no work is done for a prompt that is too long.
+            # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.placeholder_ids)
         if self._info.is_encoder_decoder:
@@ -182,23 +181,23 @@ class InputPipeline:
             prompt=prompt.parsed.text,
         )
 
-    # ------------------------------------------------------------------ parts of it
+    # ------------------------------------------------------------------ parts
 
     def default_params(self) -> SamplingParams:
-        """The parameters that the checkpoint's generation_config.json recommends."""
+        """Return the parameters that the checkpoint's generation_config.json recommends."""
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)
 
     def receipts(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
-        """What the model would see of these media, and how many tokens each would take, all in one prompt.
+        """Return what the model would see of these media, and the tokens each would take, all in one prompt.
 
         Raises:
-            UserError: an item is at fault.
+            UserError: an item is wrong.
         """
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
 
     def sample_items(self) -> list[MediaItem]:
-        """An item of each modality, for the engine's test of itself.
+        """Make one item of each modality, for the engine's self-test.
 
         Raises:
             ModelError: the checkpoint's processor cannot make one.
@@ -208,7 +207,7 @@ class InputPipeline:
         )
         if not items or not self._info.is_encoder_decoder:
             return items
-        # What the encoder reads is the prompt with its items.
+        # The encoder reads the prompt with its items.
         by_modality = {item.modality: [item] for item in items}
         ids = [self._tokenizer.placeholder_ids[modality] for modality in by_modality]
         _, spans = encoder_prompt.fold(
@@ -216,26 +215,26 @@ class InputPipeline:
         )
         return [span.item for span in spans]
 
-    # ------------------------------------------------------------------ what it holds
+    # ------------------------------------------------------------------ resources
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer, for reading; None with skip_tokenizer_init."""
+        """Return transformers' tokenizer for reading; None with skip_tokenizer_init."""
         return self._tokenizer.inner
 
     def share_tokenizer(self) -> Any:
-        """The tokenizer for callers that may also change it."""
+        """Return the tokenizer for callers that may also call it."""
         return self._tokenizer.share()
 
     @property
     def chat_template(self) -> str | None:
-        """The template for conversations with tools; None if there is none."""
+        """Return the template for conversations with tools; None if there is none."""
         try:
             return self.reader.template(({},))
         except TemplateError:
             return None
 
     def close(self) -> None:
-        """End threads and workers."""
+        """Stop threads and workers."""
         self._maker.close()
         self._sandbox.close()

@@ -1,4 +1,4 @@
-"""Checks a request against the engine's limits: modalities, counts, lengths, adapters, priorities."""
+"""Checks a request's limits: modalities, counts, lengths, adapters, priorities."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ class RequestChecks:
     family: FamilyInputs
 
     def modalities(self, media: Sequence[MediaRef]) -> None:
-        """Refuse media that the model does not take, or too many of them.
+        """Refuse media that the model does not accept, or that are too many.
 
         Raises:
-            PromptError, MediaError, LimitError: see above.
+            PromptError, MediaError, LimitError: they are refused.
         """
         embedded = [ref for ref in media if embeds.given(ref.source)]
         for ref in embedded[:1]:
             if not self.args.enable_mm_embeds:
                 raise MediaError(
-                    "Embeddings are switched off (enable_mm_embeds=False).",
-                    "Give the media.",
+                    "Embeddings are disabled (enable_mm_embeds=False).",
+                    "Send the media.",
                     param=ref.place or "enable_mm_embeds",
                     or_engine="start without enable_mm_embeds=False",
                 )
             if self.info.cross is not None:
                 raise MediaError(
-                    f"{self.info.architecture} has no embeddings in its text: its layers attend to media.",
-                    "Give the media.",
+                    f"{self.info.architecture} has no media embeddings in its text: its layers cross-attend to media.",
+                    "Send the media.",
                     param=ref.place,
                 )
         for ref in embedded:
             if isinstance(reason := self.family.embedded.get(ref.modality), str):
                 raise MediaError(
-                    f"Embeddings of {ref.modality} cannot be given to {self.info.architecture}: "
+                    f"{self.info.architecture} does not accept embeddings of {ref.modality}: "
                     f"{reason.format(modality=ref.modality)}.",
-                    f"Give the {ref.modality} itself.",
+                    f"Send the {ref.modality} itself.",
                     param=ref.place,
                 )
         for modality in {ref.modality: None for ref in media}:
             self._count(modality, [ref for ref in media if ref.modality == modality])
 
     def _count(self, modality: str, given: Sequence[MediaRef]) -> None:
-        """Refuse the items of a modality that the model does not take, or the first one too many."""
+        """Refuse a modality that the model does not accept, or the first item beyond its limit."""
         if modality not in self.info.modalities:
             takes = " and ".join(self.info.modalities) or "text only"
             raise PromptError(
-                f"This model does not take {modality}; it takes {takes}.", "Leave it out.", param=given[0].place
+                f"This model does not accept {modality}; it accepts {takes}.", "Leave it out.", param=given[0].place
             )
         count, limit = len(given), self.config.limit_per_prompt.get(modality, 0)
         if count > limit:
@@ -75,7 +75,7 @@ class RequestChecks:
         most = self.family.most.get(modality, count)
         if count > most:
             raise PromptError(
-                f"There are {count} {modality} items; this model takes at most {most} in a prompt.",
+                f"The prompt has {count} {modality} items; this model accepts at most {most}.",
                 "Ask about each of them in a separate prompt.",
                 param=given[most].place,
             )
@@ -84,7 +84,7 @@ class RequestChecks:
         """Refuse an adapter or a priority that would have no effect.
 
         Raises:
-            LoRAError, ParamsError: see above.
+            LoRAError, ParamsError: it is refused.
         """
         if lora is not None and not isinstance(lora, LoRARequest):
             raise LoRAError(
@@ -94,7 +94,9 @@ class RequestChecks:
             )
         if lora is not None and not self.config.max_loras:
             raise LoRAError(
-                "This engine takes no LoRA adapters.", param="lora_request", or_engine="start it with enable_lora=True"
+                "This engine does not accept LoRA adapters.",
+                param="lora_request",
+                or_engine="start it with enable_lora=True",
             )
         whole("priority", priority, -(2**63), 2**63 - 1)
         if priority != 0 and self.config.policy != "priority":
@@ -106,13 +108,13 @@ class RequestChecks:
             )
 
     def length(self, token_ids: Sequence[int], spans: Sequence[MediaSpan], media: Sequence[MediaRef]) -> None:
-        """Refuse an empty or too long prompt. `media` are those of the spans, in the given order.
+        """Refuse a prompt that is empty or too long. `media` are the spans' items, in the given order.
 
         Raises:
-            PromptError, PromptTooLongError, LimitError: see above.
+            PromptError, PromptTooLongError, LimitError: it is refused.
         """
         if not token_ids:
-            raise PromptError("The prompt is empty.", "Give at least one token.")
+            raise PromptError("The prompt is empty.", "Send at least one token.")
         count, limit = len(token_ids), self.config.max_model_len
         if count >= limit:
             taken = sum(span.stop - span.start for span in spans)
@@ -129,7 +131,7 @@ class RequestChecks:
             if kept > self.config.max_encoder_tokens:
                 own = [ref.place for ref in media if ref.modality == modality]
                 raise LimitError(
-                    f"It takes {kept} embeddings; the engine keeps at most {self.config.max_encoder_tokens}.",
+                    f"It has {kept} embeddings; the engine keeps at most {self.config.max_encoder_tokens}.",
                     "Send a smaller one.",
                     item=item_name(modality, seen[modality]),
                     param=own[seen[modality] - 1] if own else None,

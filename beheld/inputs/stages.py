@@ -1,4 +1,4 @@
-"""The stages of a request in the pipeline: ordered, read, with items."""
+"""A request's stages in the pipeline: the order, the parsed draft, the draft with items."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Chat:
 
     Attributes:
         messages: the conversation; content may hold media.
-        chat_template: a template or its file; None for the engine's, or the checkpoint's.
+        chat_template: a template's text or file; None for the engine's or the checkpoint's.
         content_format: "auto", "openai" or "string"; None for the engine's.
-        add_generation_prompt: the template begins the answer.
-        continue_final_message: the answer continues the last message.
-        tools: the tools that the model may call, as the template gets them.
+        add_generation_prompt: whether the template starts the answer.
+        continue_final_message: whether the answer continues the last message.
+        tools: the tools that the model may call, as the template shows them.
         template_kwargs: further variables of the template.
         mm_processor_kwargs: processor options of this request.
         cache_salt: separates prefix caches.
@@ -53,8 +53,8 @@ class RequestOrder:
     Attributes:
         prompt: a prompt in one of its forms, or a conversation.
         params: the user's parameters.
-        seed: used if the parameters have none.
-        cancel: ends the work on the request as far as possible.
+        seed: used if the parameters set none.
+        cancel: stops the request's preparation where possible.
     """
 
     prompt: PromptType | Chat
@@ -72,10 +72,10 @@ class PromptText:
     """A prompt's text, and how it becomes token ids.
 
     Attributes:
-        text: the text, with one placeholder per item.
-        stand_ins: stand-ins for special tokens that untrusted text spells; None if the text is trusted.
-        ends: add the tokenizer's special tokens around it.
-        most: the most ids that are needed; None for all.
+        text: with one placeholder per item.
+        stand_ins: for special tokens that users spelled; None for trusted text.
+        ends: whether to add the tokenizer's special tokens around it.
+        most: the number of ids needed; None for all.
     """
 
     text: str
@@ -86,13 +86,13 @@ class PromptText:
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt that was read, checked, rendered and tokenized.
+    """A parsed, checked, rendered and tokenized prompt.
 
     Attributes:
         ids: its token ids, with one placeholder per item.
         parsed: its text, media, options and salt.
-        text: the text of the ids; None if ids were given or the family made them.
-        reasoning: the reasoning that may precede an answer with a grammar.
+        text: the text of the ids; None if ids were given, or the family wrote them.
+        reasoning: what may precede an answer with a grammar.
     """
 
     ids: Sequence[int]

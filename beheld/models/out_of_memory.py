@@ -54,10 +54,10 @@ def explained(doing: str, platform: Platform, remedy: str, wanted_bytes: int | N
         needs = [] if wanted_bytes is None else [f"it takes about {gib(wanted_bytes)} in all"]
         if piece is not None:
             needs.append(f"{piece.group(1)} more could not be had")
-        said = "; ".join([*needs, f"{gib(free)} of {gib(total)} were free {platform.place}"])
+        reason = "; ".join([*needs, f"{gib(free)} of {gib(total)} were free {platform.place}"])
         # The traceback's frames still hold the failed call's memory, and the caller may try something else.
         clear_frames(error)
-        raise CapacityError(f"Not enough memory to {doing}: {said}.", remedy) from error
+        raise CapacityError(f"Not enough memory to {doing}: {reason}.", remedy) from error
 
 
 def gib(num_bytes: int) -> str:

@@ -156,5 +156,5 @@ def test_a_modality_that_is_switched_off(stage: Stage) -> None:
     llm = LLM(LLAVA, max_model_len=512, limit_mm_per_prompt={"image": 0, "video": 0, "audio": 0})
     with pytest.raises(ValueError, match="switched off"):
         llm.generate({"prompt": CONTENT, "multi_modal_data": {"image": tiny.picture(56, 56, 1)}})
-    with pytest.raises(PromptError, match="does not take audio"):
+    with pytest.raises(PromptError, match="does not accept audio"):
         llm.generate({"prompt": CONTENT, "multi_modal_data": {"audio": (np.zeros(9, np.float32), 9)}})

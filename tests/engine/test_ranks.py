@@ -69,8 +69,8 @@ def test_a_cpu_is_not_split(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 @pytest.mark.parametrize("through", ["engine", "plan"])
 def test_every_way_in_asks(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from beheld.api.plan import describe
     from beheld.engine import setup
+    from beheld.tools.plan import describe
 
     def refuse(args: EngineArgs, *found: Any) -> None:
         raise ConfigError(f"asked for {args.tensor_parallel_size}")

@@ -17,9 +17,9 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.engine.setup import describe
 from beheld.families import page, registry
-from beheld.verify.compare import SAME
-from beheld.verify.run import Sides
-from beheld.verify.trace import Question
+from beheld.tools.verify.compare import SAME
+from beheld.tools.verify.run import Sides
+from beheld.tools.verify.trace import Question
 from tests import tiny, tiny_media
 from tests import tiny_text as text
 from tests.families.seer.config import SeerConfig

@@ -115,7 +115,7 @@ def test_malformed_embeddings_are_refused(value: Any, words: str) -> None:
     [
         (torch.randn(1, 4, HIDDEN), "image_grid_thw"),
         ({"image_embeds": torch.randn(4, HIDDEN)}, "image_grid_thw"),
-        ({"image_embeds": torch.randn(5, HIDDEN), "image_grid_thw": [[1, 4, 4]]}, "asks for 4"),
+        ({"image_embeds": torch.randn(5, HIDDEN), "image_grid_thw": [[1, 4, 4]]}, "requires 4"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 4]]}, "three whole numbers"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 4, -4]]}, "above 0"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": torch.tensor([[1.0, 4.0, 4.0]])}, "whole"),
@@ -159,10 +159,10 @@ REFUSED = {
     **{(family, kind): "more of" for family in ("qwen3_vl", "qwen3_vl_moe") for kind in ("image", "video")},
     ("qwen3_omni_moe", "image"): "more of image",
     **{(family, kind): "itself" for family in tiny.THINKERS for kind in ("video", "audio")},
-    **{(family, "image"): "its layers attend to media" for family in ("florence2", "mllama")},
+    **{(family, "image"): "its layers cross-attend to media" for family in ("florence2", "mllama")},
     # Found first: their embeddings are not those of the grid.
-    ("hunyuan_vl", "image"): "asks for 6 embeddings",
-    ("ernie4_5_vl_moe", "video"): "asks for 24 embeddings",
+    ("hunyuan_vl", "image"): "requires 6 embeddings",
+    ("ernie4_5_vl_moe", "video"): "requires 24 embeddings",
 }
 
 

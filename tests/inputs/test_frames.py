@@ -171,7 +171,7 @@ def test_two_ways_to_say_how_many_are_refused_in_our_words_or_one_is_named(famil
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "internvl"])
 def test_a_choice_that_cannot_be_made_is_refused_with_what_helps(family: str) -> None:
-    with pytest.raises(MediaError, match="cannot choose among the 6 frames") as caught:
+    with pytest.raises(MediaError, match="cannot sample the 6 frames") as caught:
         asked(family, tiny.frames(6), do_sample_frames=True)
     assert "num_frames" in caught.value.remedy
     assert used(asked(family, tiny.frames(6), do_sample_frames=True, num_frames=4))["frames"] == 4
@@ -213,7 +213,7 @@ def test_one_frame_can_be_chosen() -> None:
 
 def test_a_bound_that_the_processor_does_not_mind_is_refused_with_one_that_it_does() -> None:
     given = (tiny.frames(12), {"fps": 2.0})
-    with pytest.raises(MediaError, match="max_frames is 4, and the processor chose") as caught:
+    with pytest.raises(MediaError, match="max_frames is 4, but the processor sampled") as caught:
         asked("qwen3_vl", given, do_sample_frames=True, max_frames=4)
     assert "num_frames" in caught.value.remedy
     assert used(asked("qwen3_vl", given, do_sample_frames=True, num_frames=4))["frames"] == 4
@@ -229,7 +229,7 @@ def test_some_of_more_frames_are_refused_where_their_places_must_be_known() -> N
     given = (tiny.frames(4), {"fps": 2.0, "total_num_frames": 8})
     with pytest.raises(MediaError) as caught:
         asked("smolvlm", given)
-    assert caught.value.remedy == "Say with frames_indices which of the video's 8 frames these 4 are."
+    assert caught.value.remedy == "Set frames_indices to the indices of these 4 frames among the video's 8."
     given[1]["frames_indices"] = [0, 2, 4, 6]
     assert used(asked("smolvlm", given))["timestamps_s"] == (0.0, 1.0, 2.0, 3.0)
 

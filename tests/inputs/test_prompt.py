@@ -60,13 +60,13 @@ def test_forms_of_text_and_ids() -> None:
         ({"prompt": "a", "mm_processor_kwargs": [1]}, "mapping"),
         ({"prompt": "a", "multi_modal_data": [1]}, "mapping"),
         ({"prompt": "a", "multi_modal_data": {"images": PICTURE}}, "'image'"),
-        ({"prompt": "a", "multi_modal_uuids": {"image": ["x"]}}, "no data"),
+        ({"prompt": "a", "multi_modal_uuids": {"image": ["x"]}}, "multi_modal_data does not"),
         ([1, "a"], "whole numbers"),
         ([1, True], "whole numbers"),
         ([-1], "outside the vocabulary"),
         ([10**6], "outside the vocabulary"),
         ([], "empty"),
-        ({"prompt": "a", "multi_modal_data": {"audio": (np.zeros(9), 16000)}}, "does not take audio"),
+        ({"prompt": "a", "multi_modal_data": {"audio": (np.zeros(9), 16000)}}, "does not accept audio"),
     ],
 )
 def test_malformed_prompts_are_refused(prompt: Any, words: str) -> None:

@@ -107,7 +107,7 @@ def test_what_is_not_built_is_refused() -> None:
         pipe._sampling.resolve(SamplingParams(logprobs=4), 1, 0)
     with pytest.raises(ConfigError, match="new_req_logits_processor"):
         pipes.make(FAMILY, {"logits_processors": (dict,)})
-    with pytest.raises(ConfigError, match="no logits processor"):
+    with pytest.raises(ConfigError, match="The logits processor 'nowhere:Nothing' cannot be loaded"):
         pipes.make(FAMILY, {"logits_processors": ("nowhere:Nothing",)})
     with pytest.raises(ParamsError, match="would not be read"):
         seal(extra_args={"ngram_size": 3})

@@ -131,7 +131,7 @@ def test_markers_and_sounds_must_agree() -> None:
         ask(pipes.make(FAMILY), (WAVE, 16000), 2)
     with pytest.raises(LimitError, match="limit_mm_per_prompt"):
         ask(pipes.make(FAMILY, {"limit_per_prompt": {"audio": 1}}), [(WAVE, 16000)] * 2, 2)
-    with pytest.raises(PromptError, match="does not take image"):
+    with pytest.raises(PromptError, match="does not accept image"):
         pipes.make(FAMILY).prepare(
             RequestOrder(
                 {"prompt": "x", "multi_modal_data": {"image": tiny.picture(9, 9, 0)}}, pipes.ONE_TOKEN, request_id="0"
@@ -177,7 +177,7 @@ def test_the_sound_of_a_video_is_not_heard_and_that_is_said() -> None:
     assert pipe.prepare(RequestOrder(without, pipes.ONE_TOKEN, request_id="0")).spans
     for modality in ("audio", "video"):
         data = {"prompt": prompt["prompt"], "multi_modal_data": {modality: torch.zeros(1, 4, 64)}}
-        with pytest.raises(BeheldError, match=f"Embeddings of {modality} cannot be given"):
+        with pytest.raises(BeheldError, match=f"does not accept embeddings of {modality}"):
             pipe.prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
 
 

@@ -144,7 +144,7 @@ def test_chat_is_the_prompt_of_the_template(llm: LLM) -> None:
 def test_another_adapter_may_be_named_and_must_fit(llm: LLM, tmp_path: Any) -> None:
     speech = LoRARequest("speech", 2, str(tiny.checkpoint(FAMILY) / "speech-lora"))
     assert ids(llm, request(FAMILY, cases.ONE), lora_request=speech) != ids(llm, request(FAMILY, cases.ONE))
-    with pytest.raises(LoRAError, match="no folder"):
+    with pytest.raises(LoRAError, match="does not exist"):
         ids(llm, request(FAMILY, cases.ONE), lora_request=LoRARequest("x", 3, str(tmp_path / "x")))
     with pytest.raises(ConfigError, match="max_cpu_loras"):
         make(enable_lora=True, max_loras=2, max_cpu_loras=1)

@@ -137,7 +137,7 @@ def test_others_go_on_while_an_adapter_is_read(served: Served, monkeypatch: pyte
 
 def test_an_engine_in_another_process_reads_adapters_too(served: Served, tmp_path: Path) -> None:
     async def talk(llm: AsyncLLM) -> None:
-        with pytest.raises(LoRAError, match="no folder"):
+        with pytest.raises(LoRAError, match="does not exist"):
             await llm.add_lora(LoRARequest("broken", 9, str(tmp_path / "nowhere")))
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
         lora = LoRARequest("red", 2, served.folders[1])

@@ -19,7 +19,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     [
         ("mllama", {"max_image_tiles": 9}, 70, "cut for 9 tiles .* takes 4"),
         ("mllama", {"max_image_tiles": 3}, 70, "cut for 3 tiles .* takes 4"),
-        ("florence2", {"do_resize": False}, 168, "21 x 21 patches, .* at most 20 in a row"),
+        ("florence2", {"do_resize": False}, 168, "21 x 21 patches, .* at most 20 per side"),
     ],
 )
 def test_what_a_tower_has_no_place_for_never_reaches_it(

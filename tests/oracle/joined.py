@@ -1,4 +1,4 @@
-"""Images and a video in one prompt, for models whose generate() refuses it: see beheld/verify/mixed_prompts.py."""
+"""Images and a video in one prompt, where generate() refuses them: see beheld/tools/verify/mixed_prompts.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from beheld.families import registry
-from beheld.verify import mixed_prompts
+from beheld.tools.verify import mixed_prompts
 from tests.oracle import reference
 from tests.oracle.cases import Ask
 

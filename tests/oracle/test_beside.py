@@ -95,7 +95,7 @@ def test_ids_that_the_head_does_not_know_have_no_chance_and_no_penalty() -> None
 def test_embeddings_in_place_of_pictures_are_refused_with_the_reason() -> None:
     with make("mllama", cases.ROOMY) as llm:
         asked = {"prompt": "<|image|>What?", "multi_modal_data": {"image": torch.zeros(1, 4, 64)}}
-        with pytest.raises(MediaError, match="its layers attend to media"):
+        with pytest.raises(MediaError, match="its layers cross-attend to media"):
             llm.generate(asked, GREEDY, use_tqdm=False)
 
 

@@ -78,7 +78,7 @@ def test_what_is_refused() -> None:
         ask("")
     with pytest.raises(PromptTooLongError, match="encoder reads at most 1024"):
         ask("a b c d e f g " * 200)
-    with pytest.raises(MediaError, match="its layers attend to media"):
+    with pytest.raises(MediaError, match="its layers cross-attend to media"):
         ask("What?", reference.torch.zeros(1, 50, 64))
     with pytest.raises(ParamsError, match="forces or forbids tokens"):
         pipe._sampling.resolve(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), 1, 0)

@@ -15,9 +15,9 @@ from beheld.core.plan import SpanView
 from beheld.inputs.media import decode
 from beheld.models.hf import HFAdapter
 from beheld.runner.encoder import EncoderStore
-from beheld.verify.compare import DIFFERENT, SAME, StageVerdict
-from beheld.verify.run import Sides
-from beheld.verify.trace import Question
+from beheld.tools.verify.compare import DIFFERENT, SAME, StageVerdict
+from beheld.tools.verify.run import Sides
+from beheld.tools.verify.trace import Question
 from tests import tiny
 
 TOKENS = 5

@@ -17,12 +17,12 @@ from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.inputs.media import audio, video
 from beheld.models.hf import HFAdapter
-from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, StageVerdict, compare, first_difference
-from beheld.verify.layout import pairs
-from beheld.verify.questions import made_up
-from beheld.verify.reference import Reference
-from beheld.verify.run import verify
-from beheld.verify.trace import Question, Trace
+from beheld.tools.verify.compare import DIFFERENT, NOT_COMPARED, SAME, StageVerdict, compare, first_difference
+from beheld.tools.verify.layout import pairs
+from beheld.tools.verify.questions import made_up
+from beheld.tools.verify.reference import Reference
+from beheld.tools.verify.run import verify
+from beheld.tools.verify.trace import Question, Trace
 from tests import tiny, tiny_adapted, tiny_cross, tiny_quantized
 from tests.inputs.pipes import write_video
 from tests.tiny_layouts import make_main_ernie

@@ -49,8 +49,8 @@ def read_tokenizer(folder: Path) -> Any | None:
     Raises:
         ModelError: a package or a file is missing, or the tokenizer would differ from sentencepiece.
     """
-    said = read_json(folder / "tokenizer_config.json")
-    if said.get("tokenizer_class") != "Ernie4_5_VLTokenizer":
+    settings = read_json(folder / "tokenizer_config.json")
+    if settings.get("tokenizer_class") != "Ernie4_5_VLTokenizer":
         return None
     for package, module in (("sentencepiece", "sentencepiece"), ("protobuf", "google.protobuf")):
         if find_spec(module) is None:
@@ -135,11 +135,11 @@ def load(path: Path) -> Any:
     """
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Ernie4_5_VLMoeProcessor
 
-    said = read_json(path / "preprocessor_config.json")
-    if said.get("image_processor_type") == "Ernie4_5_VLImageProcessor":
+    settings = read_json(path / "preprocessor_config.json")
+    if settings.get("image_processor_type") == "Ernie4_5_VLImageProcessor":
         tokenizer = read_tokenizer(path) or AutoTokenizer.from_pretrained(str(path))
-        said = said | read_json(path / "processor_config.json")
-        return Ernie4_5_VLMoeProcessor(_pictures(said), tokenizer, _videos(said, path))
+        settings = settings | read_json(path / "processor_config.json")
+        return Ernie4_5_VLMoeProcessor(_image_processor(settings), tokenizer, _video_processor(settings, path))
     video = read_json(path / "processor_config.json").get("video_processor")
     video = dict(video or read_json(path / "video_preprocessor_config.json"))
     if (path / str(video.get("font"))).is_file() or not video.get("draw_on_frames"):
@@ -151,7 +151,7 @@ def load(path: Path) -> Any:
     return Ernie4_5_VLMoeProcessor(AutoImageProcessor.from_pretrained(str(path)), tokenizer, videos)
 
 
-def _pictures(said: Mapping[str, Any]) -> Any:
+def _image_processor(settings: Mapping[str, Any]) -> Any:
     """Return transformers' image processor with the main branch's settings."""
     from transformers import Ernie4_5_VLMoeImageProcessor
 
@@ -164,32 +164,32 @@ def _pictures(said: Mapping[str, Any]) -> Any:
         "video_max_pixels",
     )
     known = {*_SAME, *_VIDEO, *_BUILT, *_UNREAD, *limits}
-    for name, value in said.items():
+    for name, value in settings.items():
         if name not in known or value != _BUILT.get(name, value):
             raise ModelError(f"ERNIE's setting {name} {value!r} of images and videos is not supported.", _REMEDY)
     size = {
-        "shortest_edge": said.get("min_pixels") or 56 * 56,
-        "longest_edge": said.get("max_pixels") or 6177 * 28 * 28,
+        "shortest_edge": settings.get("min_pixels") or 56 * 56,
+        "longest_edge": settings.get("max_pixels") or 6177 * 28 * 28,
     }
     # One counts tokens and the other resizes: the repository's code also fails if they differ.
     for name, edge in (("image_min_pixels", "shortest_edge"), ("image_max_pixels", "longest_edge")):
-        if said.get(name, size[edge]) != size[edge]:
+        if settings.get(name, size[edge]) != size[edge]:
             raise ModelError(
-                f"ERNIE's setting {name} {said[name]} differs from that of its images, {size[edge]}.", _REMEDY
+                f"ERNIE's setting {name} {settings[name]} differs from that of its images, {size[edge]}.", _REMEDY
             )
-    return Ernie4_5_VLMoeImageProcessor(size=size, **{name: said[name] for name in _SAME if name in said})
+    return Ernie4_5_VLMoeImageProcessor(size=size, **{name: settings[name] for name in _SAME if name in settings})
 
 
-def _videos(said: Mapping[str, Any], path: Path) -> Any:
+def _video_processor(settings: Mapping[str, Any], path: Path) -> Any:
     """Return transformers' video processor, with its defaults where the main branch has no setting."""
     from transformers import Ernie4_5_VLMoeVideoProcessor
 
     size = {
-        "shortest_edge": said.get("video_min_pixels") or 299 * 28 * 28,
-        "longest_edge": said.get("video_max_pixels") or 1196 * 28 * 28,
+        "shortest_edge": settings.get("video_min_pixels") or 299 * 28 * 28,
+        "longest_edge": settings.get("video_max_pixels") or 1196 * 28 * 28,
     }
-    own: dict[str, Any] = {name: said[name] for name in _SAME if name in said}
-    own |= {here: said[there] for there, here in _VIDEO.items() if there in said}
+    own: dict[str, Any] = {name: settings[name] for name in _SAME if name in settings}
+    own |= {here: settings[there] for there, here in _VIDEO.items() if there in settings}
     font = path / _FONT
     defaults: dict[str, Any] = {"fps": 2, "size": size, "font": str(font) if font.is_file() else None}
     return Ernie4_5_VLMoeVideoProcessor(**(defaults | own))

@@ -105,10 +105,10 @@ class Florence2:
         for item in items:
             self._check(item)
         weight = self._model.get_input_embeddings().weight
-        pictures = [item.features["pixel_values"] for item in items if "pixel_values" in item.features]
+        images = [item.features["pixel_values"] for item in items if "pixel_values" in item.features]
         seen: Tensor | None = None
-        if pictures:
-            pixels = torch.cat(pictures).to(weight.device, weight.dtype)
+        if images:
+            pixels = torch.cat(images).to(weight.device, weight.dtype)
             seen = self._model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
         embeds, first = [], 0
         for item in items:
@@ -139,13 +139,13 @@ class Florence2:
                 f"{vision.max_position_embeddings} per side."
             )
 
-    def _embedded(self, ids_1E: Tensor, pictures: Tensor | None) -> Tensor:
+    def _embedded(self, ids_1E: Tensor, images: Tensor | None) -> Tensor:
         """Return embeddings (1, E, S) of a prompt, with image embeddings at its placeholders."""
         places_1E = ids_1E == self._image_id
         # In the first checkpoints' layout, the placeholder's id lies beyond the table.
         embeds: Tensor = self._model.get_input_embeddings()(ids_1E.masked_fill(places_1E, 0))
-        if pictures is not None:
-            embeds = embeds.masked_scatter(places_1E[..., None], pictures.to(embeds.dtype))
+        if images is not None:
+            embeds = embeds.masked_scatter(places_1E[..., None], images.to(embeds.dtype))
         return embeds
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:

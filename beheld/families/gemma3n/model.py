@@ -76,11 +76,11 @@ def audio_features(model: Any, input_features: Tensor, input_features_mask: Tens
     """
     # The tower's mask is inverted: true for padding.
     made = model.model.get_audio_features(input_features, ~input_features_mask, return_dict=True)
-    heard_NPH, silent_NP = made.pooler_output, made.audio_mel_mask
-    count, positions, hidden = heard_NPH.shape
+    embeds_NPH, silent_NP = made.pooler_output, made.audio_mel_mask
+    count, positions, hidden = embeds_NPH.shape
     filled = model.get_input_embeddings().media_MH[-1].expand(count, model.config.audio_soft_tokens_per_image, hidden)
-    out_NEH = filled.to(heard_NPH.dtype, copy=True)
-    out_NEH[:, :positions] = torch.where(silent_NP.unsqueeze(-1), out_NEH[:, :positions], heard_NPH)
+    out_NEH = filled.to(embeds_NPH.dtype, copy=True)
+    out_NEH[:, :positions] = torch.where(silent_NP.unsqueeze(-1), out_NEH[:, :positions], embeds_NPH)
     return out_NEH.flatten(0, 1)
 
 

@@ -25,8 +25,8 @@ def audio_features(model: Any, input_features: Tensor, input_features_mask: Tens
         input_features_mask: (items, frames), true for audio frames.
     """
     made = model.model.get_audio_features(input_features, input_features_mask, return_dict=True)
-    heard: Tensor = made.pooler_output[made.attention_mask]
-    return heard
+    embeds: Tensor = made.pooler_output[made.attention_mask]
+    return embeds
 
 
 def tail_from(model: Any, changes: Changes) -> int | None:

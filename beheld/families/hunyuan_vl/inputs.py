@@ -8,7 +8,7 @@ from beheld.core.errors import PromptError
 from beheld.families.inputs import LAID_OUT, FamilyInputs
 
 _START, _IMAGE, _END = (f"<｜hy_place▁holder▁no▁{number}｜>" for number in (100, 102, 101))
-_MARKER = _START + _IMAGE + _END
+_PLACEHOLDER = _START + _IMAGE + _END
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
@@ -17,9 +17,9 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     Raises:
         PromptError: a placeholder lacks its start or end, which transformers' processor refuses too.
     """
-    if text.count(_IMAGE) != text.count(_MARKER):
-        raise PromptError("An image's placeholder lacks its start or its end.", f"Write {_MARKER!r} for each image.")
+    if text.count(_IMAGE) != text.count(_PLACEHOLDER):
+        raise PromptError("An image placeholder lacks its start or end.", f"Write {_PLACEHOLDER!r} for each image.")
     return text
 
 
-INPUTS = FamilyInputs(placeholders={"image": _MARKER}, rewrite=rewrite, embedded={"image": LAID_OUT})
+INPUTS = FamilyInputs(placeholders={"image": _PLACEHOLDER}, rewrite=rewrite, embedded={"image": LAID_OUT})

@@ -94,15 +94,15 @@ class Mllama:
         Tokens of other sequences pass the layers unchanged: their attention is zero, and `sighted_T` masks what
         follows.
         """
-        beside = current().cross
-        told: dict[str, Any] = {}
-        if beside is not None:
-            sighted_T = beside.metadata.sighted_T.to(embeds_TH.dtype)
-            told["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
+        cross = current().cross
+        options: dict[str, Any] = {}
+        if cross is not None:
+            sighted_T = cross.metadata.sighted_T.to(embeds_TH.dtype)
+            options["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
             # The model only tests whether there are any.
-            told["cross_attention_states"] = embeds_TH.new_empty(0)
+            options["cross_attention_states"] = embeds_TH.new_empty(0)
         output = self._model.model.language_model(
-            inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **told
+            inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **options
         )
         hidden_TH: Tensor = output.last_hidden_state[0]
         return hidden_TH

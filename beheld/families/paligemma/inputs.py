@@ -13,11 +13,11 @@ _START = "<bos>"
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
     """Add missing placeholders at the start, the BOS token after the last one, and a line break at the end."""
-    pictures = counts.get("image", 0)
-    if not pictures:
+    num_images = counts.get("image", 0)
+    if not num_images:
         raise PromptError("This model requires an image.", "Send an image with the prompt.")
     if _IMAGE not in text:
-        text = _IMAGE * pictures + text
+        text = _IMAGE * num_images + text
     cut = text.rfind(_IMAGE) + len(_IMAGE)
     return text[:cut] + _START + text[cut:] + "\n"
 

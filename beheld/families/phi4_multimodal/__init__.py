@@ -64,18 +64,18 @@ def _phi4mm(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     The image tower's sizes and both placeholders' ids are in that repository's code, and are the class's defaults. A
     smaller checkpoint's `vision_config` and `audio_config` override them.
     """
-    images, sounds = raw["embd_layer"]["image_embd_layer"], raw["embd_layer"]["audio_embd_layer"]
+    images, audios = raw["embd_layer"]["image_embd_layer"], raw["embd_layer"]["audio_embd_layer"]
     for name, built in _PHI_IMAGES.items():
         if images.get(name, built) != built:
             raise ValueError(f"{name} {images[name]!r} is not {built!r}")
     for name in _PHI_BIASES:
         if raw.get(name):
             raise ValueError(f"{name} is set")
-    said = raw["audio_processor"]["config"]
-    audio = {ours: said[theirs] for ours, theirs in _PHI_AUDIO.items() if theirs in said} | {
-        "bias_max_distance": said["relative_attention_bias_args"]["t5_bias_max_distance"],
-        "downsample_rate": sounds["downsample_rate"],
-        "nemo_conv_channels": said["nemo_conv_settings"]["conv_channels"],
+    settings = raw["audio_processor"]["config"]
+    audio = {ours: settings[theirs] for ours, theirs in _PHI_AUDIO.items() if theirs in settings} | {
+        "bias_max_distance": settings["relative_attention_bias_args"]["t5_bias_max_distance"],
+        "downsample_rate": audios["downsample_rate"],
+        "nemo_conv_channels": settings["nemo_conv_settings"]["conv_channels"],
     }
     made: dict[str, Any] = {name: copy.deepcopy(raw[name]) for name in _PHI_TEXT if name in raw}
     if (made.get("sliding_window") or 0) >= raw["max_position_embeddings"]:

@@ -14,7 +14,7 @@ from beheld.families.inputs import WITH_OTHER_KIND, EffectiveSize, FamilyInputs,
 from beheld.inputs.media.effective_size import numbers, padded_over_tiles
 
 _NUMBERED = re.compile(r"<\|(image|audio)_(\d+)\|>")
-_NOUNS = {"image": "pictures", "audio": "sounds"}
+_NOUNS = {"image": "images", "audio": "audio items"}
 
 
 def call(
@@ -28,12 +28,12 @@ def call(
         ProcessError: the audio is shorter than one feature frame.
     """
     if modality == "audio":
-        return _heard(processor, item, options, setting)
+        return _audio(processor, item, options, setting)
     outputs = processor.image_processor([item], **options)
     return outputs, processor.image_token * int(outputs["num_img_tokens"][0])
 
 
-def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) -> tuple[Mapping[str, Any], str]:
+def _audio(processor: Any, item: Any, options: Mapping[str, Any], setting: str) -> tuple[Mapping[str, Any], str]:
     import torch
 
     extractor = processor.audio_processor
@@ -42,7 +42,7 @@ def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) 
     outputs = extractor([item], **{"sampling_rate": extractor.sampling_rate, **options})
     features = {
         "audio_input_features": outputs["audio_input_features"],
-        "beside_pictures": torch.tensor([setting == WITH_OTHER_KIND]),
+        "next_to_images": torch.tensor([setting == WITH_OTHER_KIND]),
     }
     return features, processor.audio_token * int(outputs["audio_embed_sizes"][0])
 

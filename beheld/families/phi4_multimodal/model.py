@@ -74,10 +74,10 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
 
 def _projection(item: EncodeItem) -> str:
     """Return the name of an audio item's projection; "" for other media."""
-    beside = item.features.get("beside_pictures")
-    if beside is None:
+    next_to_images = item.features.get("next_to_images")
+    if next_to_images is None:
         return ""
-    return "vision_speech" if bool(beside) else "speech"
+    return "vision_speech" if bool(next_to_images) else "speech"
 
 
 def audio_features(model: Any, audio_input_features: Tensor, projection: str) -> Tensor:
@@ -97,8 +97,8 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
     tower = embed.encoder
     long = audio_input_features.shape[1] > _WINDOW * tower.config.time_reduction
     parts = audio_input_features.split(1 if long else len(audio_input_features))
-    heard = torch.cat([tower(part, None) for part in parts])
-    made: Tensor = down(torch.nn.functional.gelu(up(heard)))
+    features = torch.cat([tower(part, None) for part in parts])
+    made: Tensor = down(torch.nn.functional.gelu(up(features)))
     return made.flatten(0, 1)
 
 

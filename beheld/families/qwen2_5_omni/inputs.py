@@ -12,7 +12,7 @@ from typing import Any
 from beheld.core.errors import ProcessError
 from beheld.families.inputs import FamilyInputs
 
-_OWN_SOUND = "A video's audio track is not read: send it as a separate audio item."
+_AUDIO_TRACK = "A video's audio track is not read: send it as a separate audio item."
 _NAMES = {"image": "images", "video": "videos", "audio": "audio"}
 _FEATURES = {
     "image": ("pixel_values", "image_grid_thw"),
@@ -32,16 +32,16 @@ def call(
         own["max_length"] = _padded(len(item), processor.feature_extractor)
     elif modality == "video" and own.get("fps") is None:
         own["fps"] = _rate(own)
-    marker = getattr(processor, f"{modality}_token")
+    placeholder = getattr(processor, f"{modality}_token")
     group = {"images": "images_kwargs", "videos": "videos_kwargs", "audio": "audio_kwargs"}[_NAMES[modality]]
-    made = processor(text=[marker], return_tensors="pt", **{_NAMES[modality]: [item], group: own})
+    made = processor(text=[placeholder], return_tensors="pt", **{_NAMES[modality]: [item], group: own})
     outputs = {name: made[name] for name in _FEATURES[modality]}
     if modality == "video":
         outputs["second_per_grids"] = made["video_second_per_grid"]
     elif modality == "audio":
         frames = int(made["feature_attention_mask"].sum())
         outputs = {name: value[..., :frames] for name, value in outputs.items()} | {"audio_seqlens": [frames]}
-    return outputs, marker * made["input_ids"].shape[1]
+    return outputs, placeholder * made["input_ids"].shape[1]
 
 
 def _padded(samples: int, extractor: Any) -> int:
@@ -65,5 +65,5 @@ INPUTS = FamilyInputs(
     layout=frozenset(("image_grid_thw", "video_grid_thw", "second_per_grids", "audio_seqlens")),
     host_only=frozenset(("second_per_grids", "audio_seqlens")),
     call=call,
-    unbuilt=dict.fromkeys(("use_audio_in_video", "load_audio_from_video"), _OWN_SOUND),
+    unbuilt=dict.fromkeys(("use_audio_in_video", "load_audio_from_video"), _AUDIO_TRACK),
 )

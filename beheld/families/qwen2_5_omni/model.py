@@ -17,16 +17,16 @@ SPEECH = ("talker.", "token2wav.", "code2wav.")
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
     """Combine audio in one call, padded to the longest; everything else by the default rule."""
-    sounds = [i for i, item in enumerate(items) if "feature_attention_mask" in item.features]
-    others = [i for i in range(len(items)) if i not in sounds]
+    audios = [i for i, item in enumerate(items) if "feature_attention_mask" in item.features]
+    others = [i for i in range(len(items)) if i not in audios]
     calls: list[TowerCall] = []
-    if sounds:
-        longest = max(items[i].features["feature_attention_mask"].shape[-1] for i in sounds)
+    if audios:
+        longest = max(items[i].features["feature_attention_mask"].shape[-1] for i in audios)
         padded = {
-            name: torch.cat([F.pad(f := items[i].features[name], (0, longest - f.shape[-1])) for i in sounds])
+            name: torch.cat([F.pad(f := items[i].features[name], (0, longest - f.shape[-1])) for i in audios])
             for name in ("input_features", "feature_attention_mask")
         }
-        calls.append(("audio", sounds, padded))
+        calls.append(("audio", audios, padded))
     for modality, indices, options in tower_calls.combine([items[i] for i in others]):
         calls.append((modality, [others[i] for i in indices], options))
     return calls

@@ -27,11 +27,11 @@ def audio_features(model: Any, input_features: Tensor, feature_attention_mask: T
     positions_N, embeds_N = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
     positions = (input_features.shape[-1] - 2) // 2 + 1
     # Frames after an item's end are masked.
-    heard_NP = torch.arange(positions, device=positions_N.device) < positions_N[:, None]
+    mask_NP = torch.arange(positions, device=positions_N.device) < positions_N[:, None]
     mask = create_bidirectional_mask(
         config=tower.config,
         inputs_embeds=input_features.new_zeros((len(input_features), positions, 1)),
-        attention_mask=heard_NP.long(),
+        attention_mask=mask_NP.long(),
     )
     found_NEH = projector(tower(input_features, attention_mask=mask).last_hidden_state)
     return found_NEH[torch.arange(found_NEH.shape[1], device=embeds_N.device) < embeds_N[:, None]]

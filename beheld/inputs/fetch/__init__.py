@@ -1,1 +1,1 @@
-"""The one place that opens a URL or a user's path; every guard lives here."""
+"""The only code that opens a URL or a user's path, with all its safety checks."""

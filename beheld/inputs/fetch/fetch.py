@@ -1,4 +1,4 @@
-"""From a URL or a path to bytes: the one place that opens either, and where every guard on doing so lives."""
+"""Reads bytes from a URL or a path; the only code that opens either, with all its safety checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
-# Characters of a URL or a path: far more than any server takes.
+# The longest URL or path in characters: far more than servers accept.
 MAX_URL = 16 << 10
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _DATA = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
@@ -32,7 +32,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Fetched:
-    """Bytes, in one word where they came from ("url", "data URL" or "path"), and the milliseconds that it took."""
+    """Fetched bytes, their origin ("url", "data URL" or "path"), and the milliseconds it took."""
 
     data: bytes
     source: str
@@ -41,12 +41,12 @@ class Fetched:
 
 @dataclass(frozen=True)
 class FetchRules:
-    """What may be opened.
+    """The rules on what may be opened.
 
     Attributes:
-        root: folder below which paths in URLs and strings may be read; None allows none.
-        domains: host names that may be asked; None allows all public ones.
-        limits: sizes.
+        root: the folder below which paths in URLs and strings may be read; None allows none.
+        domains: allowed host names; None allows all public ones.
+        limits: on sizes.
     """
 
     root: Path | None = None
@@ -55,19 +55,19 @@ class FetchRules:
 
     @classmethod
     def of(cls, root: str, domains: Iterable[str] | None, limits: MediaLimits) -> FetchRules:
-        """From the words of EngineArgs."""
+        """Make the rules from EngineArgs."""
         allowed = None if domains is None else frozenset(name.lower() for name in domains)
         return cls(Path(root).expanduser() if root else None, allowed, limits)
 
 
 def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
-    """The bytes of a URL, a data URL or a path.
+    """Return the bytes of a URL, a data URL or a path.
 
-    A `Path` comes from the program itself and is opened as it is; a string may come from anyone and follows the rules.
+    A `Path` comes from the program and is opened directly; a string may come from a user and follows the rules.
 
     Raises:
         FetchError: it may not be opened, or could not be.
-        LimitError: it is larger than the limits allow.
+        LimitError: it exceeds a limit.
     """
     if isinstance(source, Path):
         return Fetched(_read_file(source.expanduser(), None, rules.limits), "path")
@@ -75,39 +75,39 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
         return Fetched(_read_data(source, rules.limits), "data URL")
     check_length(source)
     if is_remote(source):
-        # In a thread of its own, because the caller's may have an event loop already.
+        # In a separate thread, because the caller's may already run an event loop.
         with ThreadPoolExecutor(1, thread_name_prefix="beheld-fetch") as thread:
             return thread.submit(asyncio.run, fetch_remote(source, modality, rules)).result()
     if source[:5].lower() == "file:":
         return Fetched(_read_allowed(_file_url_path(source), rules), "path")
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", source)
     if scheme:
-        raise FetchError(f"URLs of the scheme {scheme[1]!r} cannot be fetched.", "Use http, https, data or file.")
+        raise FetchError(f"The URL scheme {scheme[1]!r} is not supported.", "Use http, https, data or file.")
     if not source.strip():
-        raise FetchError("The URL is empty.", "Give one of http, https or data.")
+        raise FetchError("The URL is empty.", "Use http, https or data.")
     return Fetched(_read_allowed(source, rules), "path")
 
 
 def is_remote(source: object) -> bool:
-    """True for a URL that another machine is asked for."""
+    """Return whether a URL needs a request to another machine."""
     return isinstance(source, str) and source[:8].lower().startswith(("http://", "https://"))
 
 
 def check_length(url: str) -> None:
-    """Refuse a URL or a path, other than a data URL, that is too long to be one, before anything looks at its letters.
+    """Refuse a URL or path that is too long, unless it is a data URL, before it is parsed.
 
     Raises:
-        FetchError: it is.
+        FetchError: it is too long.
     """
     if len(url) > MAX_URL:
         raise FetchError(
-            f"The URL has {len(url)} characters; at most {MAX_URL} are taken.",
-            "Give the item itself, as a data URL or the like.",
+            f"The URL has {len(url)} characters; the limit is {MAX_URL}.",
+            "Send the item itself, for example as a data URL.",
         )
 
 
 async def _at_once(num_bytes: int) -> None:
-    """There is room."""
+    """A reservation that succeeds at once."""
 
 
 async def fetch_remote(
@@ -117,18 +117,18 @@ async def fetch_remote(
     reserve: Callable[[int], Awaitable[None]] = _at_once,
     turns: LoopShare | None = None,
 ) -> Fetched:
-    """The bytes of an http or https URL. Cancelling it hangs up.
+    """Return the bytes of an http or https URL. Cancelling it closes the connection.
 
     Args:
         url: see `is_remote`.
-        modality: decides how long it may take.
+        modality: determines the timeout.
         rules: what may be opened.
-        reserve: waits until there is room for so many bytes more; the waiting counts as time.
-        turns: of all fetches of an event loop, in which what comes in tiny pieces is parsed; None if it is alone.
+        reserve: waits until there is room for more bytes; the wait counts towards the timeout.
+        turns: shared by an event loop's fetches to parse bodies in tiny pieces in turn; None for a single fetch.
 
     Raises:
         FetchError: it may not be fetched, could not be, or took too long.
-        LimitError: it is larger than the limits allow.
+        LimitError: it exceeds a limit.
     """
     check_length(url)
     begin = asyncio.get_running_loop().time()
@@ -138,7 +138,7 @@ async def fetch_remote(
     except TimeoutError as error:
         raise FetchError(
             "The server took too long.",
-            "Try again, or give the item itself, as a data URL or the like.",
+            "Try again, or send the item itself, for example as a data URL.",
             or_engine=f"raise BEHELD_{modality.upper()}_FETCH_TIMEOUT",
         ) from error
     return Fetched(data, "url", 1e3 * (asyncio.get_running_loop().time() - begin))
@@ -159,7 +159,7 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
     if len(body) * 3 // 4 > limits.max_item_bytes:
         raise LimitError(f"The data URL holds more than {limits.max_item_bytes} bytes.", "Send a smaller file.")
     try:
-        # The decoder forgives padding that is too long.
+        # The decoder accepts padding that is too long.
         if len(body) % 4 or body.endswith("==="):
             raise binascii.Error
         data = base64.b64decode(body.encode("ascii"), validate=True)
@@ -178,22 +178,22 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
 def _file_url_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise FetchError("The file URL names another host.", "Use file:///path.")
+        raise FetchError("The file URL has another host.", "Use file:///path.")
     return unquote(parts.path)
 
 
 def _read_allowed(path: str, rules: FetchRules) -> bytes:
-    """A file below the allowed root.
+    """Read a file below the allowed root.
 
-    The path is made real first, so that links inside the root work; then every step from the root down is opened
-    without following links, so that nothing swapped in meanwhile leads out of it.
+    The path is resolved first, so that links inside the root work; then every step from the root down is opened without
+    following links, so that a link swapped in meanwhile cannot lead out of it.
     """
     if rules.root is None:
-        # What begins as no path does was hardly meant as one.
+        # A string that does not start like a path was probably not meant as one.
         meant = path[:1] in ("/", ".", "~")
         raise FetchError(
-            "Local files may not be read." if meant else "This is no URL, and local files may not be read.",
-            "Give the file itself: as a data URL, or opened." if meant else "Use http, https or data.",
+            "Local files may not be read." if meant else "This is not a URL, and local files may not be read.",
+            "Send the file itself, as a data URL or opened." if meant else "Use http, https or data.",
             or_engine="set allowed_local_media_path to the folder whose files may be read",
         )
     if "\0" in path:
@@ -202,8 +202,8 @@ def _read_allowed(path: str, rules: FetchRules) -> bytes:
     if not real.is_relative_to(root) or real == root:
         raise FetchError(
             "The file is not below allowed_local_media_path.",
-            "Give the item itself, as a data URL or the like.",
-            or_engine="name another folder",
+            "Send the item itself, for example as a data URL.",
+            or_engine="set another folder",
         )
     folder = _open(os.fspath(root), os.O_RDONLY | os.O_DIRECTORY, None)
     try:
@@ -217,7 +217,7 @@ def _read_allowed(path: str, rules: FetchRules) -> bytes:
 
 
 def _read_file(path: Path, folder: int | None, limits: MediaLimits) -> bytes:
-    """A plain file; `folder` is the open folder it must lie in, if links may not be followed."""
+    """Read a plain file; with `folder`, an open folder, the file must be in it and links are not followed."""
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if folder is None else os.O_NOFOLLOW)
     handle = _open(os.fspath(path) if folder is None else path.name, flags, folder)
     try:
@@ -238,10 +238,10 @@ def _read_file(path: Path, folder: int | None, limits: MediaLimits) -> bytes:
 
 
 def _real(path: str | Path) -> Path:
-    """The path with all links followed; what of it does not exist stays as it is."""
+    """Return the path with all links followed; parts that do not exist stay unchanged."""
     try:
         return Path(os.path.realpath(path))
-    except (OSError, ValueError) as error:  # A link that goes away between the look at it and its reading.
+    except (OSError, ValueError) as error:  # # A link removed between its lookup and its reading.
         raise _unopened(error) from error
 
 
@@ -264,7 +264,7 @@ async def _read_http(
     url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace, turns: LoopShare
 ) -> bytes:
     if "beheld.inputs.fetch.pinned_http" not in sys.modules:
-        # It takes as long as a hundred small requests, and the event loop is theirs.
+        # Parsing takes as long as a hundred small requests, which share the event loop.
         await asyncio.to_thread(import_module, "beheld.inputs.fetch.pinned_http")
     from beheld.inputs.fetch import pinned_http, url_mirror
 
@@ -273,7 +273,7 @@ async def _read_http(
         if rules.domains is not None and place.host not in rules.domains:
             raise FetchError(
                 f"The host {place.host!r} is not among allowed_media_domains.",
-                "Give the item itself, as a data URL or the like.",
+                "Send the item itself, for example as a data URL.",
                 or_engine="add the host to allowed_media_domains",
             )
         copy = url_mirror.find(place)
@@ -298,9 +298,9 @@ async def _read_http(
 
 
 def times_s(modality: str) -> tuple[float, float]:
-    """Seconds a fetch may take in all, redirects included: if hardly anything comes, and as long as it comes."""
+    """Return the timeouts in seconds, redirects included: while hardly any data comes, and in total."""
     if modality == "video":
-        said = env.VIDEO_FETCH_TIMEOUT()
-        return (10.0, 30.0) if said is None else (said, said)
+        limit = env.VIDEO_FETCH_TIMEOUT()
+        return (10.0, 30.0) if limit is None else (limit, limit)
     seconds = {"image": env.IMAGE_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT}[modality]()
     return seconds, seconds

@@ -1,7 +1,7 @@
-"""Fetches what a request's media need from other machines, before anything waits for them in a thread.
+"""Fetches a request's media from other machines before any thread waits for them.
 
-Every fetch waits in the event loop. A request that is cancelled ends its fetches, and a host that does not answer
-delays only the requests that ask it.
+Every fetch waits in the event loop. Cancelling a request ends its fetches, and a host that does not answer delays only
+the requests that use it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from beheld.inputs.fetch.fetch import MAX_URL, FetchRules, fetch_remote, is_remo
 from beheld.utils.loop_share import LoopShare
 
 _MAX_AT_ONCE = 256
-# So that a host that hangs holds only its part of them.
+# Limits per host, so that a hanging host occupies only its part of the slots.
 _MAX_PER_HOST = 32
 
 
 class Fetcher:
-    """Fetches the media of one pipeline's requests. All of its coroutines run in one event loop at a time.
+    """Fetches media for one pipeline's requests. Its coroutines run in one event loop at a time.
 
     Args:
-        rules: what may be opened; their limits bound the bytes of all requests that are being prepared.
+        rules: what may be opened; their limits bound the bytes of all requests in preparation.
     """
 
     def __init__(self, rules: FetchRules) -> None:
@@ -39,10 +39,11 @@ class Fetcher:
 
     @asynccontextmanager
     async def fetched(self, media: Sequence[MediaRef]) -> AsyncGenerator[tuple[MediaRef, ...], None]:
-        """The same media, with bytes where there were URLs of other machines; inside the block they have room.
+        """Return the same media with remote URLs replaced by bytes; inside the block the bytes are reserved.
 
         Raises:
-            FetchError, LimitError: the first in the order of the media, once all have ended; it names its item.
+            FetchError, LimitError: the first failure in the order of the media, after all fetches ended; it names its
+                item.
         """
         taken: list[int] = []
 
@@ -67,7 +68,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def _turn(self, url: str, timeout: float) -> AsyncGenerator[None, None]:
-        """Wait in line for the host, then in line for all hosts."""
+        """Wait for a slot of the host, then for a slot of all hosts."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with (
@@ -95,12 +96,12 @@ def _host(url: str) -> str:
     try:
         return (urlsplit(url[:MAX_URL]).hostname or "").lower()
     except ValueError:
-        # Refused with its reason where it is taken apart.
+        # Refused with a reason when it is parsed.
         return ""
 
 
 class _Turns:
-    """So many at a time under one name; others wait in the order in which they came."""
+    """A limited number of concurrent users per name; others wait in order of arrival."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -108,7 +109,7 @@ class _Turns:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncGenerator[None, None]:
-        """Wait for it, and have it inside the block."""
+        """Hold a slot inside the block."""
         line, num_users = self._lines.get(name) or (asyncio.Semaphore(self._most), 0)
         self._lines[name] = (line, num_users + 1)
         try:
@@ -123,10 +124,10 @@ class _Turns:
 
 
 class Room:
-    """Bytes that may be held at a time; callers that want more wait, first come, first served.
+    """A budget of bytes; callers that exceed it wait in order of arrival.
 
     Args:
-        max_bytes: a caller that wants more than all of it gets all of it.
+        max_bytes: a larger request gets the whole budget.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -135,7 +136,7 @@ class Room:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, num_bytes: int) -> int:
-        """Wait for room; what is to be given back."""
+        """Wait for room; return the number of bytes to give back."""
         wanted = min(num_bytes, self._max)
         granted = asyncio.get_running_loop().create_future()
         self._waiting.append((wanted, granted))
@@ -144,14 +145,14 @@ class Room:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                # It was granted, and is not wanted any more.
+                # Granted, but no longer needed.
                 self.give(wanted)
             self._wake()
             raise
         return wanted
 
     def give(self, num_bytes: int) -> None:
-        """Give back what was taken."""
+        """Give back reserved bytes."""
         self._left += num_bytes
         self._wake()
 

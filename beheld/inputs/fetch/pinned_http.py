@@ -1,9 +1,8 @@
-"""One HTTP exchange with a checked address: resolved once, checked, and that very address dialled.
+"""One HTTP exchange with a checked address: resolved once, checked, and that address dialled.
 
-It stands on httpcore, the transport under httpx, because its network seam lets us choose the address of a connection
-while the certificate is still checked against the name. Everything waits in an event loop, so that a deadline, or a
-client that goes away, ends whatever is being waited for, and a silent server holds no thread. No proxy, cookie,
-credential or compression is ever used.
+It uses httpcore, the transport under httpx, whose network interface lets us choose a connection's address while the
+certificate is still checked against the name. Everything waits in an event loop, so a timeout or a disconnected client
+ends any wait, and a silent server holds no thread. Proxies, cookies, credentials and compression are never used.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from beheld.utils import env
 from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace
 
-# Ranges that carry or lead to other addresses, or that Python counts as global though they are not for us: IANA's
-# registries of special-purpose addresses, whatever this Python knows of them.
+# Ranges that carry or lead to other addresses, or that Python counts as global although they are special: IANA's
+# registries of special-purpose addresses, regardless of the Python version's list.
 _SPECIAL = """
 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24 192.175.48.0/24
 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4
@@ -36,20 +35,20 @@ _SPECIAL = """
 3fff::/20 5f00::/16 fc00::/7 fec0::/10
 """
 _REFUSED = tuple(map(ipaddress.ip_network, _SPECIAL.split()))
-# Names asked for at a time. Each holds a thread, since the system's resolver cannot be interrupted.
+# Concurrent name resolutions. Each holds a thread, because the system's resolver cannot be interrupted.
 _MAX_RESOLVING = 64
-# Bytes for which room is made at a time, of a body whose length the server does not tell.
+# Bytes reserved at a time for a body of unknown length.
 _STEP = 8 << 20
-# Headers of one answer, with the interim answers before it.
+# The total size of an answer's headers, interim answers included.
 MAX_HEAD_BYTES = 32 << 10
 _HEAD_STEP = 2 << 10
-# Of a body: so many pieces may be of any size, and each further one needs so many bytes.
+# Pieces of a body that may have any size; each further piece must have this many bytes on average.
 MAX_TINY_PIECES = 1024
 MIN_PIECE_BYTES = 128
-# Smaller pieces take longer to parse than to send: after so many of them others have their turn.
+# Smaller pieces take longer to parse than to send: after this many, other fetches get their turn.
 _SMALL_BYTES = 1024
 _SMALL_PIECES = 16
-# Bytes of a body in chunks that are read at a time, and that may hold no content: a chunk's frame, or trailers.
+# Bytes of a chunked body read at a time, and bytes that may hold no content, such as chunk headers or trailers.
 _CHUNKED_STEP = 16 << 10
 _resolving = threading.BoundedSemaphore(_MAX_RESOLVING)
 _UNSAFE = frozenset("\\ \t\r\n\0")
@@ -57,7 +56,7 @@ _UNSAFE = frozenset("\\ \t\r\n\0")
 
 @dataclass(frozen=True)
 class Place:
-    """A URL taken apart, with nothing ambiguous left in it."""
+    """A parsed URL without ambiguity."""
 
     scheme: str
     host: str
@@ -66,7 +65,7 @@ class Place:
 
 
 def parse(url: str) -> Place:
-    """Take a URL apart.
+    """Parse a URL.
 
     Raises:
         FetchError: it is malformed, or holds a user name, a backslash, blanks or control characters.
@@ -81,12 +80,12 @@ def parse(url: str) -> Place:
     if parts.username is not None or parts.password is not None:
         raise FetchError("The URL holds a user name or a password.", "Use a URL without them.")
     if not parts.hostname:
-        raise FetchError("The URL names no host.")
+        raise FetchError("The URL has no host.")
     try:
         host = parts.hostname.lower().rstrip(".").encode("idna").decode("ascii") if parts.hostname else ""
     except UnicodeError as error:
         raise FetchError("The URL's host is not a valid name.") from error
-    # What is already encoded stays; anything else that HTTP does not allow is encoded.
+    # Existing percent-encoding stays; other characters that HTTP does not allow are encoded.
     target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     if parts.query:
         target += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?[]{}|^`")
@@ -94,7 +93,7 @@ def parse(url: str) -> Place:
 
 
 async def address_of(host: str, port: int) -> str:
-    """Resolve once and check every address.
+    """Resolve a host once and check every address.
 
     Raises:
         FetchError: the host is unknown, or one of its addresses is private, loopback, link-local or otherwise special.
@@ -111,14 +110,17 @@ async def address_of(host: str, port: int) -> str:
             if not is_public(address):
                 raise FetchError(
                     f"The host {host!r} has an address that is not public.",
-                    "Give the item itself, as a data URL or the like.",
+                    "Send the item itself, for example as a data URL.",
                     or_engine="set BEHELD_ALLOW_PRIVATE_FETCH=1, which allows private and loopback addresses",
                 )
     return addresses[0]
 
 
 async def _resolved(host: str, port: int) -> list[Any]:
-    """The system's answer. A caller that stops waiting leaves the resolver's thread at work until that gives up."""
+    """Return the system's addresses.
+
+    If the caller stops waiting, the resolver's thread runs until the resolver gives up.
+    """
     if not _resolving.acquire(blocking=False):
         raise FetchError("Too many names are being resolved at the moment.", "Try again.")
     answer: Future[list[Any]] = Future()
@@ -137,7 +139,7 @@ async def _resolved(host: str, port: int) -> list[Any]:
 
 
 def is_public(address: str) -> bool:
-    """True for an ordinary address of the public internet."""
+    """Return whether an address is an ordinary public one."""
     try:
         ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.split("%")[0])
     except ValueError:
@@ -157,22 +159,22 @@ async def get(
     pace: Pace,
     turns: LoopShare,
 ) -> tuple[int, str | None, bytes]:
-    """One GET. How long it may take is the caller's to bound.
+    """Send one GET request. The caller bounds its time.
 
     Args:
-        place: where.
-        max_bytes: of the body.
+        place: the parsed URL.
+        max_bytes: the limit of the body.
         stop_at: statuses whose body is not read.
-        reserve: waits until there is room for so many bytes; called as a body of unknown length grows.
-        pace: counts what comes, and waiting that is not for the server.
-        turns: in which answers are parsed that come in tiny pieces.
+        reserve: waits until there is room for more bytes; called as a body of unknown length grows.
+        pace: counts received bytes, and waiting that is not the server's fault.
+        turns: shared by fetches whose bodies come in tiny pieces.
 
     Returns:
         Status, the Location header, the body.
 
     Raises:
         FetchError, LimitError: it failed, or was too large.
-        TimeoutError: the system gave up waiting.
+        TimeoutError: the system's timeout expired.
     """
     address = await address_of(place.host, place.port)
     literal = f"[{place.host}]" if ":" in place.host else place.host
@@ -219,7 +221,7 @@ async def _body(
     length = fields.get("content-length", "")
     known = int(length) if length.isascii() and length.isdigit() else None
     if known is not None and known > max_bytes:
-        raise LimitError(f"The server would send {known} bytes; the limit is {max_bytes}.")
+        raise LimitError(f"The server offers {known} bytes; the limit is {max_bytes}.")
     room = min(_STEP, max_bytes) if known is None else known
     with pace.waiting():
         await reserve(room)
@@ -243,10 +245,10 @@ async def _body(
 
 
 class _Meter:
-    """Bounds the cost of parsing one response, and gives others their turn meanwhile.
+    """Bounds the cost of parsing one answer, apart from its size, and lets other fetches run meanwhile.
 
     Attributes:
-        step: bytes that are read at a time.
+        step: bytes read at a time.
     """
 
     def __init__(self, turns: LoopShare) -> None:
@@ -257,16 +259,16 @@ class _Meter:
         self.step = _HEAD_STEP
 
     def head_ended(self) -> None:
-        """What comes now is the body."""
+        """Note that the body begins."""
         self._in_head = False
         self._empty_bytes = 0
         self.step = 64 << 10
 
     async def read(self, num_bytes: int) -> None:
-        """So many bytes came, and are parsed next.
+        """Count bytes that were received and are about to be parsed.
 
         Raises:
-            FetchError: so many came without any content.
+            FetchError: too many came without content.
         """
         if self._in_head or self._empty_bytes:
             await self._turns.turn()
@@ -277,16 +279,16 @@ class _Meter:
             raise FetchError("The server sends a body without content.", "Check the URL.")
 
     async def piece(self, num_bytes: int, num_pieces: int, total_bytes: int) -> None:
-        """A piece of content came, the last of so many.
+        """Count a piece of content, the last of the counted bytes.
 
         Raises:
-            FetchError: they are too small.
+            FetchError: the pieces are too small.
         """
         self._empty_bytes = 0
         if num_pieces > MAX_TINY_PIECES + total_bytes // MIN_PIECE_BYTES:
             raise FetchError(
                 f"The server sends its body in pieces of fewer than {MIN_PIECE_BYTES} bytes.",
-                "Give the item itself, as a data URL or the like.",
+                "Send the item itself, for example as a data URL.",
             )
         self._small += num_bytes < _SMALL_BYTES
         if self._small >= _SMALL_PIECES:
@@ -295,39 +297,39 @@ class _Meter:
 
 
 class _MeteredStream(httpcore.AsyncNetworkStream):
-    """Tells a meter of what is read."""
+    """A network stream that reports what it reads to a meter."""
 
     def __init__(self, inner: httpcore.AsyncNetworkStream, meter: _Meter) -> None:
         self._inner = inner
         self._meter = meter
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """As the other's, as much as the meter lets be read at a time."""
+        """Read as much as the meter allows at a time."""
         data = await self._inner.read(min(max_bytes, self._meter.step), timeout)
         await self._meter.read(len(data))
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """As the other's."""
+        """Write to the stream."""
         await self._inner.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """As the other's."""
+        """Close the stream."""
         await self._inner.aclose()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
-        """As the other's; its bytes are counted once they are deciphered."""
+        """Start TLS; bytes are counted after decryption."""
         return _MeteredStream(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._meter)
 
     def get_extra_info(self, info: str) -> Any:
-        """As the other's."""
+        """Return the stream's extra information."""
         return self._inner.get_extra_info(info)
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to one address, whatever the name; a meter counts what comes from there."""
+    """Connects to one address, whatever the name; a meter counts received bytes."""
 
     def __init__(self, address: str, meter: _Meter) -> None:
         self._address = address

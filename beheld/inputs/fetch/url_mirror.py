@@ -1,8 +1,8 @@
-"""Local copies of addresses: a folder that is looked at before the network, for machines without one.
+"""Local copies of URLs: a folder that is searched before the network, for machines without network access.
 
-The folder is named by BEHELD_MEDIA_CACHE. The copy of `https://host/some/path%20x.jpg?y=1` is the file
-`host/some/path%20x.jpg?y=1` below it; `wget -x` lays files like that, with the path decoded, which is found too. Only
-the owner of the machine writes there; beheld reads.
+BEHELD_MEDIA_CACHE names the folder. The copy of `https://host/some/path%20x.jpg?y=1` is the file
+`host/some/path%20x.jpg?y=1` below it; `wget -x` stores files this way with the path decoded, which is found too. Only
+the machine's owner writes there; beheld reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def places(place: Place) -> tuple[str, ...]:
-    """The paths below the folder at which a copy of an address is looked for; none for an address that climbs."""
+    """Return the candidate paths of a URL's copy below the folder; none for a URL with parent segments."""
     host = place.host if place.port == _DEFAULT_PORTS.get(place.scheme) else f"{place.host}:{place.port}"
     plain = place.target.lstrip("/")
     return tuple(
@@ -27,7 +27,7 @@ def places(place: Place) -> tuple[str, ...]:
 
 
 def find(place: Place) -> str | None:
-    """The path of the copy of an address; None if there is none, or no folder of copies."""
+    """Return the path of a URL's copy; None if there is no copy or no folder."""
     folder = env.MEDIA_CACHE()
     if not folder:
         return None

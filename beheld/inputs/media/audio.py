@@ -1,4 +1,4 @@
-"""From the bytes of an audio file, or from a waveform, to a mono waveform at the rate the model wants."""
+"""Decodes audio files and waveforms to mono waveforms at the model's rate."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError
 from beheld.inputs.media.container import opened
 
-# No recording has less, no converter gives more.
+# The range of rates that recordings and converters use.
 _MIN_RATE = 1_000
 _MAX_RATE = 768_000
 
 
 @dataclass(frozen=True, eq=False)
 class Waveform:
-    """Samples in float32 from -1 to 1, mono, and their rate in Hz."""
+    """Mono samples in float32 from -1 to 1, and their rate in Hz."""
 
     samples: Any
     rate: int
@@ -27,7 +27,7 @@ class Waveform:
 
     @property
     def seconds(self) -> float:
-        """Its length in seconds."""
+        """Return the length in seconds."""
         return float(len(self.samples)) / self.rate
 
 
@@ -35,13 +35,13 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
     """Decode an audio file of any kind that PyAV reads, mixed down to one channel.
 
     Args:
-        data: the file.
-        limits: bounds.
-        rate: wanted, in Hz; None leaves the file's own. It is resampled as it is decoded, so that long audio at a
+        data: the file's bytes.
+        limits: on size and length.
+        rate: the wanted rate in Hz; None keeps the file's. Resampling happens during decoding, so that long audio at a
             high rate is never in memory as a whole.
 
     Raises:
-        DecodeError: not audio, or broken, or without samples, or of a rate that no audio has.
+        DecodeError: not audio, broken, without samples, or at an impossible rate.
         LimitError: longer than allowed.
     """
     import av
@@ -51,11 +51,11 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
     try:
         with opened(data) as container:
             if not container.streams.audio:
-                raise DecodeError("The file holds no audio.", "Give one that does.")
+                raise DecodeError("The file holds no audio.", "Send a file with audio.")
             stream = container.streams.audio[0]
             own, channels = int(stream.rate or 0), int(stream.channels or 0)
             if channels < 1:
-                raise DecodeError("The audio has no channels.", "Write the file again.")
+                raise DecodeError("The audio has no channels.", "Save the file again.")
             _check_rate(own)
             count = 0
             for samples, count in _decoded(container, stream, rate or own):
@@ -65,7 +65,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
     except av.FFmpegError as error:
         raise DecodeError(
             "The bytes are not audio that can be read.",
-            "Send it again, complete, or in another format, for instance as WAV.",
+            "Send the complete file, or another format such as WAV.",
             detail=type(error).__name__,
         ) from error
     samples = np.concatenate(parts) if parts else np.zeros(0, np.float32)
@@ -75,7 +75,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
 
 
 def _decoded(container: Any, stream: Any, rate: int) -> Iterator[tuple[Any, int]]:
-    """Pieces of mono samples at `rate`, and how many samples of the file's own rate have been decoded by then."""
+    """Yield pieces of mono samples at `rate`, with the number of samples decoded so far at the file's rate."""
     import av
 
     own = int(stream.rate)
@@ -88,7 +88,7 @@ def _decoded(container: Any, stream: Any, rate: int) -> Iterator[tuple[Any, int]
             if resampler is None:
                 yield _samples(mixed), count
                 continue
-            # A time that jumps is the container's; samples follow one another.
+            # A jump in timestamps comes from the container; the samples are continuous.
             mixed.pts = None
             for piece in resampler.resample(mixed):
                 yield _samples(piece), count
@@ -98,7 +98,7 @@ def _decoded(container: Any, stream: Any, rate: int) -> Iterator[tuple[Any, int]
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """The decoded frames, and None for their end."""
+    """Yield the decoded frames, and None at their end."""
     yield from container.decode(stream)
     yield None
 
@@ -115,7 +115,7 @@ def _check_rate(rate: float) -> None:
 
 
 def _check_length(count: int, rate: float, channels: int, limits: MediaLimits) -> None:
-    """Refuse `count` samples of each channel if they are too many."""
+    """Refuse `count` samples per channel if they are too many."""
     if count > limits.max_audio_s * rate:
         raise LimitError(f"The audio is longer than {limits.max_audio_s:g} s.", "Cut it first.")
     if count * channels > limits.max_audio_samples:
@@ -129,12 +129,12 @@ def _rate_lost(own: int, rate: int) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> bool:
-    """True for numbers of Python's and of numpy's kinds, which is where rates often come from."""
+    """Return whether a value is one of Python's or numpy's numbers, which rates often are."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
-    """A waveform from samples (any float or 16-bit type; mono, or (channels, samples)) and their rate.
+    """Return a waveform from samples (any float or 16-bit type; mono, or (channels, samples)) and their rate.
 
     Raises:
         DecodeError: another shape, no samples, values that are not finite.
@@ -156,14 +156,14 @@ def from_array(samples: Any, rate: Any, limits: MediaLimits) -> Waveform:
     if array.ndim != 1:
         raise DecodeError(
             f"Audio as an array must have the shape (samples,), not {tuple(array.shape)}.",
-            "Give the samples of one item, and several items as a list.",
+            "Pass one item's samples, or several items as a list.",
         )
     _check_length(array.size, rate, 1, limits)
     return _checked(_floats(array), int(rate), given, lost)
 
 
 def resampled(wave: Waveform, rate: int) -> Waveform:
-    """The waveform at another rate."""
+    """Return the waveform at another rate."""
     import av
     import numpy as np
 
@@ -194,7 +194,7 @@ def _checked(samples: Any, rate: int, given: Mapping[str, Any], lost: tuple[str,
     import numpy as np
 
     if samples.size == 0:
-        raise DecodeError("The audio is empty: it has 0 samples.", "Leave it out if there is nothing to hear.")
+        raise DecodeError("The audio is empty: it has 0 samples.", "Leave the item out.")
     if not np.isfinite(samples).all():
         raise DecodeError("The audio holds values that are not finite.", "Replace them first.")
     return Waveform(samples, rate, {"seconds": round(samples.size / rate, 3), **given}, lost)

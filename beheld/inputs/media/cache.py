@@ -1,4 +1,4 @@
-"""The cache of processed media, bounded by bytes, with a shortcut from undecoded bytes to the content."""
+"""The cache of processed media, bounded by bytes, with a shortcut from undecoded bytes to content."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from beheld.core.media import MediaItem
 from beheld.utils.lru import LRU
 
-# An alias is some hundred bytes, so this many never weigh on anything.
+# An alias takes some hundred bytes, so this many are negligible.
 _ALIAS_BYTES = 16 << 20
 _ALIAS_SIZE = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What is known of a decoded input without its pixels: its digest, and what decoding said of it."""
+    """A decoded input's digest and facts, without its pixels."""
 
     digest: bytes
     given: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class Processed:
-    """An item, what the model sees of it, and what processing lost."""
+    """A processed item, its receipt's facts, and what processing lost."""
 
     item: MediaItem
     used: Mapping[str, Any]
@@ -45,11 +45,10 @@ class CacheStats:
 
 
 class MediaCache:
-    """Processed items by digest, the least recently used dropped first. Safe to use from several threads.
+    """Processed items by digest; the least recently used are dropped first. Safe to use from several threads.
 
-    Content that was seen before need not be decoded to find its item: `aliases` lead from the digest of the undecoded
-    bytes
-    (or of an image in an unusual mode) to the digest of the content.
+    Known content need not be decoded to find its item: `aliases` map the digest of undecoded bytes (or of an image in
+    an unusual mode) to the digest of the content.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,28 +56,28 @@ class MediaCache:
         self._aliases: LRU[bytes, Content] = LRU(_ALIAS_BYTES if max_bytes else 0)
 
     def content(self, source: bytes) -> Content | None:
-        """What is known of the input with this source digest."""
+        """Return the facts of the input with this source digest."""
         return self._aliases.get(source)
 
     def remember(self, source: bytes, content: Content) -> None:
-        """Note what an input was decoded to."""
+        """Record what an input was decoded to."""
         self._aliases.put(source, content, _ALIAS_SIZE)
 
     def get(self, digest: bytes) -> Processed | None:
-        """The processed item, or None."""
+        """Return the processed item, or None."""
         return self._items.get(digest)
 
     def put(self, processed: Processed) -> None:
-        """Keep a processed item."""
+        """Store a processed item."""
         self._items.put(processed.item.digest, processed, processed.item.feature_bytes + _ALIAS_SIZE)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._items.clear()
         self._aliases.clear()
 
     def stats(self) -> CacheStats:
-        """Counters since the start."""
+        """Return the counters since the start."""
         counters = self._items.stats
         return CacheStats(
             len(self._items),

@@ -1,11 +1,11 @@
-"""The one door to FFmpeg: bytes opened as a container of a kind that holds its own audio and frames."""
+"""The only use of FFmpeg: opens bytes as a container of a kind that holds its audio and frames itself."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
-# Names of FFmpeg's readers. Left out are those that open something else on the bytes' behalf: playlists and lists of
+# Names of FFmpeg's demuxers. Left out are those that open other sources named in the bytes: playlists and lists of
 # files (concat, hls, dash, imf), session descriptions (sdp, which listens on the network), devices, scripts.
 FORMATS = (
     "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,flac,flv,gif,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp3,mpeg,mpegts,"
@@ -14,10 +14,10 @@ FORMATS = (
 
 
 def opened(data: bytes) -> Any:
-    """PyAV's container over these bytes; it reads nothing else.
+    """Open these bytes with PyAV, which reads nothing else.
 
     Raises:
-        av.FFmpegError: of no kind in FORMATS, or broken.
+        av.FFmpegError: the kind is not in FORMATS, or the bytes are broken.
     """
     import av
 

@@ -1,8 +1,8 @@
-"""From bytes, arrays and PIL images of any kind to 8-bit RGB images, saying what was lost on the way.
+"""Decodes bytes, arrays and PIL images to 8-bit RGB images, and records what was lost.
 
-An image becomes what `ImageOps.exif_transpose(image).convert("RGB")` gives, but for two kinds: transparency is laid
-on white, as the models were trained to expect, and 16-bit grey is scaled to 8 bits where a plain conversion would clip
-it to white.
+An image becomes what `ImageOps.exif_transpose(image).convert("RGB")` gives, with two exceptions: transparency is
+composited on white, as models were trained, and 16-bit grey is scaled to 8 bits where a plain conversion would clip it
+to white.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from beheld.inputs.media import header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _ORIENTATION = 0x0112
-# Of so many pixels a file may say as little as it likes.
+# Below this many pixels, a file of any size is accepted.
 _ANY_PIXELS = 16_000_000
 _SHRINK = "Shrink it first."
 _WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
@@ -29,7 +29,7 @@ _WIDE_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 
 @dataclass(frozen=True, eq=False)
 class DecodedImage:
-    """A decoded image: RGB, what came in, how it was treated, what was lost."""
+    """A decoded image: RGB, its source, its treatment, and what was lost."""
 
     image: Any
     given: Mapping[str, Any]
@@ -37,44 +37,44 @@ class DecodedImage:
     lost: tuple[str, ...]
 
 
-# Pillow reads a file into its image when that is first asked for, seeks in it to count frames, and reads its tags
-# late: none of this is made for several threads, which see images half read, or no tags.
-# Should Ctrl-C come between taking one and giving it back, the main thread still has it, and passes.
+# Pillow loads a file into its image on first use, seeks in it to count frames, and reads its tags late. None of this is
+# thread-safe: other threads would see half-loaded images, or no tags. The lock is re-entrant: if Ctrl-C interrupts
+# between acquire and release, the main thread still holds it and passes.
 _LOCKS = tuple(threading.RLock() for _ in range(64))
 
 
 @contextmanager
 def alone_with(image: Any) -> Iterator[None]:
-    """Within the block no other thread of ours touches this PIL image of the user's, who may give it many times."""
+    """Lock this PIL image of the user, who may pass it several times, against other threads of ours."""
     lock = _LOCKS[id(image) // 16 % len(_LOCKS)]
     with lock:
         yield
 
 
 def is_tensor(value: Any) -> bool:
-    """True for a torch tensor; does not import torch to find out."""
+    """Return whether a value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: Any) -> bool:
-    """True for a numpy array."""
+    """Return whether a value is a numpy array."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def is_image(value: Any) -> bool:
-    """True for a PIL image."""
+    """Return whether a value is a PIL image."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(value, pil.Image)
 
 
 def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
-    """Decode the bytes of an image file. The kind is found from the bytes, whatever the sender called it.
+    """Decode the bytes of an image file; the bytes determine the format, not the sender's label.
 
     Raises:
         DecodeError: not an image of a known format, or broken.
-        LimitError: more pixels than allowed; found from the header, before decoding.
+        LimitError: more pixels than allowed, according to the header, before decoding.
     """
     from PIL import Image
 
@@ -91,7 +91,7 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
 
 
 def check_header(data: bytes, limits: MediaLimits) -> None:
-    """Refuse an image for what its header claims; nothing is decoded.
+    """Check the size in an image's header, without decoding.
 
     Raises:
         LimitError: more pixels than allowed.
@@ -102,25 +102,25 @@ def check_header(data: bytes, limits: MediaLimits) -> None:
 
 
 def check_size(width: int, height: int, limits: MediaLimits, num_bytes: int | None = None) -> None:
-    """Refuse an image for its size.
+    """Check an image's size.
 
     Args:
         width, height: in pixels.
-        limits: bounds.
-        num_bytes: of its file, if it came as one.
+        limits: on pixels.
+        num_bytes: the size of its file, if it has one.
 
     Raises:
-        LimitError: more pixels than allowed, or far more than its file can have anything to say about.
+        LimitError: more pixels than allowed, or far more than its file can describe.
     """
     pixels = width * height
     if pixels > limits.max_pixels:
         raise LimitError(f"The image has {width} x {height} pixels; the limit is {limits.max_pixels}.", _SHRINK)
     if num_bytes is not None and pixels > max(_ANY_PIXELS, limits.max_pixels_per_byte * num_bytes):
-        raise LimitError(f"The image has {width} x {height} pixels in {num_bytes} bytes, nearly all alike.", _SHRINK)
+        raise LimitError(f"The image has {width} x {height} pixels in only {num_bytes} bytes.", _SHRINK)
 
 
 def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> DecodedImage:
-    """Bring a PIL image to RGB.
+    """Convert a PIL image to RGB.
 
     Raises:
         DecodeError: it is empty, truncated or broken.
@@ -128,7 +128,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     """
     width, height = image.size
     if width < 1 or height < 1:
-        raise DecodeError(f"The image is empty: {width} x {height} pixels.", "Give one of at least 1 x 1.")
+        raise DecodeError(f"The image is empty: {width} x {height} pixels.", "Send one of at least 1 x 1.")
     check_size(width, height, limits)
     given = described(image, file_format)
     lost: list[str] = []
@@ -142,14 +142,14 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
-        # Of broken bytes Pillow says so by exceptions of every kind.
-        raise DecodeError("The image is broken.", "Send it again, complete.", detail=first_line(error)) from error
+        # On broken bytes Pillow raises exceptions of any kind.
+        raise DecodeError("The image is broken.", "Send the complete file.", detail=first_line(error)) from error
     treated = {"exif_rotated": True} if orientation != 1 else {}
     return DecodedImage(rgb, given, treated, tuple(lost))
 
 
 def described(image: Any, file_format: str | None) -> dict[str, Any]:
-    """What receipts say of an image as it came in."""
+    """Describe an image's original form for receipts."""
     given: dict[str, Any] = {"width": image.width, "height": image.height, "mode": image.mode}
     if file_format:
         given["format"] = file_format
@@ -157,7 +157,7 @@ def described(image: Any, file_format: str | None) -> dict[str, Any]:
 
 
 def is_plain_rgb(image: Any) -> bool:
-    """True if the image is already what the model would see, so that its pixels are its content."""
+    """Return whether the image already is what the model would see, so that its pixels are its content."""
     return (
         image.mode == "RGB"
         and "transparency" not in image.info
@@ -167,7 +167,7 @@ def is_plain_rgb(image: Any) -> bool:
 
 
 def from_array(array: Any, limits: MediaLimits) -> DecodedImage:
-    """An image from an array (height, width, 3), (height, width, 4), (height, width, 1) or (height, width) of bytes.
+    """Decode an array (height, width, 3), (height, width, 4), (height, width, 1) or (height, width) of bytes.
 
     Raises:
         DecodeError: another shape or type.
@@ -194,7 +194,7 @@ def from_array(array: Any, limits: MediaLimits) -> DecodedImage:
 
 
 def to_rgb(image: Any, lost: list[str]) -> Any:
-    """An RGB image; appends to `lost` what the conversion takes away."""
+    """Return an RGB image; appends to `lost` what the conversion discards."""
     from PIL import Image
 
     if image.mode in _WIDE_MODES:
@@ -215,7 +215,7 @@ def to_rgb(image: Any, lost: list[str]) -> Any:
 
 
 def _narrow(image: Any) -> Any:
-    """Grey values of 16 bits or more, scaled to 8."""
+    """Scale grey values of 16 bits or more to 8 bits."""
     import numpy as np
     from PIL import Image
 
@@ -232,7 +232,7 @@ def _narrow(image: Any) -> Any:
 
 
 def _upright(image: Any) -> tuple[Any, int]:
-    """The image turned as its EXIF tag says, and that tag's value."""
+    """Return the image turned by its EXIF orientation, and that orientation."""
     from PIL import ImageOps
 
     orientation = _orientation(image)
@@ -242,7 +242,7 @@ def _upright(image: Any) -> tuple[Any, int]:
 
 
 def _orientation(image: Any) -> int:
-    """1 (upright) to 8; a broken EXIF block counts as upright."""
+    """Return the EXIF orientation, 1 (upright) to 8; a broken EXIF block counts as upright."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception:
@@ -254,5 +254,5 @@ def _frame_count(image: Any) -> int:
     try:
         return int(getattr(image, "n_frames", 1))
     except Exception:
-        # Counting frames may read past a broken one; loading the first frame then says what is wrong.
+        # Counting frames may read past a broken one; loading the first frame then reports the error.
         return 1

@@ -1,7 +1,7 @@
-"""Framed content digests: whole 32 bytes that two different meanings never share.
+"""Framed content digests of 32 bytes, which never collide for different meanings.
 
-Every value is written as a tag, its length and its bytes, so that neither concatenation nor nesting can make two
-different inputs look alike: ("ab", "c") and ("a", "bc"), 1 and True, a list and its only element all differ.
+Every value is written as a tag, its length and its bytes, so that neither concatenation nor nesting makes two different
+inputs look alike: ("ab", "c") and ("a", "bc"), 1 and True, a list and its only element all differ.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from blake3 import blake3
 
 _LENGTH = struct.Struct("<Q")
-# What is shorter is gathered: each call of the hash takes longer than its bytes.
+# Shorter values are buffered, because a call of the hash takes longer than hashing them.
 _LONG = 4096
 
 
 class Digest:
-    """A digest in the making; `add` frames what it is given."""
+    """A digest in progress; `add` frames its argument."""
 
     def __init__(self, kind: str) -> None:
         self._hash = blake3()
@@ -26,10 +26,10 @@ class Digest:
         self.add(kind)
 
     def add(self, value: Any) -> Digest:
-        """Take in None, a number, text, bytes, or a list, set or mapping of these.
+        """Add None, a number, text, bytes, or a list, set or mapping of these.
 
         Raises:
-            TypeError: the value is of another type, which has no agreed bytes.
+            TypeError: the value has another type, which has no defined encoding.
         """
         if value is None:
             self._frame(b"n", b"")
@@ -74,28 +74,28 @@ class Digest:
         self._gathered.clear()
 
     def done(self) -> bytes:
-        """The 32 bytes."""
+        """Return the 32 bytes."""
         self._flush()
         return self._hash.digest()
 
 
 def salted(digest: bytes, salt: bytes) -> bytes:
-    """The digest under which a caller's own things are kept; without a salt, the one that all share."""
+    """Return the digest under which a caller's private items are stored; without a salt, the shared one."""
     return Digest("salted").add(salt).add(digest).done() if salt else digest
 
 
 def of_bytes(data: bytes, what: str) -> bytes:
-    """Digest of undecoded bytes; `what` says how they would be decoded."""
+    """Return the digest of undecoded bytes; `what` describes how they would be decoded."""
     return Digest("bytes").add(what).add(data).done()
 
 
 def of_rgb(width: int, height: int, rgbx: Any) -> bytes:
-    """Digest of an image as the model sees it: rows of 8-bit RGB, top to bottom, a byte of 255 after each pixel."""
+    """Return the digest of an image's pixels: rows of 8-bit RGB, top to bottom, a byte of 255 after each pixel."""
     return Digest("rgbx").add(width).add(height).add(rgbx).done()
 
 
 def of_image(image: Any) -> bytes:
-    """Digest of a PIL image of any mode, with all that decides what becomes of it as RGB."""
+    """Return the digest of a PIL image of any mode, with everything that determines its RGB form."""
     palette = image.palette
     key = Digest("PIL image").add(image.mode).add(list(image.size))
     key.add(None if palette is None else [palette.mode, bytes(palette.palette)])
@@ -104,7 +104,7 @@ def of_image(image: Any) -> bytes:
 
 
 def of_array(kind: str, array: Any, extra: Any = None) -> bytes:
-    """Digest of a numpy array: type, shape, bytes, and what else belongs to it."""
+    """Return the digest of a numpy array: type, shape, bytes, and related values."""
     import numpy as np
 
     flat = np.ascontiguousarray(array)
@@ -113,14 +113,14 @@ def of_array(kind: str, array: Any, extra: Any = None) -> bytes:
 
 
 def of_item(content: bytes, modality: str, identity: bytes, options: Mapping[str, Any], setting: str) -> bytes:
-    """Digest of a processed item: the content and everything that decides its features.
+    """Return the digest of a processed item: its content and everything that determines its features.
 
     Args:
         content: digest of the content.
         modality: "image", "video" or "audio".
         identity: digest of the processor and its settings.
         options: the options of this call.
-        setting: what of its surroundings changes the features ("alone", "among others"), or "".
+        setting: the setting in the prompt that changes the features ("alone", "among others"), or "".
     """
     return Digest("item").add(content).add(modality).add(identity).add(options).add(setting).done()
 

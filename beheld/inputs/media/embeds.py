@@ -1,4 +1,4 @@
-"""Embeddings given in place of images, videos or audio: checked, and made into items without any processing."""
+"""Validates embeddings given in place of images, videos or audio, and makes items of them without processing."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from beheld.core.media import MediaItem
 from beheld.inputs.media import digest
 from beheld.inputs.media.decode import is_array, is_tensor
 
-# Of safetensors; one tensor's takes about a hundred.
+# The limit of a safetensors header; one tensor's takes about a hundred bytes.
 _MAX_HEADER_BYTES = 1 << 16
 _FEWER = "Give fewer or shorter items."
-# Items whose grids one mapping may hold.
+# The largest number of items whose grids one mapping may hold.
 _MAX_GRIDS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Embeddings of one item: a tensor (tokens, hidden), and the numbers that positions need, if the family has any."""
+    """Embeddings of one item: a tensor (tokens, hidden), and the numbers that positions need, if any."""
 
     tensor: Any
     layout: Mapping[str, tuple[Any, ...]]
 
 
 def given(value: Any) -> bool:
-    """True if a user's value for a modality stands for embeddings rather than for something to be decoded."""
+    """Return whether a user's value for a modality is embeddings rather than media to decode."""
     if isinstance(value, Embeddings | Mapping):
         return True
     if is_tensor(value):
@@ -41,7 +41,7 @@ def given(value: Any) -> bool:
 
 
 def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
-    """One Embeddings per item.
+    """Return one Embeddings per item.
 
     Args:
         value: a tensor (items, tokens, hidden) or (tokens, hidden), or a mapping with the tensor under
@@ -56,13 +56,13 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
     if isinstance(value, Embeddings):
         return [value]
     if info.position_axes > 1 and "audio" in info.modalities and modality != "image":
-        # Their positions need lengths and times that embeddings do not tell.
-        raise DecodeError(f"Embeddings of {modality} cannot be given to this model.", f"Give the {modality} itself.")
+        # Their positions need lengths and times, which embeddings lack.
+        raise DecodeError(f"This model does not accept embeddings of {modality}.", f"Send the {modality} itself.")
     if isinstance(value, Mapping):
         return _split_mapping(value, modality, info, merge_size)
     if info.position_axes > 1:
         raise DecodeError(
-            f"Embeddings of this model need the grid of each {modality}.",
+            f"Embeddings for this model need the grid of each {modality}.",
             f'Give {{"{modality}_embeds": tensor, "{modality}_grid_thw": tensor of (items, 3)}}.',
         )
     tensor = _tensor(value)
@@ -96,7 +96,7 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
     counts = [t * h * w // merge_size**2 for t, h, w in grids]
     if flat.ndim != 2 or sum(counts) != flat.shape[0]:
         raise DecodeError(
-            f"{grid_name} {[list(g) for g in grids[:8]]} asks for {sum(counts)} embeddings; {name} has the shape "
+            f"{grid_name} {[list(g) for g in grids[:8]]} requires {sum(counts)} embeddings; {name} has the shape "
             f"{tuple(tensor.shape)}.",
             f"The product of a grid, divided by {merge_size**2}, is its number of embeddings.",
         )
@@ -165,7 +165,7 @@ def _dense(tensor: Any) -> None:
 
 
 def check(value: Any, info: ModelInfo) -> Any:
-    """A tensor (tokens, hidden) in float32 on the CPU, contiguous.
+    """Return a contiguous tensor (tokens, hidden) in float32 on the CPU.
 
     Raises:
         DecodeError: wrong shape, type or width, no tokens, or values that are not finite.
@@ -182,12 +182,12 @@ def check(value: Any, info: ModelInfo) -> Any:
     dense = tensor.to("cpu", torch.float32).contiguous()
     if not bool(torch.isfinite(dense).all()):
         raise DecodeError("The embeddings hold values that are not finite (NaN or infinity).", "Replace them first.")
-    # A view on the user's memory would change when the user changes it.
+    # A view of the user's memory would change when the user changes it.
     return dense.clone() if dense.data_ptr() == tensor.data_ptr() else dense
 
 
 def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaItem:
-    """The item: embeddings are their own features, and each takes one placeholder."""
+    """Return the item: embeddings are its features, and each takes one placeholder."""
     tensor = embeddings.tensor
     count = tensor.shape[0]
     content = digest.of_array("embeds", tensor.numpy(), {name: list(v) for name, v in embeddings.layout.items()})
@@ -207,13 +207,13 @@ def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaIte
 
 
 def from_base64(value: Any, limits: MediaLimits) -> Any:
-    """A tensor from base64 of `torch.save(tensor)` or of safetensors; mappings of such text give mappings.
+    """Return a tensor from base64 of `torch.save(tensor)` or of safetensors; mappings of such text give mappings.
 
-    What is not text or a mapping passes as it is.
+    Values that are neither text nor mappings are returned unchanged.
 
     Raises:
-        DecodeError: not base64, neither of the two forms, or it holds something else than one plain tensor.
-        LimitError: larger than allowed, found from the headers.
+        DecodeError: not base64, neither of the two formats, or content other than one plain tensor.
+        LimitError: larger than allowed, according to the headers.
     """
     if isinstance(value, Mapping):
         return {name: from_base64(entry, limits) for name, entry in value.items()}
@@ -228,7 +228,7 @@ def from_base64(value: Any, limits: MediaLimits) -> Any:
     tensor = _load_archive(data, limits) if data[:2] == b"PK" else _load_safetensors(data)
     import torch
 
-    # Subclasses (parameters among them) bring behaviour of their own.
+    # Subclasses (parameters among them) have behaviour of their own.
     if type(tensor) is not torch.Tensor:
         raise DecodeError("The embeddings are not one plain tensor.", "Save one tensor with torch.save.")
     return tensor
@@ -242,7 +242,7 @@ def _load_archive(data: bytes, limits: MediaLimits) -> Any:
             entries: Sequence[zipfile.ZipInfo] = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise DecodeError("The embeddings are not an archive of torch.save.", "Save them with torch.save.") from error
-    # torch never compresses; what is compressed could unfold to any size.
+    # torch never compresses; compressed data could expand to any size.
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise DecodeError("The archive of the embeddings is compressed.", "Save them with torch.save.")
     if sum(entry.file_size for entry in entries) > limits.max_item_bytes:
@@ -253,15 +253,15 @@ def _load_archive(data: bytes, limits: MediaLimits) -> Any:
         raise DecodeError(
             "The archive of the embeddings cannot be read.", "Save one tensor with torch.save."
         ) from error
-    # A view may repeat a few numbers to any size; a nested tensor has no size to ask for.
+    # A view may repeat a few numbers to any size; a nested tensor has no size.
     sized = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
     if sized and tensor.numel() * tensor.element_size() > limits.max_item_bytes:
-        raise LimitError(f"The embeddings unfold to more than {limits.max_item_bytes} bytes.", _FEWER)
+        raise LimitError(f"The embeddings expand to more than {limits.max_item_bytes} bytes.", _FEWER)
     return tensor
 
 
 def _load_safetensors(data: bytes) -> Any:
-    """The one tensor; the library checks the header's size, and that every offset lies within the bytes, once."""
+    """Return the single tensor; the library checks the header's size, and that every offset is within the bytes."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 

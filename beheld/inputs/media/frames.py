@@ -1,7 +1,7 @@
-"""Which frames of a clip the video processor gets, with which metadata.
+"""Selects the frames of a clip that the video processor receives, and their metadata.
 
-Where choosing is left to the processor, its own rule is asked for the choice before the processor is called. So it is
-known which frames are seen and when they were, which options did nothing, and why there can be no choice.
+If the processor samples the frames, its rule is called before the processor. So it is known which frames the model
+sees, their times, which options had no effect, and why frames cannot be sampled.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import Any
 from beheld.core.errors import ParamsError, ProcessError, first_line
 from beheld.inputs.media.video import Clip, FrameSampling
 
-# By these a processor chooses among frames.
+# Options by which a processor samples frames.
 _CHOOSING = ("num_frames", "min_frames", "fps")
-# Of two ways to say how many; a processor's own default of the one must not stand against the other.
+# Alternative options; a processor's default for one must not conflict with the other.
 _EXCLUSIVE = ("num_frames", "fps")
-# Far from what anybody asks for, to see whether a rule minds an option at all.
+# Unlikely values that reveal whether a rule depends on an option.
 _PROBES: Mapping[str, Callable[[int], float]] = {
     "num_frames": lambda count: 1,
     "min_frames": lambda count: count,
     "fps": lambda count: 0.001,
 }
-# As for files, this number of frames means all of them.
+# As with files, this number of frames means all of them.
 _ALL = -1
-# What rules raise where they cannot choose: some compute with settings that are missing.
+# Exceptions of rules that cannot sample: some compute with missing settings.
 _REFUSALS = (ValueError, TypeError, ArithmeticError)
-# Outputs that say how many seconds a step of frames takes.
+# Outputs with the seconds per step of frames.
 _SECONDS_OF_STEPS = ("second_per_grid_ts", "second_per_grids")
 _GIVE_TIMES = 'Give (frames, {"fps": their number per second}) in place of the frames.'
 
-# (options) -> merged with the processor's defaults, see options.arguments.
+# (options) -> merged with the processor's defaults, see processor_options.arguments.
 Merge = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A clip as the processor is given it.
+    """A clip as the processor receives it.
 
     Attributes:
-        clip: the frames that were chosen, with their places; its rate may have been assumed.
-        arguments: of the call, with the metadata of the frames.
-        metadata: part of that, in transformers' own class; a processor writes into it what it takes for granted.
-        chosen: by the processor's rule; else they are taken as they were given.
-        idle: names of options that did nothing.
-        assumed: the rate was not given.
+        clip: the sampled frames, with their indices; its rate may be assumed.
+        arguments: of the call, with the frames' metadata.
+        metadata: part of the arguments, in transformers' class; a processor writes its assumptions into it.
+        chosen: whether the processor's rule sampled the frames; otherwise they are used as given.
+        idle: names of options without effect.
+        assumed: whether the rate was unknown.
     """
 
     clip: Clip
@@ -56,7 +56,7 @@ class Shown:
     assumed: bool
 
     def timed(self, outputs: Mapping[str, Any], part: Any) -> Clip:
-        """The clip with the rate that `outputs` of `part` give the model; without a rate if they give none."""
+        """Return the clip with the rate in `outputs` of `part`; without a rate if they contain none."""
         if not self.assumed:
             return self.clip
         rate = self.metadata.fps
@@ -67,7 +67,7 @@ class Shown:
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse numbers of frames, and rates, that mean nothing; transformers looks at their kind alone.
+    """Refuse meaningless numbers of frames and rates; transformers only checks their types.
 
     Raises:
         ParamsError: one is out of range.
@@ -79,24 +79,24 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule: Callable[[Any], float] | str) -> Shown:
-    """Choose among the frames of a clip as `part` would, and say of them what is known.
+    """Sample the frames of a clip as `part` would, and attach the known metadata.
 
-    Options that choose do nothing for frames that are taken as they are. That is allowed: an engine may set
-    them for all videos, of which only some are still to be sampled.
+    Sampling options have no effect on frames that are used as given. That is allowed: an engine may set them for all
+    videos, of which only some are still to be sampled.
 
     Args:
-        clip: what was given.
-        options: of the call, checked.
-        part: the processor's part for videos.
-        merge: puts options over the processor's defaults.
-        rule: see Family.frame_rate.
+        clip: the given frames.
+        options: of the call, already checked.
+        part: the video processor.
+        merge: merges options with the processor's defaults.
+        rule: see FamilyInputs.frame_rate.
 
     Raises:
-        ProcessError: `part` cannot choose, or the frames need times, and nobody gave them.
+        ProcessError: `part` cannot sample, or the frames need times that are unknown.
     """
     assumed = clip.fps is None
     clip = _rated(clip, options, part, rule)
-    # A file's frames were chosen as it was decoded; a user who gives the indices of frames has chosen them.
+    # A file's frames were sampled during decoding; a user who gives frame indices has sampled them.
     settled = clip.from_file or (clip.indices is not None and "do_sample_frames" not in options)
     chosen = not settled and _samples(part, options) and options.get("num_frames") != _ALL
     if chosen:
@@ -105,7 +105,7 @@ def shown(clip: Clip, options: Mapping[str, Any], part: Any, merge: Merge, rule:
         idle = choice.idle()
     else:
         if clip.fps is None and options.get("fps") is not None:
-            # It can mean nothing else than their rate.
+            # It can only mean their rate.
             clip, assumed = replace(clip, fps=float(options["fps"])), False
             options = _without(options, ("fps",))
         idle = tuple(name for name in _CHOOSING if options.get(name) is not None)
@@ -122,12 +122,12 @@ def _samples(part: Any, options: Mapping[str, Any]) -> bool:
 
 
 def _rated(clip: Clip, options: Mapping[str, Any], part: Any, rule: Callable[[Any], float] | str) -> Clip:
-    """Frames without times, with the rate that their family assumes."""
+    """Return frames without times, with the rate that their family assumes."""
     if clip.fps is not None or not rule or not _samples(part, options):
         return clip
     if isinstance(rule, str) or options.get("fps") is not None:
         why = rule if isinstance(rule, str) else "frames cannot be sampled by a rate without their times"
-        raise ProcessError(f"The times of the video's frames are not known, and {why}.", _GIVE_TIMES)
+        raise ProcessError(f"The times of the video's frames are unknown, and {why}.", _GIVE_TIMES)
     return replace(clip, fps=rule(part), indices=_places(clip))
 
 
@@ -140,16 +140,16 @@ def _without(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 
 class _Choice:
-    """What a processor's rule takes of the frames at hand, by the options."""
+    """The processor's rule applied to the given frames, by the options."""
 
     def __init__(self, clip: Clip, part: Any, merge: Merge, options: Mapping[str, Any]) -> None:
         self._clip, self._part, self._merge, self._options = clip, part, merge, options
 
     def made(self) -> Clip:
-        """The clip of the frames that are taken.
+        """Return the clip of the sampled frames.
 
         Raises:
-            ProcessError: none can be, by these options.
+            ProcessError: these options allow none.
         """
         try:
             taken, rate = self._asked(self._options)
@@ -162,7 +162,7 @@ class _Choice:
         )
 
     def idle(self) -> tuple[str, ...]:
-        """The options without which, and with whatever else in place of them, the same frames are taken."""
+        """Return the options that do not change which frames are sampled, whatever their value."""
         own = self._outcome(self._options)
         return tuple(
             name
@@ -179,7 +179,7 @@ class _Choice:
             return None
 
     def _asked(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], float | None]:
-        """Which of the frames at hand are taken, and the rate that the rule took for theirs."""
+        """Return the indices of sampled frames among the given ones, and the rate that the rule assumed."""
         count, settings = len(self._clip.frames), self._settings(options)
         about = _metadata(self._at_hand())
         try:
@@ -189,21 +189,21 @@ class _Choice:
             most = settings["num_frames"] or getattr(self._part, "num_frames", None)
             if both or most is None or most <= count:
                 raise
-            # A bound is a bound, as for files: there is nothing to choose among fewer.
+            # An upper bound, as for files: with fewer frames there is nothing to sample.
             taken = tuple(range(count))
         if not taken:
-            raise ValueError("no frame would be left")
+            raise ValueError("no frame would remain")
         return taken, about.fps
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What the rule is called with: the options, and the processor's own for those that are not given."""
+        """Return the rule's arguments: the options, and the processor's defaults for the others."""
         count, settings = len(self._clip.frames), self._merge(_without(options, ("do_sample_frames",)))
         for name in getattr(self._part.valid_kwargs, "__annotations__", {}):
             settings.setdefault(name, getattr(self._part, name, None))
         for name, other in zip(_EXCLUSIVE, reversed(_EXCLUSIVE), strict=True):
             if options.get(name) is not None and options.get(other) is None:
                 settings[other] = None
-        # Some rules write a list of the wanted length before they look at what there is.
+        # Some rules allocate a list of the requested length before they check the clip.
         most = {"num_frames": max(count, getattr(self._part, "num_frames", None) or 0), "fps": self._at_hand().fps}
         for name, bound in most.items():
             if options.get(name) is not None and bound is not None:
@@ -213,22 +213,20 @@ class _Choice:
         return settings
 
     def _at_hand(self) -> Clip:
-        """The clip as if its frames were all there is, at the rate at which they follow each other."""
+        """Return the clip as if its frames were the whole video, at their rate."""
         count, rate = len(self._clip.frames), self._clip.fps
         if rate is not None and self._clip.indices is not None:
             rate *= count / self._clip.total
         return replace(self._clip, total=count, fps=rate, indices=None)
 
     def _refusal(self, error: Exception) -> ProcessError:
-        """Why there is no choice, and what helps."""
+        """Explain why the frames cannot be sampled, and what helps."""
         given = [name for name in _EXCLUSIVE if self._options.get(name) is not None]
         if len(given) > 1 and any(self._outcome(_without(self._options, (name,))) for name in given):
-            return ProcessError(
-                "Both num_frames and fps say how many frames of the video to take.", "Give one of them."
-            )
-        reason = f"The processor of this model cannot choose among the {len(self._clip.frames)} frames of the video."
+            return ProcessError("num_frames and fps both set the number of frames to sample.", "Give one of them.")
+        reason = f"The processor of this model cannot sample the {len(self._clip.frames)} frames of the video."
         if self._clip.fps is None and self._options.get("num_frames") is None:
-            remedy = f"{_GIVE_TIMES} Or say with num_frames how many to take."
+            remedy = f"{_GIVE_TIMES} Or set num_frames."
         else:
             other = "another num_frames or fps" if given else "num_frames or fps"
             remedy = f'Give {other}; or have all of them taken, with "do_sample_frames": false.'
@@ -236,10 +234,10 @@ class _Choice:
 
 
 def _metadata(clip: Clip) -> Any:
-    """A clip's metadata, in transformers' own class."""
+    """Return a clip's metadata in transformers' class."""
     from transformers.video_utils import VideoMetadata
 
-    # Only the user knows which of more frames these are.
+    # Only the user knows their indices in the whole video.
     known = clip.indices is not None or clip.total == len(clip.frames)
     return VideoMetadata(
         total_num_frames=clip.total,

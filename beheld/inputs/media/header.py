@@ -1,19 +1,19 @@
-"""The size of an image from the first bytes of its file, so that one that is too large is refused before it costs."""
+"""Reads an image's size from the first bytes of its file, so that a too large one is refused cheaply."""
 
 from __future__ import annotations
 
 import struct
 
-# A file may hold any number of segments before its size; one with more of them than this is left to the decoder.
+# A file may hold any number of segments before its size; beyond this many, the decoder decides.
 _MAX_SEGMENTS = 4096
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE = frozenset((0x01, *range(0xD0, 0xD8)))
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels that the header claims; None where none is found.
+    """Return the header's width and height in pixels; None if not found.
 
-    It reads PNG, JPEG, GIF, BMP and WebP. The decoder asks its own reader again before it decodes.
+    It reads PNG, JPEG, GIF, BMP and WebP. The decoder checks again before it decodes.
     """
     try:
         if data[:8] == b"\x89PNG\r\n\x1a\n":
@@ -59,7 +59,7 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """The first frame header, after the segments before it."""
+    """Return the first frame header, after the segments before it."""
     place = 2
     for _ in range(_MAX_SEGMENTS):
         marker = data.find(b"\xff", place)

@@ -1,4 +1,4 @@
-"""Items from what the user gave to what the model takes: read, look up, decode, process, describe."""
+"""Makes items from a user's media: read, look up, decode, process, describe."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ItemMaker:
 
     Args:
         info: the model.
-        config: what was decided.
-        args: what the user said of options, decoding and losses.
+        config: the engine's.
+        args: the user's options for processing, decoding and losses.
         processor: the model's processor.
-        family: its family.
+        family: the model's family.
         rules: what may be opened.
-        workers: where items are decoded and processed.
+        workers: decode and process items.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class ItemMaker:
         self._family = family
         self._reader = SourceReader(rules, processor, args.media_io_kwargs or {})
         self._workers = workers
-        # Workers that process too have bounds of their own.
+        # Workers that also process limit their own number.
         self._gate = MemoryGate(rules.limits.max_decoded_bytes)
         self._options_of_all = args.mm_processor_kwargs
         self._strict = args.strict_media
-        # They only wait, each for one worker.
+        # These threads only wait, each for one worker.
         self._threads: ThreadPoolExecutor | None = None
         if (count := config.media_workers) > 1:
             self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media")
@@ -86,11 +86,11 @@ class ItemMaker:
     def make_all(
         self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, cancel: CancelToken
     ) -> list[PreparedItem]:
-        """Prepare the items of one request, in order. When all have ended, the first failure in that order is raised.
+        """Prepare the items of one request, in order; after all have ended, raise the first failure in that order.
 
         Args:
             media: the items.
-            options: of the processor, for this request.
+            options: processor options of this request.
             salt: see ItemOrder.
             cancel: of the request.
 
@@ -116,7 +116,7 @@ class ItemMaker:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """End the threads that wait for workers."""
+        """Stop the threads that wait for workers."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -124,7 +124,7 @@ class ItemMaker:
         """Prepare one item.
 
         Raises:
-            MediaError, ParamsError, WorkerError: with the item's name.
+            MediaError, ParamsError, WorkerError: names the item.
             Cancelled: the request was cancelled.
         """
         order.cancel.check()
@@ -132,7 +132,7 @@ class ItemMaker:
             return self._make(order)
         except ParamsError as error:
             if order.ref.options and order.ref.place is not None:
-                # The options stand in the item's own part of the message.
+                # The message already names the options of this item.
                 reason, remedy, detail = error.reason, error.remedy, error.detail
                 raise ParamsError(
                     reason, remedy, param=order.ref.place.rpartition(".")[0], item=order.name, detail=detail
@@ -146,7 +146,7 @@ class ItemMaker:
             reason = f"Preparing the {order.ref.modality} took more memory than there is."
             raise LimitError(reason, "Send a smaller one.", item=order.name, param=order.ref.place) from error
         except Exception as error:
-            # The fault may be ours or the content's. What content causes in libraries is handled where they are called.
+            # Our bug or bad content; errors that content causes in libraries are handled where these are called.
             error.add_note(f"While {order.name} was prepared.")
             raise
 
@@ -173,15 +173,15 @@ class ItemMaker:
             key = digest.of_item(content.digest, order.ref.modality, identity, options, order.setting)
         except TypeError as error:
             raise ParamsError(
-                "The processor's options hold a value that no option has.",
-                "Give numbers, texts, lists and mappings of them.",
+                "The processor's options hold a value of an unsupported type.",
+                "Use numbers, texts, and lists and mappings of these.",
                 param="mm_processor_kwargs",
                 detail=first_line(error),
             ) from error
         return digest.salted(key, order.salt)
 
     def _found(self, order: ItemOrder, source: Source) -> tuple[Content | None, Processed | None]:
-        """What is remembered of a source, and what was made of it."""
+        """Return the cached facts of a source, and its cached item."""
         content = self.cache.content(source.digest)
         return content, None if content is None else self._known(order, content)
 
@@ -189,7 +189,7 @@ class ItemMaker:
         return self.cache.get(self._digest(order, content))
 
     def _made_here(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
-        """Decoded, looked up, and processed in this process; True if the cache held it."""
+        """Decode, look up and process in this process; the flag tells whether the cache had it."""
         modality = order.ref.modality
         with self._gate.within(_opened_bytes(modality, source.payload), order.cancel):
             with clock.stage("decode"):
@@ -199,13 +199,13 @@ class ItemMaker:
             known = self._known(order, content)
             if known is not None:
                 return content, known, True
-            # What is processed here cannot be stopped.
+            # Processing here cannot be interrupted.
             order.cancel.check()
             with clock.stage("load"):
                 self._processor.loaded()
             with clock.stage("process"):
                 own = self._processor.options(modality, self._options(order))
-                # Pixels of bytes are let go of as soon as they are an image; a source that came open holds its own.
+                # A decoded image's pixels are freed early; an already open source keeps its own.
                 opened = unpacked(decoded.opened)
                 del decoded
                 processed = self._processor.process(
@@ -215,7 +215,7 @@ class ItemMaker:
             return content, processed, False
 
     def _made_in_sandbox(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
-        """Decoded and processed by a worker at one go; True if the cache turned out to hold it."""
+        """Decode and process in one worker task; the flag tells whether the cache had it after all."""
         task = ProcessTask(order.ref.modality, source, self._options(order), order.setting, order.salt)
         with clock.stage("wait"):
             made = self._workers.process(task, self._processor.rate, order.cancel)
@@ -228,15 +228,18 @@ class ItemMaker:
         return made.content, made.processed, False
 
     def _options(self, order: ItemOrder) -> Mapping[str, Any]:
-        """What decides the features. Names are checked where an item is made, so a cached one needs no processor."""
+        """Return the digest of everything that determines the features.
+
+        Names are checked when an item is made, so a cached one needs no processor.
+        """
         options = dict(order.options)
         if order.ref.modality == "video" and _is_encoded(order.ref.source):
-            # These chose the frames already.
+            # These options have already sampled the frames.
             options.pop("num_frames", None)
             options.pop("fps", None)
         return options
 
-    # ------------------------------------------------------------------ ending
+    # ------------------------------------------------------------------ finishing
 
     def _from_embeddings(self, order: ItemOrder, clock: StageClock) -> PreparedItem:
         ref = order.ref
@@ -244,7 +247,7 @@ class ItemMaker:
         if not isinstance(ref.source, embeds.Embeddings):
             found = list(embeds.split(ref.source, ref.modality, self._info, merge_size(self._info)))
         if len(found) != 1:
-            raise DecodeError(f"One part holds the embeddings of {len(found)} items.", "Give one item per part.")
+            raise DecodeError(f"One part holds the embeddings of {len(found)} items.", "Send one item per part.")
         with clock.stage("digest"):
             item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
         around = self._family.embedded.get(ref.modality)
@@ -264,11 +267,11 @@ class ItemMaker:
             raise MediaLossError(
                 f"strict_media is set, and {'; '.join(lost)}.",
                 "Crop, pad or scale it to what the model reads.",
-                or_engine="start without strict_media, whose receipts say what it reads",
+                or_engine="start without strict_media; receipts then report what the model reads",
             )
         given = {**content.given, "source": kind}
         if kind == "PIL":
-            # What is remembered may be that of another file with the same pixels.
+            # The cached facts may come from another file with the same pixels.
             given.pop("format", None)
             if form := getattr(order.ref.source, "format", None):
                 given["format"] = form
@@ -290,12 +293,12 @@ class ItemMaker:
 
 
 def _salted(order: ItemOrder, source: Source) -> Source:
-    """Known only to those who give the same salt."""
+    """Return the digest, known only to callers with the same salt."""
     return replace(source, digest=digest.salted(source.digest, order.salt)) if order.salt and source.digest else source
 
 
 def _opened_bytes(modality: str, payload: Any) -> int:
-    """About what a source takes once it is opened. Of videos and audio only decoding tells; most take less."""
+    """Estimate the bytes of an opened source; only decoding can tell for videos and audio, and most take less."""
     if not isinstance(payload, bytes):
         return int(getattr(payload, "nbytes", 0))
     if modality != "image":
@@ -309,7 +312,7 @@ def _is_encoded(source: Any) -> bool:
 
 
 def merge_size(info: ModelInfo) -> int:
-    """Patches per embedding along each side, for families with a grid; 1 for others."""
+    """Return the patches per embedding along each side, for families with a grid; 1 for others."""
     vision = read_json(Path(info.path) / CONFIG).get("vision_config") or {}
     value = vision.get("spatial_merge_size") if isinstance(vision, Mapping) else None
     return value if isinstance(value, int) and value > 0 else (2 if info.position_axes > 1 else 1)

@@ -1,4 +1,4 @@
-"""A gate for what is held in memory at a time, across threads."""
+"""Limits the bytes that threads hold at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from beheld.utils.cancellation import CancelToken
 
 
 class MemoryGate:
-    """Lets in as many bytes as there is room for; the others wait in the order of coming.
+    """Admits callers while there is room for their bytes; others wait in order of arrival.
 
     Args:
-        max_bytes: a caller with more than all of it is let in alone.
+        max_bytes: a larger caller is admitted alone.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -25,10 +25,10 @@ class MemoryGate:
 
     @contextmanager
     def within(self, num_bytes: int, cancel: CancelToken) -> Iterator[None]:
-        """Wait for room, and have it inside the block.
+        """Hold the bytes inside the block, after waiting for room.
 
         Raises:
-            Cancelled: the request was cancelled before there was room.
+            Cancelled: the request was cancelled while waiting.
         """
         wanted, ticket = min(num_bytes, self._max), object()
 

@@ -1,7 +1,6 @@
-"""From what came in to what a processor takes: bytes, arrays and images become RGB images, clips and waveforms.
+"""Converts bytes, arrays and images to what processors take: RGB images, clips and waveforms.
 
-This is the part of an item's preparation that reads what strangers made, and it runs in a worker's process wherever
-there is one.
+This step reads untrusted data, so it runs in a worker's process if there is one.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from beheld.inputs.media.pixels import Pixels, digest_of
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What came in.
+    """An unopened or open media source.
 
     Attributes:
-        kind: in a word: "bytes", "url", "path", "array", "PIL", "frames".
-        digest: of the undecoded bytes, or of the content where that came decoded.
+        kind: "bytes", "url", "path", "array", "PIL" or "frames".
+        digest: of the undecoded bytes, or of decoded content.
         payload: the bytes, or the decoded content.
-        sampling: which frames to take of a video's bytes.
-        content: of a payload that is open already, as `open_source` gives it: what is to be remembered of it.
-        borrowed: the payload is the caller's own image; see `taken`.
+        sampling: which frames of a video's bytes to sample.
+        content: for an open payload, as from `open_source`: the facts to cache.
+        borrowed: whether the payload is the caller's image; see `taken`.
     """
 
     kind: str
@@ -38,13 +37,13 @@ class Source:
 
 
 def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callable[[], int]) -> tuple[Any, Content]:
-    """The decoded content (Pixels, a Clip or a Waveform), and what is to be remembered of it.
+    """Return the decoded content (Pixels, a Clip or a Waveform), and the facts to cache.
 
     Args:
         modality: "image", "video" or "audio".
-        source: what came in.
-        limits: bounds.
-        rate: the sampling rate in Hz that the audio processor wants; asked for only where there is audio.
+        source: the media source.
+        limits: on sizes.
+        rate: returns the audio processor's sampling rate in Hz; called only for audio.
 
     Raises:
         DecodeError, LimitError: the content is at fault.
@@ -69,7 +68,7 @@ def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
     if decode.is_image(payload):
         with decode.alone_with(payload):
             decoded = decode.from_pil(payload, limits, getattr(payload, "format", None))
-            # That may be the same one.
+            # The two may be the same image.
             pixels = Pixels.of(decoded.image)
     else:
         encoded = isinstance(payload, bytes)
@@ -79,17 +78,17 @@ def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
 
 
 def plain_rgb(image: Any) -> Source:
-    """The source of a loaded PIL image that is already what the model sees: see decode.is_plain_rgb.
+    """Return the source of a loaded PIL image that already is what the model sees: see decode.is_plain_rgb.
 
-    To find one that is known, its pixels are read where they lie: copying them takes as long again, and several times
-    as long where that needs new pages.
+    Its pixels are hashed in place to find a known image: copying takes as long again, and several times as long if it
+    needs new pages.
     """
     key = digest_of(image)
     return _copied(image) if key is None else Source("PIL", key, image, borrowed=True)
 
 
 def taken(source: Source) -> Source:
-    """A borrowed source with a copy of its own, and the digest of that: the image may have changed meanwhile."""
+    """Return a borrowed source with its own copy and that copy's digest: the image may have changed meanwhile."""
     assert source.borrowed
     return _copied(source.payload)
 
@@ -102,5 +101,5 @@ def _copied(image: Any) -> Source:
 
 
 def unpacked(opened: Any) -> Any:
-    """Decoded content as processors take it: pixels become a PIL image."""
+    """Return decoded content as processors take it: pixels become a PIL image."""
     return opened.image() if isinstance(opened, Pixels) else opened

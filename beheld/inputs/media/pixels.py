@@ -1,8 +1,7 @@
-"""Decoded images, as Pillow lays them out: four bytes a pixel.
+"""Decoded images in Pillow's memory layout, four bytes per pixel.
 
-Pillow's own ways out (`tobytes`, numpy's view of an image) repack them to three bytes a pixel and keep the interpreter
-from all other threads meanwhile, 6 ms for 1920 x 1080 pixels. Here its memory is read as it is, and copying and hashing
-it give the interpreter away.
+Pillow's exports (`tobytes`, numpy's view of an image) repack them to three bytes per pixel and hold the GIL meanwhile,
+6 ms for 1920 x 1080 pixels. Here its memory is read in place, and copying and hashing release the GIL.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Any
 
 from beheld.inputs.media import digest
 
-# Of an image that Pillow keeps in several blocks, which it does from 16 MiB on, so much is copied at a time.
+# Pillow keeps images from 16 MiB on in several blocks; these are copied in steps of this size.
 _STRIP_BYTES = 8 << 20
-# Pillow's filter that only picks pixels.
+# Pillow's filter that picks pixels without interpolation.
 _NEAREST = 0
 
 
 class _ArrowSchema(ctypes.Structure):
-    """The head of a type, after the Arrow C data interface (arrow.apache.org/docs/format/CDataInterface.html)."""
+    """The head of a schema, from the Arrow C data interface (arrow.apache.org/docs/format/CDataInterface.html)."""
 
     _fields_ = [("format", ctypes.c_char_p)]
 
 
 class _ArrowArray(ctypes.Structure):
-    """The head of an array, after the same."""
+    """The head of an array, from the Arrow C data interface."""
 
 
 _ArrowArray._fields_ = [
@@ -47,11 +46,11 @@ _READ_ONLY = 0x100
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """An image in RGB; a copy, whatever becomes of what it was taken from.
+    """A copy of an image in RGB.
 
     Attributes:
         width, height: in pixels.
-        rgbx: (height * width * 4,) bytes: rows from top to bottom, and every fourth byte is 255.
+        rgbx: (height * width * 4,) bytes: rows from top to bottom; every fourth byte is 255.
     """
 
     width: int
@@ -60,7 +59,7 @@ class Pixels:
 
     @classmethod
     def of(cls, image: Any) -> Pixels:
-        """Those of a loaded PIL image in mode RGB."""
+        """Copy a loaded PIL image in mode RGB."""
         import numpy as np
 
         width, height = image.size
@@ -70,7 +69,7 @@ class Pixels:
             rows = max(1, _STRIP_BYTES // (4 * width))
             for top in range(0, height, rows):
                 bottom = min(height, top + rows)
-                # Cutting it out any other way asks Pillow's own bound on images, which is for those it opens.
+                # Any other way of cutting it out triggers Pillow's limit on images that it opens.
                 strip = image.resize((width, bottom - top), _NEAREST, box=(0, top, width, bottom))
                 copied = _copied(strip)
                 if copied is None:
@@ -81,25 +80,25 @@ class Pixels:
 
     @property
     def nbytes(self) -> int:
-        """Of the copy."""
+        """Return the bytes of the copy."""
         return int(self.rgbx.nbytes)
 
     def digest(self) -> bytes:
-        """See digest.of_rgb."""
+        """Return the digest, see digest.of_rgb."""
         return digest.of_rgb(self.width, self.height, self.rgbx.data)
 
     def image(self) -> Any:
-        """As a PIL image."""
+        """Return the pixels as a PIL image."""
         from PIL import Image
 
         return Image.frombytes("RGB", (self.width, self.height), self.rgbx, "raw", "RGBX")
 
 
 def digest_of(image: Any) -> bytes | None:
-    """That of `Pixels.of(image)`, without a copy; None if Pillow does not lend the image's memory.
+    """Return the digest of `Pixels.of(image)` without a copy; None if Pillow does not lend the image's memory.
 
-    It is another one, which no copy has, where Pillow has something else than 255 between pixels. Of images that were
-    read from files or made of arrays it has not.
+    It differs from every copy's digest if Pillow has a value other than 255 between pixels, which does not happen for
+    images from files or arrays.
     """
     lent = _lent(image)
     if lent is None:
@@ -109,7 +108,7 @@ def digest_of(image: Any) -> bytes | None:
 
 
 def _copied(image: Any) -> Any:
-    """What an image's memory holds; None if Pillow does not lend it."""
+    """Return a copy of an image's memory; None if Pillow does not lend it."""
     lent = _lent(image)
     if lent is None:
         return None
@@ -118,10 +117,13 @@ def _copied(image: Any) -> Any:
 
 
 def _lent(image: Any) -> tuple[memoryview, Any] | None:
-    """An image's memory, and what must be held as long as it is read. None if Pillow is old, or has several blocks."""
+    """Return an image's memory and its owners; None if Pillow is old or has several blocks.
+
+    The owners must be kept alive while the memory is read.
+    """
     from PIL import Image
 
-    # Its types do not know it. Before Pillow 13, rows with something between them are lent as if there were nothing.
+    # Pillow's types do not declare it. Before Pillow 13, rows with gaps are lent as if they had none.
     core: Any = vars(Image)["core"]
     if not _lends() or core.get_alignment() > 1:
         return None
@@ -142,15 +144,15 @@ def _lent(image: Any) -> tuple[memoryview, Any] | None:
 
 @cache
 def _lends() -> bool:
-    """Pillow 11.2 lends memory as well, and never frees what it has lent."""
+    """Pillow 11.2 also lends memory, but never frees what it has lent."""
     import PIL
 
     return tuple(int(part) for part in PIL.__version__.split(".")[:2]) >= (11, 3)
 
 
 def _opaque(rgbx: Any) -> Any:
-    """A copy in which every fourth byte is 255: what Pillow has there depends on how the image was made."""
+    """Return a copy with 255 in every fourth byte, whose value in Pillow depends on how the image was made."""
     import numpy as np
 
-    # One call: each that gives the interpreter away waits to get it back.
+    # One call: each call that releases the GIL waits to get it back.
     return np.bitwise_or(np.frombuffer(rgbx, "<u4"), np.uint32(0xFF000000)).view(np.uint8)

@@ -1,4 +1,4 @@
-"""The checkpoint's own processor, one item at a time: content in, MediaItem out."""
+"""Runs the checkpoint's processor on one item at a time: content in, MediaItem out."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from beheld.inputs.prompt.tokenizer import PromptTokenizer
 
 _SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
 
-# What comes of content that a processor was not made for; anything else is a mistake of its own, or of ours.
+# Exceptions from content that a processor cannot handle; others are bugs, its or ours.
 _REFUSALS = (ValueError, ArithmeticError, IndexError, RuntimeError, MemoryError)
-# What also comes of options that are of the right kind, and that it was not made for.
+# Exceptions that may also come from options of the right type with unsuitable values.
 _CONFUSIONS = (TypeError, AttributeError, LookupError)
-# Sets of options whose arguments are kept; a caller who gives others each time gains nothing.
+# The number of option sets whose arguments are cached; callers with new options every time gain nothing.
 _MOST_KNOWN = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ProcessorInput:
-    """One item to be processed: decoded content, its digest as an item, options in the processor's terms, setting."""
+    """A processing job: decoded content, its digest as an item, options in the processor's terms, setting."""
 
     modality: str
     content: Any
@@ -47,11 +47,11 @@ class ProcessorInput:
 
 
 class ItemProcessor:
-    """Runs the processor that transformers would load for this checkpoint.
+    """Runs the processor that transformers loads for this checkpoint.
 
-    It is loaded with the first item, because a text-only engine must not pay for it. Safe to use from several threads.
-    Floating-point features are given in `feature_dtype`, the type in which the towers compute. `loaded` is what another
-    one has loaded for the same checkpoint.
+    It is loaded with the first item, so that text-only engines do not pay for it. Safe to use from several threads.
+    Floating-point features are returned in `feature_dtype`, the towers' type. `loaded` is a processor that another
+    instance loaded for the same checkpoint.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ItemProcessor:
         self._own_tokenizer: PromptTokenizer | None = None
         self._known_arguments: dict[tuple[str, str], dict[str, Any]] = {}
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     def identity(self) -> bytes:
-        """Digest of the processor's settings and of the library that carries them out."""
+        """Return the digest of the processor's settings and of the library that applies them."""
         if self._identity is None:
             from transformers import __version__
 
@@ -89,10 +89,10 @@ class ItemProcessor:
         return self._identity
 
     def loaded(self) -> Any:
-        """transformers' processor object.
+        """Return transformers' processor object.
 
         Raises:
-            ModelError: the checkpoint has none, or it cannot be loaded here.
+            ModelError: the checkpoint has no processor, or it cannot be loaded.
         """
         with self._lock:
             if self._loaded is None:
@@ -123,18 +123,18 @@ class ItemProcessor:
         return found
 
     def options(self, modality: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of one call, checked and in the processor's terms.
+        """Return one call's options, checked and in the processor's terms.
 
         Raises:
-            ParamsError: one of them is unknown, has a value that transformers does not take or that means nothing, or
-                means something that is not built.
+            ParamsError: one of them is unknown, has a value that transformers does not accept or that is meaningless,
+                or is not supported.
         """
         for name, remedy in self._family.unbuilt.items():
             if any(values.get(name) for values in options_of.groups(given)):
-                raise ParamsError(f"The option {name!r} cannot be done yet.", remedy, param="mm_processor_kwargs")
+                raise ParamsError(f"The option {name!r} is not supported yet.", remedy, param="mm_processor_kwargs")
         for name, remedy in self._family.named_here.items():
             if any(name in values for values in options_of.groups(given)):
-                reason = f"The option {name!r} has another name here than in the repository's own code."
+                reason = f"The option {name!r} of the repository's code has another name here."
                 raise ParamsError(reason, remedy, param="mm_processor_kwargs")
         given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
         own = options_of.of_modality(self.loaded(), modality, given)
@@ -144,7 +144,7 @@ class ItemProcessor:
         return own
 
     def max_frames(self) -> int | None:
-        """The most frames of a video that the checkpoint was made for, if it says so; does not load the processor."""
+        """Return the checkpoint's largest number of video frames, if it sets one; does not load the processor."""
         folder = Path(self._info.path)
         own = read_json(folder / "video_preprocessor_config.json")
         nested = read_json(folder / "processor_config.json").get("video_processor")
@@ -152,17 +152,17 @@ class ItemProcessor:
         return value if isinstance(value, int) and value > 0 else None
 
     def rate(self) -> int:
-        """The sampling rate that the audio processor wants."""
+        """Return the audio processor's sampling rate."""
         return int(options_of.part_of(self.loaded(), "audio").sampling_rate)
 
-    # ------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ processing
 
     def process(self, job: ProcessorInput) -> Processed:
         """Make the item.
 
         Raises:
             ProcessError: the processor refuses the content.
-            MemoryError: there is not enough.
+            MemoryError: there is not enough memory.
         """
         processor = self.loaded()
         try:
@@ -193,7 +193,7 @@ class ItemProcessor:
         return Processed(item, *self._described(job, shown, item, outputs))
 
     def _shown(self, processor: Any, job: ProcessorInput) -> Shown | None:
-        """Of a video, what the processor is given of it."""
+        """Return a video as the processor receives it."""
         if not isinstance(job.content, Clip):
             return None
         part = options_of.part_of(processor, "video")
@@ -203,7 +203,7 @@ class ItemProcessor:
     def _described(
         self, job: ProcessorInput, shown: Shown | None, item: MediaItem, outputs: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """What the model sees or hears of the item, and what was lost of it."""
+        """Return what the model sees or hears of the item, and what was lost of it."""
         processor = self.loaded()
         part = options_of.part_of(processor, job.modality)
         if job.modality == "audio":
@@ -220,7 +220,7 @@ class ItemProcessor:
         return used, lost
 
     def _replacement(self, processor: Any, text: str | tuple[int, ...]) -> tuple[str, tuple[int, ...], str]:
-        """The ids that replace a placeholder, and the ordinary text around them."""
+        """Return the ids that replace a placeholder, and the ordinary text around them."""
         if not isinstance(text, str):
             return "", text, ""
         tokenizer = self._prompt_tokenizer(processor)
@@ -228,7 +228,7 @@ class ItemProcessor:
         return lead, tokenizer.replacement(core), tail
 
     def between(self, item: MediaItem, before: str, after: str) -> MediaItem:
-        """The item of nothing but embeddings, with the text that stands before and after them."""
+        """Return an item of embeddings only, with the text before and after them."""
         tokenizer = self._tokenizer if self._tokenizer.inner is not None else self._prompt_tokenizer(self.loaded())
         placeholder = item.replacement_ids[0]
         text = tokenizer.inner.convert_ids_to_tokens(placeholder)
@@ -239,7 +239,7 @@ class ItemProcessor:
         return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
 
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:
-        """The engine's tokenizer; the processor's own if the engine has none (skip_tokenizer_init)."""
+        """Return the engine's tokenizer; the processor's if the engine has none (skip_tokenizer_init)."""
         if self._tokenizer.inner is not None:
             return self._tokenizer
         if self._own_tokenizer is None:
@@ -264,11 +264,11 @@ class ItemProcessor:
             )
         outputs, texts = method([content], **arguments)
         if len(texts) != 1:
-            raise ProcessError(f"The processor made {len(texts)} items of one {job.modality}.")
+            raise ProcessError(f"The processor returned {len(texts)} items for one {job.modality}.")
         return outputs, texts[0]
 
     def _arguments(self, processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """As options.arguments, found once for the same options: checking them takes transformers a millisecond."""
+        """Return processor_options.arguments, cached per options: checking them takes transformers a millisecond."""
         key = (modality, repr(sorted(options.items())))
         known = self._known_arguments.get(key)
         if known is None:
@@ -295,13 +295,13 @@ class ItemProcessor:
         mask = tuple(token == placeholder for token in ids)
         count = sum(mask)
         if count == 0:
-            remedy = "It is too short to be heard." if job.modality == "audio" else ""
-            raise ProcessError(f"The processor gave no place for the {job.modality} in the prompt.", remedy)
+            remedy = "Use a longer audio file." if job.modality == "audio" else ""
+            raise ProcessError(f"The processor returned no placeholder for the {job.modality}.", remedy)
         cross = self._info.cross
         num_states = 0
         if cross is not None and not self._info.is_encoder_decoder:
             num_states = cross.num_states
-            # Cross layers attend to its states; its token is a token like any other.
+            # Cross-attention layers attend to its states; its token is an ordinary one.
             mask, count = (False,) * len(ids), 0
         return MediaItem(
             modality=job.modality,
@@ -320,33 +320,33 @@ _METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_p
 
 
 def _check_frames(job: ProcessorInput, shown: Shown, used: Mapping[str, Any]) -> None:
-    """Frames that the caller chose are taken as they are, so that a bound on their number can only be checked."""
+    """Check max_frames, which cannot reduce frames that the caller sampled."""
     most = job.options.get("max_frames")
     if most is None or used.get("frames", 0) <= most:
         return
     if shown.chosen:
-        # The rules of some take the checkpoint's bound alone.
+        # Some rules apply only the checkpoint's limit.
         raise ProcessError(
-            f"max_frames is {most}, and the processor chose {used['frames']} of the video's frames.",
-            "Give num_frames or fps in its place, or fewer frames.",
+            f"max_frames is {most}, but the processor sampled {used['frames']} of the video's frames.",
+            "Set num_frames or fps instead, or send fewer frames.",
         )
     raise ProcessError(
-        f"max_frames is {most}, and {used['frames']} frames were given, which are taken as they are.",
-        'Give fewer; or let the processor choose among them, with "do_sample_frames": true together with max_frames.',
+        f"max_frames is {most}, but {used['frames']} frames were given, which are used as given.",
+        'Send fewer, or let the processor sample them with "do_sample_frames": true and max_frames.',
     )
 
 
 def _remedy(job: ProcessorInput) -> str:
     clip = job.content
     if isinstance(clip, Clip) and clip.indices is None and clip.total > len(clip.frames):
-        return f"Say with frames_indices which of the video's {clip.total} frames these {len(clip.frames)} are."
+        return f"Set frames_indices to the indices of these {len(clip.frames)} frames among the video's {clip.total}."
     if isinstance(clip, Clip) and len(clip.frames) == 1:
         return "Give more than one frame, or the frame as an image."
     return "Change its size or shape, or the processor's options."
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:
-    """The one row of a tensor or list with one entry per item, as plain numbers."""
+    """Return the single row of a tensor or list with one entry per item, as plain numbers."""
     rows = value.tolist() if hasattr(value, "tolist") else value
     first = rows[0] if isinstance(rows, list | tuple) else rows
     first = first.tolist() if hasattr(first, "tolist") else first
@@ -354,5 +354,5 @@ def _numbers(value: Any) -> tuple[Any, ...]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """torch says of the host's memory only in words that there is none."""
+    """Return whether an error means that host memory ran out, which torch reports only in words."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))

@@ -1,4 +1,4 @@
-"""Processor options: merged from engine, request and item, checked by name, and put into the processor's own terms."""
+"""Processor options: merged from engine, request and item, checked by name, and converted to the processor's terms."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import nearest
 
 GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
-# Ours to decide: the form and the place of the tensors.
+# The engine sets these: the form and the device of the tensors.
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
 _RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
 _RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of", "video_metadata", "return_metadata"))
-# A file of this machine, which is the checkpoint's to name.
+# A local file, which only the checkpoint may name.
 _RESERVED |= frozenset(("font",))
-# Of the weights: the sizes of what a tower takes in, and of what it joins.
+# Fixed by the weights: the sizes of a tower's inputs, and of what it joins.
 _FIXED = frozenset(("patch_size", "temporal_patch_size", "merge_size", "num_channels"))
 
 
 def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options of several layers, later over earlier; groups such as "images_kwargs" are merged one level deep."""
+    """Merge options of several layers, later over earlier; groups such as "images_kwargs" are merged one level deep."""
     out: dict[str, Any] = {}
     for layer in layers:
         for name, value in (layer or {}).items():
@@ -32,36 +32,35 @@ def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def groups(options: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The options, and those of each group among them."""
+    """Yield the options, including those in groups."""
     return [options, *(value for value in options.values() if isinstance(value, Mapping))]
 
 
 def known_names(processor: Any, modality: str) -> frozenset[str]:
-    """Names that the processor takes for a modality."""
+    """Return the option names that the processor accepts for a modality."""
     part = part_of(processor, modality)
     kinds = getattr(part, "valid_kwargs", None)
     if kinds is None and part is not None:
-        # What extracts features from audio does not list them itself.
+        # Options of audio feature extraction that the extractor does not list.
         kinds = getattr(processor.valid_processor_kwargs, "__annotations__", {}).get(GROUPS[modality])
     return frozenset(getattr(kinds, "__annotations__", {})) - _RESERVED
 
 
 def part_of(processor: Any, modality: str) -> Any:
-    """The sub-processor of a modality, or None."""
+    """Return the sub-processor of a modality, or None."""
     if modality == "audio":
         return getattr(processor, "audio_processor", getattr(processor, "feature_extractor", None))
     return getattr(processor, f"{modality}_processor", None)
 
 
 def of_modality(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `options` that concern `modality`, in the terms of its sub-processor.
+    """Return the options for `modality`, in the terms of its sub-processor.
 
-    An option that only another modality knows is left out; one that none knows is an error. `min_pixels` and
-    `max_pixels` become the sub-processor's `size`, which is what they become when they are given as the processor is
-    loaded.
+    Options for other modalities are left out; unknown ones are an error. `min_pixels` and `max_pixels` become the
+    sub-processor's `size`, as they do when the processor is loaded with them.
 
     Raises:
-        ParamsError: an option is unknown (the message names the nearest known one), or not to be chosen.
+        ParamsError: an option is unknown (the message names the nearest known one), or cannot be set.
     """
     names = {kind: known_names(processor, kind) for kind in GROUPS}
     out: dict[str, Any] = {}
@@ -86,18 +85,18 @@ def of_modality(processor: Any, modality: str, options: Mapping[str, Any]) -> di
 
 
 def _check_fixed(part: Any, options: Mapping[str, Any]) -> None:
-    """Refuse what the weights have decided: with another value, features are not what the towers take."""
+    """Refuse options that the weights fix: other values would give features that do not fit the towers."""
     for name in _FIXED & set(options):
         own = getattr(part, name, options[name])
         if options[name] != own:
             raise ParamsError(
-                f"{name} is {own!r} in this model, whose weights were made for it; it cannot be {options[name]!r}.",
+                f"{name} is {own!r} in this model and fixed by its weights; it cannot be {options[name]!r}.",
                 "Leave it out.",
                 param="mm_processor_kwargs",
             )
 
 
-# Names that some processors know and that are given in another way here -> how.
+# Options of some processors that are set in another way here -> how.
 _ELSEWHERE = {"video_metadata": 'Give it together with the frames, as (frames, {"fps": 2.0}).'}
 
 
@@ -107,7 +106,7 @@ def _refuse(name: str, known: frozenset[str]) -> None:
 
 
 def _pixels_to_size(part: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Write min_pixels and max_pixels as the two edges of `size`, each over the loaded one's."""
+    """Write min_pixels and max_pixels as the two edges of `size`, each over the loaded value."""
     low, high = options.pop("min_pixels", None), options.pop("max_pixels", None)
     if low is None and high is None:
         return options
@@ -126,10 +125,10 @@ def _as_dict(size: Any) -> dict[str, Any]:
 
 
 def arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the processor itself would hand to the sub-processor: its own defaults, then the options.
+    """Return the sub-processor's arguments as the processor would pass them: its defaults, then the options.
 
     Raises:
-        ParamsError: an option has a value of a kind that the processor does not take.
+        ParamsError: an option has a value of a type that the processor does not accept.
     """
     group = GROUPS[modality]
 
@@ -147,7 +146,7 @@ def arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict
         for name, value in options.items():
             _check_alone(merged, name, value)
         raise ParamsError(
-            "The processor of this model does not take these options.",
+            "The processor of this model does not accept these options.",
             param="mm_processor_kwargs",
             detail=first_line(error),
         ) from error
@@ -157,12 +156,12 @@ def _check_alone(merged: Callable[[Mapping[str, Any]], Any], name: str, value: A
     try:
         merged({name: value})
     except Exception as error:
-        # The first line only says which option it is.
-        said = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
-        reason = said.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
+        # Only the first line names the option.
+        message = (str(error).strip() or type(error).__name__).splitlines()[:2][-1]
+        reason = message.strip().removeprefix("TypeError: ").partition(" Errors:")[0]
         raise ParamsError(
-            f"The processor of this model does not take {value!r} as {name}.",
-            "See the processor's settings in preprocessor_config.json for a value of the right kind.",
+            f"The processor of this model does not accept {value!r} as {name}.",
+            "See the processor's settings in preprocessor_config.json for a value of the right type.",
             param="mm_processor_kwargs",
             detail=reason,
         ) from error

@@ -1,4 +1,4 @@
-"""From what the user gave (a URL, a path, bytes, an image, an array) to a source with a digest."""
+"""Reads a user's media (a URL, a path, bytes, an image, an array) as a source with a digest."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from beheld.utils.cancellation import CancelToken
 
 @dataclass(frozen=True)
 class ItemOrder:
-    """One item to prepare, and how.
+    """One item to prepare, and its options.
 
     Attributes:
-        ref: what the user gave.
-        index: its place among the request's items of its modality, counted from 0.
+        ref: the user's media.
+        index: its number among the request's items of its modality, from 0.
         options: processor options, all layers merged.
-        setting: what of its surroundings changes its features.
-        salt: callers with different ones share no item, and see nothing of each other's in the time that theirs take.
-        cancel: of the request.
+        setting: the setting in the prompt that changes its features.
+        salt: callers with different salts share no items, so that timing reveals nothing about each other's.
+        cancel: the request's.
     """
 
     ref: MediaRef
@@ -40,7 +40,7 @@ class ItemOrder:
 
     @property
     def name(self) -> str:
-        """As errors name it, "image 2"."""
+        """Return its name in errors, such as "image 2"."""
         return item_name(self.ref.modality, self.index + 1)
 
 
@@ -52,7 +52,7 @@ class StageClock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time of the block to a stage."""
+        """Add the block's time to a stage."""
         begin = time.perf_counter()
         try:
             yield
@@ -60,23 +60,23 @@ class StageClock:
             self.add(name, 1000 * (time.perf_counter() - begin))
 
     def add(self, name: str, milliseconds: float) -> None:
-        """Add what was measured elsewhere to a stage."""
+        """Add a time measured elsewhere to a stage."""
         self.milliseconds[name] = self.milliseconds.get(name, 0.0) + milliseconds
 
     def split(self, name: str, parts: Mapping[str, float]) -> None:
-        """Parts of a stage that were measured elsewhere; what is left of it was waiting."""
+        """Split a stage into parts measured elsewhere; the remainder is waiting time."""
         self.milliseconds[name] = max(0.0, self.milliseconds[name] - sum(parts.values()))
         for part, spent in parts.items():
             self.add(part, spent)
 
 
 class SourceReader:
-    """Reads what users give. Safe to use from several threads.
+    """Reads users' media. Safe to use from several threads.
 
     Args:
         rules: what may be opened.
-        processor: the model's processor, which may bound the frames of a video.
-        io_options: modality -> how to decode ("video": {"num_frames": 32}).
+        processor: the model's processor, which may limit the frames of a video.
+        io_options: modality -> decoding options ("video": {"num_frames": 32}).
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class SourceReader:
         self._io_options = io_options
 
     def read(self, order: ItemOrder, clock: StageClock) -> Source:
-        """The source of an item that is no embeddings.
+        """Return the source of an item that is not embeddings.
 
         Raises:
-            FetchError, DecodeError, LimitError, ParamsError: it cannot be read, or an option is at fault.
+            FetchError, DecodeError, LimitError, ParamsError: it cannot be read, or an option is wrong.
         """
         ref = order.ref
         given: Any = ref.source
@@ -113,11 +113,11 @@ class SourceReader:
 
     def _encoded(self, order: ItemOrder, data: bytes, kind: str, clock: StageClock) -> Source:
         if not data:
-            raise DecodeError("There are 0 bytes.", "Give those of a whole file.")
+            raise DecodeError("The item has 0 bytes.", "Send the complete file.")
         if len(data) > self._rules.limits.max_item_bytes:
             raise DecodeError(
-                f"There are {len(data)} bytes; the limit is {self._rules.limits.max_item_bytes}.",
-                "Give a smaller file.",
+                f"The item has {len(data)} bytes; the limit is {self._rules.limits.max_item_bytes}.",
+                "Send a smaller file.",
             )
         if order.ref.modality == "image":
             decode.check_header(data, self._rules.limits)
@@ -128,11 +128,11 @@ class SourceReader:
 
     def _sampling(self, order: ItemOrder) -> video.FrameSampling:
         chosen = {"num_frames": min(video.DEFAULT_FRAMES, self._processor.max_frames() or video.DEFAULT_FRAMES)}
-        said = dict(self._io_options.get("video", {}))
-        if "fps" in said or order.options.get("fps") is not None:
-            # A rate of its own replaces the default number of frames.
+        options = dict(self._io_options.get("video", {}))
+        if "fps" in options or order.options.get("fps") is not None:
+            # A rate replaces the default number of frames.
             chosen.clear()
-        chosen |= said
+        chosen |= options
         for name in ("num_frames", "fps"):
             if order.options.get(name) is not None:
                 chosen[name] = order.options[name]
@@ -146,25 +146,25 @@ class SourceReader:
                 f"A {type(given).__name__} cannot be read as an image.",
                 "Give a PIL image, an array, bytes or a path.",
             )
-        if self._misfits(given):
-            # Refused with its reason by the decoder, before its pixels are touched.
+        if self._bad_size(given):
+            # The decoder refuses it with a reason, before its pixels are read.
             return Source("PIL", b"", given)
         with clock.stage("decode"), decode.alone_with(given):
             try:
                 given.load()
             except Exception as error:
                 raise DecodeError(
-                    "The image is broken.", "Send it again, complete.", detail=first_line(error)
+                    "The image is broken.", "Send the complete file.", detail=first_line(error)
                 ) from error
             plain = decode.is_plain_rgb(given)
-            if not plain and not self._misfits(given):
+            if not plain and not self._bad_size(given):
                 return Source("PIL", digest.of_image(given), given)
-        if self._misfits(given):
-            # Some files tell their size only now.
+        if self._bad_size(given):
+            # Some files reveal their size only after loading.
             return Source("PIL", b"", given)
         return plain_rgb(given)
 
-    def _misfits(self, image: Any) -> bool:
+    def _bad_size(self, image: Any) -> bool:
         width, height = image.size
         return bool(width * height > self._rules.limits.max_pixels or min(width, height) < 1)
 

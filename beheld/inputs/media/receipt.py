@@ -1,9 +1,9 @@
-"""What the model sees of an item, in words and numbers for its receipt.
+"""Describes for receipts what the model sees of an item, in words and numbers.
 
-Resizing to the model's own resolution is what models do, so it is reported as used, not as lost. It counts as a loss
-where detail or shape goes that a reader would miss: a side shrunk more than fourfold, an aspect ratio changed by more
-than a quarter, or an edge cut off. An aspect ratio that changes because sides become multiples of the model's patches
-or tiles is not lost, unless it changes more than twofold: every image is read so, and only a few fit exactly.
+Every model resizes to its resolution, so resizing is reported as use, not as loss. A loss is detail or shape that a
+reader would miss: a side shrunk more than fourfold, an aspect ratio changed by more than a quarter, or a cut edge. An
+aspect ratio that changes because sides become multiples of the model's patches or tiles is not a loss, unless it
+changes more than twofold: every image is read this way, and few fit exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Described = tuple[Mapping[str, Any], tuple[str, ...]]
 
 
 def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
-    """What is seen of an image; empty if nothing is known."""
+    """Describe what is seen of an image; empty if unknown."""
     if seen is None:
         return {}, ()
     used: dict[str, Any] = {"width": seen.width, "height": seen.height}
@@ -33,9 +33,9 @@ def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
 
 
 def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
-    """What is seen of a clip of `given` frames, and which metadata the model gets.
+    """Describe what is seen of a clip of `given` frames, and the metadata that the model receives.
 
-    Of what is seen there is no entry where nothing is known.
+    Unknown values have no entry.
     """
     metadata: dict[str, Any] = {}
     clip = shown.timed(item.outputs, item.part)
@@ -45,7 +45,7 @@ def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSiz
         metadata["options_without_effect"] = list(shown.idle)
     if seen is None:
         return metadata, ()
-    # The last frame may stand twice, where they are joined in pairs.
+    # The last frame may occur twice, where frames are joined in pairs.
     used: dict[str, Any] = {"frames": min(given, seen.frames), "width": seen.width, "height": seen.height}
     lost = _lost(item, seen)
     if used["frames"] < given:
@@ -66,11 +66,11 @@ def _lost(item: ProcessedItem, seen: EffectiveSize) -> tuple[str, ...]:
 
 
 def used_audio(wave: Any, item: MediaItem, part: Any) -> _Described:
-    """What is heard of an audio item."""
+    """Describe what is heard of an audio item."""
     hop = getattr(part, "hop_length", None)
     mask = item.features.get("feature_attention_mask", item.features.get("input_features_mask"))
     heard = wave.seconds if mask is None or not hop else int(mask.sum()) * hop / wave.rate
-    # The last samples may not fill a frame of features; that is not a loss.
+    # The last samples may not fill a feature frame; that is not a loss.
     if wave.seconds - heard <= _MAX_UNHEARD_S:
         return {"seconds": round(wave.seconds, 3), "rate": wave.rate}, ()
     lost = (f"only the first {heard:g} of {wave.seconds:g} s are heard",)
@@ -82,7 +82,7 @@ def _shrunk(given: Size, seen: Size) -> tuple[str, ...]:
 
 
 def _shrunk_by(factor: float) -> tuple[str, ...]:
-    return (f"it was shrunk {factor:.1f} times, so that fine detail is gone",) if factor > _MAX_SHRINK else ()
+    return (f"it was shrunk {factor:.1f} times and lost fine detail",) if factor > _MAX_SHRINK else ()
 
 
 def _stretched(given: Size, seen: Size, step: int) -> tuple[str, ...]:
@@ -94,10 +94,10 @@ def _stretched(given: Size, seen: Size, step: int) -> tuple[str, ...]:
 
 
 def _is_rounded(given: Size, seen: Size, step: int) -> bool:
-    """Whether what is seen is what was given, at some scale, with both sides rounded to steps by one rule.
+    """Return whether the seen size is the given one at some scale, with both sides rounded to steps by one rule.
 
-    Rounding moves a side by less than a step, up or down; by one rule, it moves two sides less than a step apart. Hence
-    three ranges of the scale, which must have some of it in common.
+    Rounding moves a side by less than a step, up or down; with one rule for both sides, the difference is less than a
+    step. Hence three ranges of the scale, which must overlap.
     """
     ranges = [((side - step) / own, (side + step) / own) for side, own in zip(seen, given, strict=True)]
     apart, own = seen[0] - seen[1], given[0] - given[1]
@@ -109,7 +109,7 @@ def _is_rounded(given: Size, seen: Size, step: int) -> bool:
 
 
 def _cropped(given: Size, seen: Size) -> tuple[str, ...]:
-    """The shorter side is fitted to the model's, and what stands over on the longer side is cut off."""
+    """Describe an image whose shorter side is fitted to the model's, with the longer side cropped."""
     scale = max(seen[0] / given[0], seen[1] / given[1])
     kept = (seen[0] / (given[0] * scale)) * (seen[1] / (given[1] * scale))
     lost = (f"{100 * (1 - kept):.0f} % of it was cut off at the edges",) if kept < 0.99 else ()

@@ -1,4 +1,4 @@
-"""The sandbox's tasks on media: decode a source, or make all of an item."""
+"""The sandbox's media tasks: decode a source, or make a complete item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
 @dataclass(frozen=True, eq=False)
 class DecodeTask:
-    """Decode a source; `rate` is in Hz, for audio. The answer is Decoded."""
+    """Decode a source; `rate` is in Hz, for audio. The result is Decoded."""
 
     modality: str
     source: Source
@@ -32,7 +32,7 @@ class DecodeTask:
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """Decoded content as `open_media.open_source` gives it, and what is to be remembered of it."""
+    """Decoded content as from `open_media.open_source`, and the facts to cache."""
 
     opened: Any
     content: Content
@@ -40,11 +40,11 @@ class Decoded:
 
 @dataclass(frozen=True, eq=False)
 class ProcessTask:
-    """Make an item of a source. The answer is ProcessedMedia.
+    """Make an item of a source. The result is ProcessedMedia.
 
     Attributes:
         modality: "image", "video" or "audio".
-        source: what came in.
+        source: the media source.
         options, setting, salt: see item_maker.ItemOrder.
     """
 
@@ -57,7 +57,7 @@ class ProcessTask:
 
 @dataclass(frozen=True, eq=False)
 class ProcessedMedia:
-    """A processed item, what is to be remembered of its content, and milliseconds per stage."""
+    """A processed item, its content's facts to cache, and milliseconds per stage."""
 
     content: Content
     processed: Processed
@@ -66,7 +66,7 @@ class ProcessedMedia:
 
 @dataclass(frozen=True, eq=False)
 class ProcessSettings:
-    """Bounds on content, the model, and the type of floating-point features, as "bfloat16"."""
+    """Limits on content, the model, and the type of floating-point features, such as "bfloat16"."""
 
     limits: MediaLimits
     info: ModelInfo
@@ -97,7 +97,7 @@ def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, D
 
 
 def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> TaskType[ProcessTask, ProcessedMedia]:
-    """Decoding and processing in the sandbox, at one go."""
+    """Decoding and processing in the sandbox, in one task."""
     limits = MediaLimits.of(args.media_limits)
     settings = ProcessSettings(limits, info, for_workers(info, args), config.dtype)
     return TaskType(
@@ -120,11 +120,11 @@ def _error(modality: str, limits: MediaLimits, fault: WorkerFault) -> Exception:
     return WorkerError(f"The process that prepared the {modality} ended ({fault.how}).", "Send it again.")
 
 
-# ---------------------------------------------------------------------- in the workers' processes
+# ---------------------------------------------------------------------- in worker processes
 
 
 def load_decoder(limits: MediaLimits) -> Callable[[DecodeTask], Decoded]:
-    """The function that decodes."""
+    """Return the function that decodes."""
     _load_readers()
 
     def decode(task: DecodeTask) -> Decoded:
@@ -135,7 +135,7 @@ def load_decoder(limits: MediaLimits) -> Callable[[DecodeTask], Decoded]:
 
 
 def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], ProcessedMedia]:
-    """The function that decodes and processes; the processor is loaded now.
+    """Return the function that decodes and processes, with the processor loaded.
 
     Raises:
         ModelError: the processor cannot be loaded.
@@ -154,9 +154,9 @@ def _load_readers() -> None:
     import numpy  # noqa: F401
     from PIL import Image
 
-    # The readers of the usual formats; those of the others are not wanted.
+    # Preload the readers of usual formats; disable the others.
     Image.preinit()
-    # This process is ours alone, and here our own limits decide.
+    # This process is ours alone, and our limits apply instead.
     Image.MAX_IMAGE_PIXELS = None
 
 
@@ -167,7 +167,7 @@ def _process(task: ProcessTask, processor: ItemProcessor, limits: MediaLimits) -
     own = processor.options(task.modality, task.options)
     key = digest.of_item(content.digest, task.modality, processor.identity(), task.options, task.setting)
     key = digest.salted(key, task.salt)
-    # Pixels of bytes are let go of as soon as they are an image; a task that came with them holds its own.
+    # A decoded image's pixels are freed early; a task that came with an image keeps it.
     opened = unpacked(opened)
     processed = processor.process(ProcessorInput(task.modality, opened, key, own, task.setting))
     done = time.perf_counter()

@@ -1,4 +1,4 @@
-"""From the bytes of a video, or from frames, to an array of sampled frames with their times."""
+"""Decodes the bytes of a video, or takes frames, as an array of sampled frames with their times."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAX_PACKETS = 1_000_000
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Which frames to take: `num_frames` at most, evenly spread (None: all), or `fps` per second."""
+    """Which frames to sample: at most `num_frames`, evenly spread (None: all), or `fps` per second."""
 
     num_frames: int | None = DEFAULT_FRAMES
     fps: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> FrameSampling:
-        """From media_io_kwargs["video"]: num_frames (-1 means all) and fps.
+        """Parse media_io_kwargs["video"]: num_frames (-1 means all) and fps.
 
         Raises:
             ParamsError: an option is unknown or out of range.
@@ -46,10 +46,10 @@ class FrameSampling:
         return cls(_count(count))
 
     def at_most(self, most: int | None) -> FrameSampling:
-        """The same, with no more than `most` frames, if that is a bound.
+        """Return the sampling limited to `most` frames, if that is not None.
 
         Raises:
-            ParamsError: it is no whole number above 0.
+            ParamsError: it is not a whole number above 0.
         """
         if most is None:
             return self
@@ -58,7 +58,7 @@ class FrameSampling:
         return replace(self, num_frames=most if self.num_frames is None else min(most, self.num_frames))
 
     def indices(self, total: int, source_fps: float) -> list[int]:
-        """The frames to take of `total`, ascending."""
+        """Return the sampled indices of `total` frames, ascending."""
         wanted = total if self.num_frames is None else min(self.num_frames, total)
         if self.fps is not None and source_fps > 0:
             wanted = min(wanted, max(1, math.floor(total / source_fps * self.fps)))
@@ -66,7 +66,7 @@ class FrameSampling:
             return list(range(total))
         if wanted == 1:
             return [0]
-        # First and last frame included, the others as evenly as whole numbers allow.
+        # First and last frame included, the others as evenly as integers allow.
         return [index * (total - 1) // (wanted - 1) for index in range(wanted)]
 
 
@@ -80,16 +80,16 @@ def _count(value: Any) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Frames (frames, height, width, 3) of bytes, and what is known of their times.
+    """Frames (frames, height, width, 3) of bytes, and what is known about their times.
 
     Attributes:
         frames: the sampled frames, a numpy array.
         total: frames in the source.
         fps: of the source; None if unknown.
-        indices: which of the source's frames these are; None if they are all there was.
-        given: what came in.
+        indices: the frames' indices in the source; None if they are all its frames.
+        given: a description of the source.
         lost: what was not used.
-        from_file: the frames were chosen as a file was decoded.
+        from_file: whether the frames were sampled while decoding a file.
     """
 
     frames: Any
@@ -101,7 +101,7 @@ class Clip:
     from_file: bool = False
 
     def timestamps_s(self) -> tuple[float, ...] | None:
-        """Seconds of each frame, if the rate is known."""
+        """Return the time of each frame in seconds, if the rate is known."""
         if not self.fps:
             return None
         places = range(len(self.frames)) if self.indices is None else self.indices
@@ -109,7 +109,7 @@ class Clip:
 
 
 def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Clip:
-    """Decode the sampled frames of a video file, and little more of it than they need.
+    """Decode the sampled frames of a video file, and little more.
 
     Raises:
         DecodeError: not a video, no frames, or broken.
@@ -120,7 +120,7 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
     try:
         with opened(data) as container:
             if not container.streams.video:
-                raise DecodeError("The file holds no video stream.", "Give one that does.")
+                raise DecodeError("The file holds no video stream.", "Send a file with video.")
             stream = container.streams.video[0]
             if int(stream.width or 0) * int(stream.height or 0) > limits.max_pixels:
                 raise LimitError(
@@ -132,7 +132,7 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
             indices = sampling.indices(index.total, fps)
             if len(indices) > limits.max_frames:
                 raise LimitError(
-                    f"{len(indices)} frames would be taken of the video; the limit is {limits.max_frames}.",
+                    f"{len(indices)} frames of the video would be sampled; the limit is {limits.max_frames}.",
                     "Cut it first.",
                     or_engine="set num_frames or fps lower",
                 )
@@ -142,7 +142,7 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
     except av.FFmpegError as error:
         raise DecodeError(
             "The bytes are not a video that can be read.",
-            "Send it again, complete, or in another format, for instance as MP4.",
+            "Send the complete file, or another format such as MP4.",
             detail=type(error).__name__,
         ) from error
     return _clip(taken, index.total, fps, given)
@@ -152,7 +152,7 @@ def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[s
     import numpy as np
 
     if not taken:
-        raise DecodeError("The video has no frames that can be decoded.", "Send it again, complete.")
+        raise DecodeError("The video has no frames that can be decoded.", "Send the complete file.")
     if len({frame.shape for _, frame in taken}) > 1:
         raise DecodeError("The frames of the video have different sizes.", "Scale them to one size first.")
     known = {**given, "frames": total} | ({"fps": round(fps, 4), "seconds": round(total / fps, 3)} if fps > 0 else {})
@@ -163,12 +163,12 @@ def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[s
 
 @dataclass(frozen=True)
 class _Index:
-    """What the packets of a stream say, without decoding: frames in the order they are shown.
+    """What a stream's packets contain, without decoding: frames in presentation order.
 
     Attributes:
         total: number of frames.
-        times: their presentation times, ascending; None if the container has none, and seeking is impossible.
-        keys: which of them can be decoded without others, ascending.
+        times: their presentation times, ascending; None if the container has none, so that seeking is impossible.
+        keys: the frames that decode without others, ascending.
     """
 
     total: int
@@ -177,7 +177,7 @@ class _Index:
 
 
 def _index(container: Any, stream: Any) -> _Index:
-    """Read the packets through once, since headers lie about the number of frames."""
+    """Read all packets once, because headers misreport the number of frames."""
     times: list[int | None] = []
     keys: list[int] = []
     for packet in container.demux(stream):
@@ -189,7 +189,7 @@ def _index(container: Any, stream: Any) -> _Index:
         if len(times) > _MAX_PACKETS:
             raise LimitError(f"The video has more than {_MAX_PACKETS} frames.", "Cut it first.")
     if not times:
-        raise DecodeError("The video is empty: it has 0 frames.", "Send it again, complete.")
+        raise DecodeError("The video is empty: it has 0 frames.", "Send the complete file.")
     container.seek(0, stream=stream, backward=True, any_frame=False)
     shown = sorted(time for time in times if time is not None)
     if len(set(shown)) != len(times):
@@ -200,11 +200,11 @@ def _index(container: Any, stream: Any) -> _Index:
 def _decode(
     container: Any, stream: Any, index: _Index, indices: list[int], limits: MediaLimits
 ) -> list[tuple[int, Any]]:
-    """The frames at `indices`, each with its index. A key frame between here and the next target is jumped to."""
+    """Yield the frames at `indices` with their indices; seeks to a key frame before the next target if there is one."""
     taken: list[tuple[int, Any]] = []
     num_bytes = 0
     frames = container.decode(stream)
-    # The frame that the decoder gives next, where counting must do because there are no times.
+    # The next frame from the decoder, counted because there are no times.
     position = 0
     for target in indices:
         if taken and taken[-1][0] >= target:
@@ -218,7 +218,7 @@ def _decode(
         for frame in frames:
             rank = position if index.times is None or frame.pts is None else bisect_left(index.times, frame.pts)
             position = rank + 1
-            # A decoder may leave out a damaged frame; the next one takes its place.
+            # A decoder may skip a damaged frame; the next one takes its place.
             if rank >= target:
                 taken.append((rank, _rgb(frame, limits)))
                 num_bytes += taken[-1][1].nbytes
@@ -247,18 +247,18 @@ def _rgb(frame: Any, limits: MediaLimits) -> Any:
 
 
 def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLimits) -> Clip:
-    """A clip from an array (frames, height, width, 3) of bytes, or from a list of images or arrays.
+    """Return a clip from an array (frames, height, width, 3) of bytes, or from a list of images or arrays.
 
-    Nothing is sampled here: the frames were chosen by the caller.
+    Nothing is sampled here: the caller chose the frames.
 
     Args:
         frames: the frames.
-        metadata: what the caller knows: "fps", "total_num_frames", "frames_indices", "duration"; other keys are ignored
-            only where they are None. "frames_indices" may not fall and lie below "total_num_frames".
-        limits: sizes.
+        metadata: the caller's metadata: "fps", "total_num_frames", "frames_indices", "duration"; other keys are ignored
+            only if their value is None. "frames_indices" must not decrease and must be below "total_num_frames".
+        limits: on sizes.
 
     Raises:
-        DecodeError: no frames, another shape or type, frames of different sizes, or metadata at odds with each other.
+        DecodeError: no frames, another shape or type, frames of different sizes, or inconsistent metadata.
         LimitError: too many frames or pixels.
     """
     import numpy as np
@@ -267,10 +267,10 @@ def from_frames(frames: Any, metadata: Mapping[str, Any] | None, limits: MediaLi
     if array.ndim != 4 or array.shape[3] != 3:
         raise DecodeError(
             f"A video as an array must have the shape (frames, height, width, 3), not {tuple(array.shape)}.",
-            "Bring it into that shape, and give several videos as a list.",
+            "Bring it into that shape, and pass several videos as a list.",
         )
     if array.shape[0] == 0:
-        raise DecodeError("The video is empty: it has 0 frames.", "Give at least one frame.")
+        raise DecodeError("The video is empty: it has 0 frames.", "Send at least one frame.")
     if array.shape[1] == 0 or array.shape[2] == 0:
         raise DecodeError(
             f"The frames of the video are empty: {array.shape[2]} x {array.shape[1]} pixels.", "Give at least 1 x 1."
@@ -296,7 +296,7 @@ def _stack(frames: Sequence[Any], limits: MediaLimits) -> Any:
     from beheld.inputs.media import decode
 
     if not frames:
-        raise DecodeError("The video is empty: it has 0 frames.", "Give at least one frame.")
+        raise DecodeError("The video is empty: it has 0 frames.", "Send at least one frame.")
     if len(frames) > limits.max_frames:
         raise LimitError(f"The video has {len(frames)} frames; the limit is {limits.max_frames}.", "Sample it first.")
 
@@ -328,10 +328,10 @@ def _with_metadata(clip: Clip, metadata: Mapping[str, Any]) -> Clip:
         isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0
     ):
         raise DecodeError(
-            f"The video's fps must be a number above 0, got {fps!r}.", "Leave it out if the frame rate is unknown."
+            f"The video's fps must be a number above 0, got {fps!r}.", "Leave it out if the rate is unknown."
         )
     if metadata.get("do_sample_frames"):
-        # The caller leaves the choice of frames to the processor.
+        # The caller lets the processor sample frames.
         indices = None
     if indices is not None:
         indices = _places(indices, clip.total)
@@ -344,15 +344,15 @@ def _with_metadata(clip: Clip, metadata: Mapping[str, Any]) -> Clip:
         )
     if indices is not None and indices[-1] >= total:
         raise DecodeError(
-            f"frames_indices names frame {indices[-1]}, but total_num_frames is {total}.",
-            "Count frames from 0 in the whole video, and give the number of all of its frames as total_num_frames.",
+            f"frames_indices contains {indices[-1]}, but total_num_frames is {total}.",
+            "Count frames from 0 in the whole video, and set total_num_frames to its number of frames.",
         )
     given = {**clip.given, **({"fps": float(fps)} if fps else {}), "source_frames": total}
     return replace(clip, total=total, fps=float(fps) if fps else None, indices=indices, given=given)
 
 
 def _places(indices: Any, count: int) -> tuple[int, ...]:
-    """The places of `count` frames in their video. One may come twice, as samplers pad with the last frame."""
+    """Check the indices of `count` frames in their video. One may repeat, because samplers pad with the last frame."""
     try:
         places = tuple(operator.index(place) for place in indices)
     except TypeError as error:
@@ -360,12 +360,10 @@ def _places(indices: Any, count: int) -> tuple[int, ...]:
             f"frames_indices must be a list of whole numbers, got {indices!r}.", "Give one for each frame."
         ) from error
     if len(places) != count:
-        raise DecodeError(
-            f"frames_indices names {len(places)} frames, but {count} were given.", "Give one place for each frame."
-        )
+        raise DecodeError(f"frames_indices has {len(places)} entries for {count} frames.", "Give one index per frame.")
     if places[0] < 0 or any(later < earlier for earlier, later in pairwise(places)):
         raise DecodeError(
-            "frames_indices must be 0 or above and must not fall from one frame to the next.",
-            "Give the frames in the order in which they are shown, each with its place in the whole video.",
+            "frames_indices must be 0 or above and must not decrease.",
+            "Give the frames in presentation order, each with its index in the whole video.",
         )
     return places

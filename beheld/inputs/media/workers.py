@@ -1,4 +1,4 @@
-"""Where media are decoded and processed: in the caller's process, or in the sandbox."""
+"""Decodes and processes media, in the caller's process or in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from beheld.utils.cancellation import CancelToken
 
 
 class MediaWorkers:
-    """Decodes and processes media as the engine's configuration says. Safe to use from several threads.
+    """Decodes and processes media as the engine is configured. Safe to use from several threads.
 
-    Without workers all is done in the caller's process, where nothing that runs away can be stopped.
+    Without workers, all work happens in the caller's process, where a runaway call cannot be stopped.
 
     Attributes:
-        sandbox: the engine's; what else strangers send is worked on there, too.
+        sandbox: the engine's, which also serves other untrusted input.
     """
 
     def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
@@ -30,7 +30,7 @@ class MediaWorkers:
         self._process_type = process_type(info, config, args) if self.process_too else None
 
     def warm(self) -> None:
-        """Let workers that process load their processor now: that takes seconds, and loading the model takes longer."""
+        """Let processing workers load their processor now, while the model loads: it takes seconds."""
         if self._process_type is not None:
             self.sandbox.warm(self._process_type)
 
@@ -41,14 +41,14 @@ class MediaWorkers:
 
         Args:
             modality: "image", "video" or "audio".
-            source: what came in.
+            source: the media source.
             rate: the sampling rate in Hz that the audio processor wants.
             cancel: kills the worker.
 
         Raises:
-            DecodeError, LimitError: the content is at fault; also if decoding takes too long or too much memory.
+            DecodeError, LimitError: the content is wrong, or decoding takes too long or too much memory.
             WorkerError: the worker ended.
-            Cancelled: the result is no longer wanted.
+            Cancelled: the result is no longer needed.
         """
         if self._decode_type is None or not isinstance(source.payload, bytes):
             return Decoded(*open_source(modality, source, self._limits, rate))
@@ -56,11 +56,11 @@ class MediaWorkers:
         return self.sandbox.run(self._decode_type, task, cancel)
 
     def process(self, task: ProcessTask, rate: Callable[[], int], cancel: CancelToken | None = None) -> ProcessedMedia:
-        """Decode and process a source in the sandbox; what is no bytes is decoded here.
+        """Decode and process a source in the sandbox; sources other than bytes are decoded here.
 
         Raises:
-            MediaError, ParamsError: the content or an option is at fault.
-            WorkerError, Cancelled: as `decode`.
+            MediaError, ParamsError: the content or an option is wrong.
+            WorkerError, Cancelled: see `decode`.
         """
         assert self._process_type is not None
         source = task.source
@@ -71,6 +71,6 @@ class MediaWorkers:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The numbers of the processes that decode or process media."""
+        """Return the ids of the processes that decode or process media."""
         kinds = (self._decode_type, self._process_type)
         return tuple(number for kind in kinds if kind is not None for number in self.sandbox.pids(kind))

@@ -1,1 +1,1 @@
-"""Prompts and conversations as token ids: templates, rendering, tokenizing, special tokens, expansion."""
+"""Turns prompts and conversations into token ids: templates, rendering, tokenizing, special tokens, expansion."""

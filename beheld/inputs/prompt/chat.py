@@ -1,7 +1,7 @@
-"""Parses OpenAI messages into the template's form and the media they hold, in order.
+"""Turns OpenAI messages into template input and the media they contain, in order.
 
-Users' strings never become control tokens: see special_tokens.py. If a template takes content as a string, the family's
-placeholder for each item is written into the text at the item's place.
+Users' strings never become control tokens: see special_tokens.py. If a template takes content as a string, each item's
+placeholder is inserted in the text at the item's place.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MEDIA_TYPES = {
     "input_audio": "audio",
 }
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# Keys of the item itself, in parts named after the modality.
+# Keys that may hold the item, in parts named after the modality.
 _SOURCES = ("url", "path", "base64", "data")
-# Limits for the arguments of all tool calls of a conversation, which are JSON within JSON.
+# The limit on arguments of all tool calls of a conversation, which are JSON within JSON.
 _ARGUMENTS = JsonBounds()
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
 
 
 @dataclass(frozen=True)
 class ParsedChat:
-    """Messages ready for a template, and the media they hold, in the order of the text."""
+    """Messages for a template, and their media in text order."""
 
     messages: tuple[Mapping[str, Any], ...]
     media: tuple[MediaRef, ...]
@@ -62,7 +62,7 @@ class _Spot:
 
     @property
     def path(self) -> str:
-        """The path as errors name fields, counted from 0."""
+        """Return its field name in errors, counted from 0."""
         return f"messages.{self.message - 1}.content.{self.part - 1}"
 
 
@@ -78,12 +78,12 @@ Part = str | ItemPart
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The form in which the template takes messages.
+    """The message form that a template takes.
 
     Attributes:
-        as_list: content is a list of parts; else a string.
-        strings_too: content that came as a string may stay one.
-        placeholder: modality -> the text of an item's placeholder in a string.
+        as_list: whether content is a list of parts; otherwise a string.
+        strings_too: whether string content may stay a string.
+        placeholder: modality -> the text of an item in a string.
     """
 
     as_list: bool
@@ -94,7 +94,7 @@ class ChatForm:
 def read(
     messages: Sequence[Mapping[str, Any]], form: ChatForm, control: ControlTokens, limits: MediaLimits
 ) -> ParsedChat:
-    """Parse messages into the template's form, with stand-ins for spellings of control tokens.
+    """Convert messages to the template's form, with control token spellings replaced by stand-ins.
 
     Raises:
         PromptError: a message or a part is malformed or of an unknown kind.
@@ -114,14 +114,14 @@ def read(
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
             raise PromptError(
-                f"Message {number} is not a mapping.", 'Give {"role": ..., "content": ...}.', param=_field(number)
+                f"Message {number} is not a mapping.", 'Write {"role": ..., "content": ...}.', param=_field(number)
             )
         out.append(_message(message, number, form, control, stand_ins, media, limits))
     return ParsedChat(tuple(out), tuple(media), stand_ins)
 
 
 def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
-    """A value of plain JSON types with stand-ins for control spellings in every string, keys included."""
+    """Return a value of plain JSON types with control token spellings in every string and key replaced by stand-ins."""
     if isinstance(value, str):
         return stand_ins.replace(value, control)
     if isinstance(value, Mapping):
@@ -135,7 +135,7 @@ def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
 
 
 def num_letters(messages: Any) -> int:
-    """Number of characters of all messages, without their media."""
+    """Count the characters of all messages, without media."""
     if isinstance(messages, str):
         return len(messages)
     if isinstance(messages, Mapping):
@@ -146,7 +146,7 @@ def num_letters(messages: Any) -> int:
 
 
 def _private_letters(value: Any) -> set[str]:
-    """Every private-use character of every string: stand-ins must differ from them."""
+    """Return the private-use characters of all strings; stand-ins are chosen from the others. Media are ASCII."""
     if isinstance(value, str):
         return set() if value.isascii() else private_letters(value)
     if isinstance(value, Mapping):
@@ -191,12 +191,12 @@ def _message(
 
 
 def _field(number: int, *path: str | int) -> str:
-    """The path of a message's field in errors; `number` counts from 1."""
+    """Return the name of a message's field in errors; `number` counts from 1."""
     return ".".join(map(str, ("messages", number - 1, *path)))
 
 
 def _arguments(message: Any) -> list[str]:
-    """The arguments of a message's tool calls that came as JSON text."""
+    """Yield the arguments of a message's tool calls that came as JSON text."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
     found = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
@@ -204,7 +204,7 @@ def _arguments(message: Any) -> list[str]:
 
 
 def _extra(name: str, value: Any, number: int) -> Any:
-    """A message's extra field; tool calls carry their arguments as JSON text, but templates take an object."""
+    """Parse the arguments of tool calls: JSON text in messages, objects in templates."""
     if name != "tool_calls" or not isinstance(value, list):
         return value
     calls = []
@@ -230,7 +230,7 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
     if not isinstance(content, list | tuple):
         raise PromptError(
             f"The content of message {number} is neither text nor a list of parts.",
-            "Give either.",
+            "Send one of the two.",
             param=_field(number, "content"),
         )
     parts: list[Part] = []
@@ -241,13 +241,13 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
             continue
         if not isinstance(part, Mapping):
             raise PromptError(
-                f"{where} is not a mapping.", 'Give {"type": "text", "text": ...} or similar.', param=where.path
+                f"{where} is not a mapping.", 'Write for example {"type": "text", "text": ...}.', param=where.path
             )
         kind = _kind(part, where)
         if kind in _TEXT_TYPES:
             text = part.get(_TEXT_TYPES[kind])
             if not isinstance(text, str):
-                raise PromptError(f"{where} has no text.", 'Give {"type": "text", "text": ...}.', param=where.path)
+                raise PromptError(f"{where} has no text.", 'Write {"type": "text", "text": ...}.', param=where.path)
             parts.append(text)
         else:
             ref = _media(part, kind, where, media, limits)
@@ -263,14 +263,14 @@ def _kind(part: Mapping[str, Any], where: _Spot) -> str:
         kind = next((name for name in known if name in part), None)
     if not isinstance(kind, str) or kind not in known:
         remedy = nearest(str(kind), known) or f"Known: {', '.join(known)}."
-        raise PromptError(f"{where} is of the unknown type {kind!r}.", remedy, param=f"{where.path}.type")
+        raise PromptError(f"{where} has the unknown type {kind!r}.", remedy, param=f"{where.path}.type")
     return kind
 
 
 def _media(
     part: Mapping[str, Any], kind: str, where: _Spot, before: Sequence[MediaRef], limits: MediaLimits
 ) -> MediaRef:
-    """The item of a part, after the items `before`; the part's other keys are processor options."""
+    """Return a part's item, which follows the items `before`; the part's other keys are processing options."""
     modality = _MEDIA_TYPES[kind]
     uuid = part.get("uuid")
     used = [kind]
@@ -291,7 +291,7 @@ def _media(
     if source is None:
         raise PromptError(
             f"{where} holds no {modality}.",
-            f'Give it under {kind!r}, for example {{"type": {kind!r}, ...}}.',
+            f'Write it under {kind!r}, for example {{"type": {kind!r}, ...}}.',
             param=place,
         )
     options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}
@@ -299,7 +299,7 @@ def _media(
 
 
 def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
-    """Decode the base64 embeddings in `source`; errors name the item, an image, and its place."""
+    """Decode base64 in `source`; errors name the item, an image, and its place."""
     try:
         return embeds.from_base64(source, limits)
     except MediaError as error:
@@ -308,17 +308,17 @@ def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: Med
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:
-    """Wrap bare base64 as a data URL, so that it passes the same checks as any other."""
+    """Return bare base64 as a data URL, so that the same checks apply."""
     if name in ("base64", "data") and isinstance(value, str):
         return value if value.startswith("data:") else f"data:{modality}/unknown;base64,{value}"
     return value
 
 
 def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: StandIns) -> list[Part]:
-    """Replace spellings, including those that arise only where one text follows another.
+    """Replace spellings, including those that arise only where two texts join.
 
-    A stand-in replaces the first character of a spelling that crosses the border of two texts, so that joining them
-    does not create it.
+    A spelling across the boundary of two texts loses its first letter to a stand-in, so that joining the texts does not
+    produce it.
     """
     texts = [part for part in parts if isinstance(part, str)]
     broken = _crossings(texts, control)
@@ -337,9 +337,9 @@ def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: St
 
 
 def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[int]]:
-    """Where spellings that cross a border begin: text number -> offsets in that text.
+    """Return where spellings across boundaries begin: text number -> offsets in that text.
 
-    Every place within reach of a border is examined once, for any number of spellings.
+    Every position near a boundary is checked once, whatever the number of spellings.
     """
     if len(texts) < 2 or control.pattern is None:
         return {}
@@ -352,7 +352,7 @@ def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[in
     seen = 0
     for border in starts[1:-1]:
         for begin in range(max(seen, border - reach), border):
-            # Those that begin before this border and after the previous one; longer ones cross the next borders too.
+            # Spellings that begin before this boundary and after the previous one; longer ones extend over later ones.
             if joined[begin] in control.beginnings and control.longest_at(joined, begin) > border - begin:
                 owner = bisect_right(starts, begin) - 1
                 broken.setdefault(owner, set()).add(begin - starts[owner])

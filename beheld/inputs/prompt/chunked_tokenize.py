@@ -1,4 +1,4 @@
-"""Tokenizes long texts in chunks, with the same ids as for the whole text, and stops at a limit."""
+"""Tokenizes long texts in chunks, with the same ids as the whole text, up to a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LETTER = (
 )
 _BLANK = re.compile(f"(?<={_LETTER}) (?={_LETTER})")
 _BREAK = re.compile(f"(?<={_LETTER})[ \\n,.\uff0c\u3002\u3001](?={_LETTER})")
-# Patterns whose match depends on the text before it, or on where the text begins and ends.
+# Regular expression syntax whose match depends on the text before it, or on the text's start and end.
 _LOOKS_AROUND = re.compile(r"\(\?<|\\[AbBGzZK]|(?<!\[)\^|\$")
 _WORD = "\u2581"
 _SIZE = 1 << 15
@@ -27,19 +27,19 @@ _SAMPLE = (
 
 
 class ChunkedTokenizer:
-    """An immutable copy of a tokenizer for long texts: threads need no lock, and others can run meanwhile.
+    """A separate tokenizer for long texts: it never changes, so that threads need no lock, and it lets others run.
 
-    A text is cut where the tokenizer splits it anyway, before a space or a punctuation mark between two letters:
+    A text is cut where the tokenizer splits it anyway, before a blank or a punctuation mark between two letters:
 
         ... over the lazy | dog. The quick ...        ids(a b) = ids(a) + ids(b)
 
-    Whether that holds is read from the tokenizer's description and then tested. If it does not hold, or a text has no
-    such place, the text is tokenized as a whole, after a rough count has shown that it may fit.
+    Whether this holds is derived from the tokenizer's description and then tried. If it does not hold, or a text has no
+    such position, the text is tokenized as a whole, after a rough count has shown that it may fit.
 
     Args:
-        backend: a tokenizer of the `tokenizers` library. It is not kept if `own` is given.
+        backend: of the `tokenizers` library; unused if `own` is given.
         own: the copy to use; None makes one.
-        size: characters of a chunk.
+        size: characters per chunk.
     """
 
     def __init__(self, backend: Any, own: Any = None, size: int = _SIZE) -> None:
@@ -51,14 +51,14 @@ class ChunkedTokenizer:
             self.cut = None
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Token ids of `text`, without the tokenizer's special tokens around it.
+        """Return token ids of `text`, without special tokens around it.
 
         Args:
             text: any text.
-            most: the most ids that are needed; None for all.
+            most: the number of ids needed; None for all.
 
         Raises:
-            PromptTooLongError: there are more than `most`; the rest of the text is not read.
+            PromptTooLongError: there are more than `most`; the rest was not read.
         """
         ids: list[int] = []
         for piece in self._pieces(text):
@@ -70,15 +70,15 @@ class ChunkedTokenizer:
         return ids
 
     def _ids(self, text: str) -> list[int]:
-        # Among the library's methods, only the batch methods let other threads run meanwhile.
+        # Of this library's calls, only those for batches release the GIL.
         found: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return found
 
     def _check_roughly(self, piece: str, left: int, most: int) -> None:
-        """Refuse an uncuttable piece with far too many tokens, before tokenizing all of it.
+        """Refuse a piece that cannot be cut and has far too many tokens, before all of it is tokenized.
 
-        Tokenizing it may take a time that grows with its square. Cut at arbitrary places, a text has a few more tokens
-        per cut than the whole text, never twice as many.
+        Tokenizing may take time that grows with the square of its length. Cut anywhere, a text has a few more tokens
+        per cut than as a whole, never twice as many.
         """
         count = 0
         for start in range(0, len(piece), self._size):
@@ -97,7 +97,7 @@ class ChunkedTokenizer:
         yield text[start:]
 
     def last_place(self, text: str, stop: int) -> int | None:
-        """The last place at or before `stop` where the text can be cut; None if there is none nearby."""
+        """Return the last position at or before `stop` where the text can be cut; None if there is none nearby."""
         if self.cut is None:
             return None
         for end in range(stop, max(0, stop - 8 * _SIZE), -_SIZE):
@@ -107,7 +107,7 @@ class ChunkedTokenizer:
         return None
 
     def _holds(self, cut: re.Pattern[str]) -> bool:
-        """True if the ids of a sample equal those of its pieces, cut at every place."""
+        """Return whether a sample's ids equal those of its pieces, cut at every position."""
         places = [match.start() for match in cut.finditer(_SAMPLE)]
         ids: list[int] = []
         for start, stop in zip([0, *places], [*places, len(_SAMPLE)], strict=True):
@@ -116,14 +116,14 @@ class ChunkedTokenizer:
 
 
 def too_long(most: int) -> PromptTooLongError:
-    """The error for a text whose tokens were not all counted."""
+    """Return the error for a text whose tokens were not counted to the end."""
     return PromptTooLongError(
-        f"The prompt has more than {most} tokens, which is the limit.", "Shorten it.", or_engine="raise max_model_len"
+        f"The prompt has more than the limit of {most} tokens.", "Shorten it.", or_engine="raise max_model_len"
     )
 
 
 def _first(cut: re.Pattern[str], text: str, start: int) -> int | None:
-    """The first place at or after `start`; searches in steps, since one search lets no other thread run."""
+    """Return the first cut at or after `start`; searched in small steps, because a search holds the GIL."""
     for begin in range(start, len(text), _SIZE):
         found = cut.search(text, begin, begin + _SIZE + 1)
         if found is not None:
@@ -138,11 +138,11 @@ def _copy(described: Mapping[str, Any]) -> Any:
 
 
 def _cut(described: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """A pattern for the places where a tokenizer of this description splits every text; None if none are known.
+    """Return the positions where a tokenizer with this description splits every text; None if none are known.
 
-    Merges join bytes or characters within a pre-tokenizer's word. Patterns without look-behind end a word at its last
-    letter, whatever follows. Without a pre-tokenizer, no merge crosses a place if no token of the vocabulary contains
-    it.
+    The tokenizer merges pairs of bytes or characters only within a pre-token. Patterns without look-behind end a word
+    at its last letter, whatever follows. Without a pre-tokenizer, nothing merges across a position if no token of the
+    vocabulary contains it.
     """
     model = described["model"]
     if model["type"] != "BPE" or model.get("dropout"):
@@ -157,7 +157,7 @@ def _cut(described: Mapping[str, Any]) -> re.Pattern[str] | None:
         found = _BREAK
     elif (
         (plain or blanks)
-        # Dropped letters would join the spaces around them.
+        # Removed characters would join the blanks around them.
         and {_WORD, model["unk_token"]} <= model["vocab"].keys()
         and all(step["type"] == "Metaspace" or step.get("pattern") == {"String": " "} for step in steps)
         and not any(re.search(f"[^{_WORD} ][{_WORD} ]", token) for token in model["vocab"])
@@ -177,7 +177,7 @@ def _steps(described: Mapping[str, Any] | None, name: str) -> list[Mapping[str, 
 
 
 def _splits_words(steps: list[Mapping[str, Any]]) -> bool:
-    """True if these pre-tokenizers end a word at its last letter."""
+    """Return whether these pre-tokenizers end a word at its last letter."""
     words = False
     for step in steps:
         if step["type"] == "ByteLevel":
@@ -195,7 +195,7 @@ def _splits_words(steps: list[Mapping[str, Any]]) -> bool:
 
 
 def _spans(token: Mapping[str, Any]) -> bool:
-    """True if an added token may span a place between two letters, or absorb the space there."""
+    """Return whether an added token may span a position between two letters, or strip the blank there."""
     content = token["content"]
     inside = re.search(f"{_LETTER}[ \\n,.\uff0c\u3002\u3001]", content) is not None
     return inside or bool(token["rstrip"] and re.search(f"{_LETTER}$", content))

@@ -1,4 +1,4 @@
-"""Prompts of encoder-decoder models: the whole prompt becomes one item, to which the decoder's cross layers attend."""
+"""Prompts of encoder-decoder models: the whole prompt becomes one item that the decoder cross-attends to."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from beheld.inputs.media.digest import Digest, salted
 def fold(
     token_ids: Sequence[int], spans: Sequence[MediaSpan], info: ModelInfo, salt: bytes
 ) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
-    """The decoder's prompt, which is the token that starts every answer, with the encoder's prompt as its item.
+    """Return the decoder's prompt, which is the token that starts every answer, and the encoder's prompt as its item.
 
     Args:
-        token_ids: the whole prompt, with every placeholder replaced.
+        token_ids: the whole prompt, every placeholder expanded.
         spans: its media, in order.
         info: the model.
         salt: callers with different salts share no states; may be empty.
 
     Raises:
-        PromptError, PromptTooLongError: the prompt is empty, or longer than the encoder reads.
+        PromptError, PromptTooLongError: it is empty, or longer than the encoder's limit.
     """
     assert info.cross is not None
     assert info.decoder_start_id is not None
     count, most = len(token_ids), info.cross.num_states
     if count == 0:
-        raise PromptError("The prompt is empty.", "Give at least one token.")
+        raise PromptError("The prompt is empty.", "Send at least one token.")
     if count > most:
         raise PromptTooLongError(f"The prompt has {count} tokens; the encoder reads at most {most}.", "Shorten it.")
     places = [(span.start, span.item.digest) for span in spans]
@@ -48,7 +48,7 @@ def fold(
 
 
 def _features(token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> dict[str, object]:
-    """The ids as a row, and each feature of the media, concatenated over the items."""
+    """Return the ids as a row, and each feature of the media, concatenated over items."""
     import torch
 
     features: dict[str, object] = {"input_ids": torch.tensor([list(token_ids)], dtype=torch.int64)}

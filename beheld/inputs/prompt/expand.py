@@ -1,4 +1,4 @@
-"""Replaces placeholders by the ids of their items, and records the items' spans."""
+"""Expands placeholders to their items' ids, and records the spans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from beheld.core.media import MediaItem, MediaSpan
 
 
 def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
-    """Modality -> number of its placeholders in the ids; modalities without any are left out."""
+    """Count the placeholders in the ids, by modality; modalities without any are left out."""
     counts = {modality: token_ids.count(token) for modality, token in placeholder_ids.items()}
     return {modality: count for modality, count in counts.items() if count}
 
@@ -24,7 +24,7 @@ def check_counts(
         found: modality -> number of placeholders in the prompt.
         given: modality -> number of items.
         placeholder: modality -> the placeholder's text.
-        example: modality -> how an item is written in a prompt.
+        example: modality -> an item's text in a prompt.
 
     Raises:
         PlaceholderError: the numbers differ; the message has both, and what to write.
@@ -45,12 +45,12 @@ def check_counts(
 
 
 def has_edges(items: Mapping[str, Sequence[MediaItem]]) -> bool:
-    """True if some item has ordinary text around it."""
+    """Return whether an item comes with ordinary text around it."""
     return any(item.lead or item.tail for own in items.values() for item in own)
 
 
 def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], placeholder: Callable[[str], str]) -> str:
-    """The prompt's text with every item's text around its placeholder, to be tokenized together.
+    """Return the prompt's text with every item's text around its placeholder, to be encoded as one.
 
     Args:
         text: the prompt, with one placeholder per item.
@@ -72,7 +72,7 @@ def edged_ids(
     marks: Mapping[str, int],
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
-    """Like `edged_text` for a prompt of token ids: the items' texts are tokenized separately."""
+    """Insert items' texts into a prompt of ids, which has no text to encode them with."""
     waiting = {marks[modality]: iter(own) for modality, own in items.items()}
     out: list[int] = []
     for token in token_ids:
@@ -95,7 +95,7 @@ def expand(
         placeholder_ids: modality -> the placeholder's id (not always that of its embeddings).
 
     Returns:
-        The ids, and the spans in order of place.
+        The ids, and the spans in prompt order.
     """
     if not items:
         return tuple(token_ids), ()

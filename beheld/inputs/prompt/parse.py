@@ -1,4 +1,4 @@
-"""Parses the forms of a prompt: text, token ids, or a mapping with media."""
+"""Recognizes and checks the forms of a prompt: text, token ids, or a mapping with media."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ParsedPrompt:
     """A parsed prompt.
 
     Attributes:
-        text: the text, if the prompt is text.
-        token_ids: the ids, if the prompt is ids.
-        media: its items, each modality's in the given order.
+        text: the text of a text prompt.
+        token_ids: the ids of an id prompt.
+        media: its items, in the given order within each modality.
         options: processor options of this request.
         salt: separates prefix caches.
     """
@@ -49,7 +49,7 @@ class ParsedPrompt:
 
 
 def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
-    """Recognize the prompt's form and check it.
+    """Recognize a prompt's form and check it.
 
     Args:
         prompt: see PromptType.
@@ -57,8 +57,8 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
         merge_size: patches per embedding along each side, for embeddings with a grid.
 
     Raises:
-        PromptError: a key is unknown, or a value is missing or malformed.
-        MediaError: an item is malformed.
+        PromptError: an unknown key, or a missing or malformed value.
+        MediaError: a malformed item.
     """
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
@@ -68,12 +68,12 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
         return ParsedPrompt(None, _token_ids(prompt, info))
     raise PromptError(
         f"A prompt cannot be a {type(prompt).__name__}.",
-        'Give text, token ids, or {"prompt": ..., "multi_modal_data": ...}.',
+        'Send text, token ids, or {"prompt": ..., "multi_modal_data": ...}.',
     )
 
 
 def processor_options(given: Any) -> dict[str, Any]:
-    """One request's mm_processor_kwargs; an empty mapping for None.
+    """Return the mm_processor_kwargs of one request; empty if none were given.
 
     Raises:
         PromptError: they are not a mapping.
@@ -81,7 +81,7 @@ def processor_options(given: Any) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
         raise PromptError(
             f'"mm_processor_kwargs" must be a mapping, got {type(given).__name__}.',
-            'Give names and values, as {"max_pixels": 200704}.',
+            'Write names and values, for example {"max_pixels": 200704}.',
             param="mm_processor_kwargs",
         )
     return dict(given or {})
@@ -94,9 +94,9 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
             raise PromptError(f"Unknown prompt key {key!r}.", remedy, param=str(key))
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None) == (ids is None):
-        raise PromptError('A prompt needs either "prompt" or "prompt_token_ids".', "Give exactly one of the two.")
+        raise PromptError('A prompt needs either "prompt" or "prompt_token_ids".', "Set exactly one of the two.")
     if text is not None and not isinstance(text, str):
-        raise PromptError(f'"prompt" must be text, got {type(text).__name__}.', "Give one string.", param="prompt")
+        raise PromptError(f'"prompt" must be text, got {type(text).__name__}.', "Send one string.", param="prompt")
     options = processor_options(prompt.get("mm_processor_kwargs"))
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
@@ -114,7 +114,7 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
 def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
     ids = value.tolist() if hasattr(value, "tolist") else list(value)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < info.num_ids:
-        # The usual case, checked in a quarter of the time.
+        # Nearly all prompts pass this check, which takes a quarter of the time.
         return tuple(ids)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
@@ -132,7 +132,7 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
         data = {}
     if not isinstance(data, Mapping) or not isinstance(uuids or {}, Mapping):
         raise PromptError(
-            '"multi_modal_data" must be a mapping.', 'Give {"image": ...} or similar.', param="multi_modal_data"
+            '"multi_modal_data" must be a mapping.', 'Write for example {"image": ...}.', param="multi_modal_data"
         )
     refs: list[MediaRef] = []
     for modality, value in data.items():
@@ -150,7 +150,7 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
     for modality in uuids or {}:
         if modality not in data:
             raise PromptError(
-                f"multi_modal_uuids names {modality!r}, of which no data was given.", param="multi_modal_uuids"
+                f"multi_modal_uuids has {modality!r}, but multi_modal_data does not.", param="multi_modal_uuids"
             )
     return tuple(refs)
 
@@ -166,7 +166,7 @@ def _named(modality: str, sources: list[Any], names: Any) -> list[MediaRef]:
 
 
 def _sources(modality: str, value: Any, info: ModelInfo, merge_size: int) -> list[Any]:
-    """One source per item."""
+    """Return one source per item."""
     if embeds.given(value):
         return _located(modality, lambda: list(embeds.split(value, modality, info, merge_size)))
     if isinstance(value, list | tuple) and len(value) and all(embeds.given(entry) for entry in value):
@@ -203,7 +203,7 @@ def _videos(value: Any) -> list[Any]:
     if isinstance(value, list | tuple) and value and all(is_image(v) or (is_array(v) and v.ndim < 4) for v in value):
         return [list(value)]
     if isinstance(value, list | tuple) and not value:
-        # An empty list is a video without frames, not a missing video; the error comes where frames are counted.
+        # An empty list is a video without frames, not a missing video; counting its frames reports it.
         return [[]]
     return _entries("video", value)
 
@@ -217,7 +217,7 @@ def _audio_items(value: Any) -> list[Any]:
 
 
 def _rate_as_text(value: Any) -> bool:
-    """True for "16000" and the like: a wrong sampling rate, reported as such, not a second item."""
+    """Return whether a value looks like a number: a wrong sampling rate rather than a second item."""
     return isinstance(value, str) and _RATE.fullmatch(value) is not None
 
 
@@ -232,6 +232,6 @@ def _entries(modality: str, value: Any) -> list[Any]:
     for number, entry in enumerate(entries, 1):
         if entry is None:
             raise DecodeError(
-                "The item is None.", "Leave the modality out if there is nothing.", item=f"{modality} {number}"
+                "The item is None.", "Leave out the modality if there is no item.", item=f"{modality} {number}"
             )
     return entries

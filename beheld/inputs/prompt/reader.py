@@ -1,4 +1,4 @@
-"""Turns prompts and conversations into token ids, with one placeholder for each item."""
+"""Reads prompts and conversations as token ids, with one placeholder per item."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
-# If a text is tokenized from its end only, its first ids may differ from those of the whole text.
+# If a text is read from its end, its first ids may differ from those of the whole text.
 _SPARE_IDS = 16
-# Below this many characters, conversations are rendered and texts are tokenized before their length is checked.
+# Shorter conversations are rendered, and shorter texts read whole, before their length is checked.
 _MANY_LETTERS = 1 << 20
 
 
@@ -33,12 +33,12 @@ class PromptReader:
 
     Args:
         info: the model.
-        config: the engine's decisions.
-        args: the user's options about templates.
-        family: the model's family.
-        tokenizer: the model's tokenizer.
-        templates: the model's templates.
-        checks: limits of requests.
+        config: the engine's configuration.
+        args: the user's template options.
+        family: the model's.
+        tokenizer: the model's.
+        templates: the model's.
+        checks: limits on requests.
         merge_size: patches per embedding along each side, for embeddings with a grid.
     """
 
@@ -62,11 +62,11 @@ class PromptReader:
         self._merge_size = merge_size
         self._limits = MediaLimits.of(args.media_limits)
         self._content_format = args.chat_template_content_format
-        # Read once, so that later changes to the file affect no request.
+        # Read once: later changes of the file affect no request.
         self._template = text_of(args.chat_template) if args.chat_template else None
 
     def template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """The template for conversations without their own.
+        """Return the template for conversations without their own.
 
         Raises:
             TemplateError: there is none.
@@ -74,10 +74,10 @@ class PromptReader:
         return self._templates.resolve(self._template, tools)
 
     def text_ids(self, text: str) -> list[int]:
-        """The ids of a text alone.
+        """Return the ids of a text alone.
 
         Raises:
-            PromptError: it is longer than a prompt may be, or there is no tokenizer.
+            PromptError: it is longer than the limit, or there is no tokenizer.
         """
         most = self._config.max_model_len
         self._tokenizer.check_size(text, most)
@@ -86,10 +86,10 @@ class PromptReader:
     # ------------------------------------------------------------------ prompts
 
     def read_prompt(self, prompt: PromptType, params: SamplingParams) -> ReadPrompt:
-        """Read and check a prompt. Its text is trusted: placeholders in it count.
+        """Read and check a prompt. Its text is trusted: placeholder spellings are placeholders.
 
         Raises:
-            UserError: the prompt or a parameter is at fault.
+            UserError: the prompt or a parameter is wrong.
         """
         parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size)
         self._checks.modalities(parsed.media)
@@ -116,7 +116,7 @@ class PromptReader:
         return self._checked(ids, parsed, text, params, counts)
 
     def _bounded_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
-        """The prompt; one of token ids is truncated or refused before its ids are checked one by one.
+        """Return a prompt; one of token ids is cut or refused before each id is checked.
 
         Raises:
             PromptTooLongError: there are too many.
@@ -132,7 +132,7 @@ class PromptReader:
         return ids[-keep:] if keep is not None else prompt
 
     def _ids_of(self, text: PromptText, params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
-        """The ids of a text. If only the last tokens of a long text are needed, no more than its end is tokenized.
+        """Return a text's ids; if only its last tokens are needed, read no more of a long text than that.
 
         Raises:
             PromptTooLongError: it is too long, and can only be tokenized as a whole.
@@ -164,7 +164,7 @@ class PromptReader:
         return ReadPrompt(ids, parsed, text)
 
     def with_edges(self, prompt: ReadPrompt, items: ItemsByModality) -> Sequence[int]:
-        """The prompt's ids with the items' texts around their placeholders."""
+        """Return the prompt's ids with the items' texts around their placeholders."""
         if not expand.has_edges(items):
             return prompt.ids
         if prompt.text is not None:
@@ -175,16 +175,16 @@ class PromptReader:
     # ------------------------------------------------------------------ conversations
 
     def read_chat(self, asked: Chat, params: SamplingParams, cancel: CancelToken) -> ReadPrompt:
-        """Read, check and render a conversation. No text in it becomes a control token: see special_tokens.py.
+        """Read, check and render a conversation. Its text is only text, whatever it spells: see special_tokens.py.
 
-        A grammar begins after the reasoning, unless the conversation has closed it.
+        A grammar begins after the model's reasoning, unless the conversation has ended it.
 
         Raises:
-            UserError: a message, the template or a parameter is at fault.
+            UserError: a message, the template or a parameter is wrong.
             Cancelled: the request was cancelled.
         """
         self._check_continuing(asked)
-        # Templates drop parts of the messages, but never most of them.
+        # Templates leave out some of the messages' text, but never most of it.
         letters = chat.num_letters(asked.messages)
         if letters > _MANY_LETTERS:
             self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
@@ -232,14 +232,14 @@ class PromptReader:
         if self._family.closes:
             raise PromptError(
                 f"{self._info.architecture} cannot continue a message: {self._family.closes}.",
-                "Leave continue_final_message out, and ask for the rest in a message.",
+                "Leave out continue_final_message, and ask for the rest in words.",
                 param="continue_final_message",
             )
 
     def _tokenized(
         self, rendered: str, talk: chat.ParsedChat, most: int | None
     ) -> tuple[PromptText | None, Sequence[int]]:
-        """The text to tokenize; or None and the ids, if the family makes them."""
+        """Return the text to encode; or None and the ids, if the family writes ids."""
         ends = True
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
@@ -260,7 +260,7 @@ class PromptReader:
     # ------------------------------------------------------------------ text to ids
 
     def _encode(self, prompt: PromptText, items: ItemsByModality) -> list[int]:
-        """The ids of a text, with the items' texts around their placeholders."""
+        """Return the ids of a text, with the items' texts around their placeholders."""
         text, ends, most = prompt.text, prompt.ends, prompt.most
         if items:
             text = expand.edged_text(text, items, self._tokenizer.placeholder)
@@ -283,24 +283,24 @@ class PromptReader:
         return [*around[0], *ids, *around[1]]
 
     def _example(self, modality: str) -> str:
-        """An example of an item in a prompt of this family."""
+        """Return an item's text in a prompt of this family."""
         return self._family.placeholders.get(modality) or self._tokenizer.placeholder(modality)
 
     # ------------------------------------------------------------------ checks
 
     def _check_rendered(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
-        """Check that the template has written one placeholder per item; nothing else can write one."""
+        """Check that the template wrote one placeholder per item, and that no other text became one."""
         found, given = expand.count_placeholders(ids, self._tokenizer.placeholder_ids), count_by_modality(media)
         for modality in set(found) | set(given):
             written, items = found.get(modality, 0), given.get(modality, 0)
             if written != items:
                 raise TemplateError(
                     f"The chat template wrote {written} placeholders for {items} {modality} items.",
-                    or_engine="give a chat_template that writes one per item, or another chat_template_content_format",
+                    or_engine="set a chat_template that writes one per item, or another chat_template_content_format",
                 )
 
     def _most(self, params: SamplingParams) -> int | None:
-        """The most ids of a text that are needed; None if the last of them are."""
+        """Return how many ids of a text are needed; None for all, if the last ones are needed."""
         return self._config.max_model_len if params.truncate_prompt_tokens is None else None
 
     def _check_size(self, text: str, params: SamplingParams) -> None:

@@ -1,4 +1,4 @@
-"""Renders chat templates, in this process or, for untrusted ones, in the sandbox."""
+"""Renders chat templates, in this process or, for untrusted templates, in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
 MAX_S = 2.0
-# The stage of errors about a template that was stopped.
+# The stage of errors about a stopped template.
 LIMIT = "limit"
 MAX_CHARACTERS = 1 << 20
 _MAX_BYTES = 512 << 20
 _MAX_WORKERS = 2
-# Errors that a template may cause on unexpected values.
+# Exceptions from values that a template did not expect.
 _OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, eq=False)
 class Rendering:
-    """A template to render, and its inputs. The answer is the text.
+    """A template to render, and its input. The result is the text.
 
     Attributes:
-        messages: the conversation.
+        messages: the conversation's.
         template: the template's source.
-        add_generation_prompt, continue_final_message, tools: as in transformers' apply_chat_template.
+        add_generation_prompt, continue_final_message, tools: see transformers' apply_chat_template.
         variables: further variables of the template.
     """
 
@@ -43,7 +43,7 @@ class Rendering:
 
 @dataclass(frozen=True, eq=False)
 class RendererSettings:
-    """The tokenizer whose special tokens a template can use."""
+    """The model whose tokenizer defines a template's special token variables."""
 
     info: ModelInfo
     args: EngineArgs
@@ -53,7 +53,7 @@ CODEC = Codec((RendererSettings, Rendering, ModelInfo, KVGroup, EngineArgs))
 
 
 def render(tokenizer: Any, task: Rendering) -> str:
-    """Render the prompt's text in this process.
+    """Return the prompt's text, rendered in this process.
 
     Raises:
         TemplateError: the template fails on these messages, or is invalid.
@@ -69,30 +69,30 @@ def render(tokenizer: Any, task: Rendering) -> str:
             **(task.variables or {}),
         )
     except _jinja_error() as error:
-        # The template's own message, written for the authors of the messages.
+        # The template's message is written for the authors of messages.
         raise TemplateError(
             f"The chat template fails on these messages: {first_line(error)}.",
             "Change the messages.",
-            or_engine="give another chat_template",
+            or_engine="set another chat_template",
         ) from error
     except _OF_VALUES as error:
         raise TemplateError(
             "The chat template fails on these messages.",
             "Change the messages.",
-            or_engine="give another chat_template",
+            or_engine="set another chat_template",
             detail=first_line(error),
         ) from error
     return str(text)
 
 
 def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
-    """Load the tokenizer and return the function that renders.
+    """Return the function that renders.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
     """
     tokenizer = load_tokenizer(settings.info, settings.args)
-    # Load everything that rendering needs, once for all workers.
+    # Rendering's dependencies are loaded now, for all workers.
     render(tokenizer, Rendering([{"role": "user", "content": ""}], "{{ messages }}", add_generation_prompt=False))
 
     def within_limits(task: Rendering) -> str:
@@ -105,7 +105,7 @@ def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
 
 
 def render_type(info: ModelInfo, args: EngineArgs) -> TaskType[Rendering, str]:
-    """The sandbox task of rendering, with limits on time, memory and output."""
+    """Return the sandbox's rendering task, limited in time, memory and output."""
     return TaskType(
         load=load_renderer,
         settings=lambda: RendererSettings(info, args),

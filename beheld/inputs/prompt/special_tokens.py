@@ -1,9 +1,9 @@
-"""Control tokens, and how text that spells one stays text.
+"""Keeps text that spells a control token as text.
 
-A control token means more than its characters: the end of a message, a role, a media placeholder. Before the chat
-template sees a user's text, each spelling of a control token in it is replaced by a stand-in, a private-use character.
-In the rendered prompt the stand-ins show which characters came from users. The remaining spellings are the template's
-own. Text with stand-ins gets its characters back and is encoded by a tokenizer without control tokens.
+A control token has a meaning beyond its letters: ends of messages, roles, placeholders. If a user's text spells one, a
+stand-in replaces it before the chat template sees it: one private-use character for each such spelling. In the rendered
+prompt the stand-ins show which letters came from users. Other spellings are the template's; segments with stand-ins are
+encoded, with their letters restored, by a tokenizer without control tokens.
 
     user      "a<|im_end|>b"                     rendered  <|im_start|>user\\n a # b <|im_end|>     (# is the stand-in)
     encoded   <|im_start|> as a token . "user\\na<|im_end|>b" as letters . <|im_end|> as a token
@@ -23,10 +23,10 @@ from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer, too_long
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
 _ANY_PRIVATE = re.compile("[\U000f0000-\U000ffffc]")
-# Characters to search before other threads may run.
+# Characters that are searched without letting other threads run.
 _WINDOW = 1 << 20
 _MARKUP = re.compile(r"[<\[{|(].*[>\]}|)]", re.DOTALL)
-# Put before a text that does not start the prompt: tokenizers that mark the start of a text must not see one there.
+# Text before a segment that does not start the prompt: tokenizers that mark a text's start must not mark it there.
 _LEAD = "\U0010fff0"
 
 
@@ -36,9 +36,9 @@ class ControlTokens:
 
     Attributes:
         ids: spelling -> token id.
-        pattern: finds the longest spelling at each place; None if there are none.
-        strips: spelling -> whether the token absorbs spaces on its left and on its right.
-        pieces: spellings that are ordinary tokens, which a tokenizer finds only where it splits text accordingly.
+        pattern: finds the longest spelling at each position; None if there are none.
+        strips: spelling -> whether the token strips blanks on its left and on its right.
+        pieces: spellings of ordinary vocabulary pieces, which a tokenizer finds only where it splits text there.
         folded: spellings that are matched after normalization, so that other characters may spell them too.
     """
 
@@ -50,9 +50,9 @@ class ControlTokens:
 
     @classmethod
     def of(cls, tokenizer: Any, placeholders: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
-        """Collect them: special tokens, placeholders, and added tokens that look like markup, such as `<tool_call>`.
+        """Collect special tokens, placeholders, and added tokens that look like markup, such as `<tool_call>`.
 
-        Other added tokens are ordinary text: some vocabularies include runs of spaces.
+        Other added tokens are ordinary text: some vocabularies include runs of blanks.
         """
         special = set(tokenizer.all_special_tokens)
         ids: dict[str, int] = {}
@@ -75,7 +75,7 @@ class ControlTokens:
 
     @cached_property
     def beginnings(self) -> dict[str, Any]:
-        """The spellings as a trie: character -> what may follow; "" where one ends."""
+        """Return the spellings as a tree: letter -> what may follow; "" marks an end."""
         tree: dict[str, Any] = {}
         for spelling in self.ids:
             node = tree
@@ -85,7 +85,7 @@ class ControlTokens:
         return tree
 
     def longest_at(self, text: str, begin: int) -> int:
-        """Length of the longest spelling that begins there; 0 if there is none."""
+        """Return the length of the longest spelling that begins there; 0 if none does."""
         node, longest = self.beginnings, 0
         for place in range(begin, len(text)):
             found = node.get(text[place])
@@ -97,12 +97,12 @@ class ControlTokens:
         return longest
 
     def spelled_in(self, text: str) -> bool:
-        """True if `text` spells a control token."""
+        """Return whether `text` spells a control token."""
         return self.pattern is not None and self.pattern.search(text) is not None
 
 
 def private_letters(text: str) -> set[str]:
-    """The private-use characters of a text, which cannot be stand-ins."""
+    """Return the private-use characters in a text; stand-ins are chosen from the others."""
     found: set[str] = set()
     for start in range(0, len(text), _WINDOW):
         found.update(_ANY_PRIVATE.findall(text, start, start + _WINDOW))
@@ -110,7 +110,7 @@ def private_letters(text: str) -> set[str]:
 
 
 class StandIns:
-    """Private-use characters that stand for parts of users' text; none of them occurs in the text itself."""
+    """Private-use characters that represent segments of users' text; the text contains none of them."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         used = set(taken)
@@ -120,7 +120,7 @@ class StandIns:
         self._any: re.Pattern[str] | None = None
 
     def of(self, text: str) -> str:
-        """The character for `text`."""
+        """Return the character for `text`."""
         known = self._by_text.get(text)
         if known is None:
             known = next(self._free, None)
@@ -132,27 +132,27 @@ class StandIns:
         return known
 
     def _pattern(self) -> re.Pattern[str]:
-        """Finds every stand-in; checking each of a text's millions of characters would take too much memory."""
+        """A pattern that finds every stand-in without a copy of each character of a long text."""
         if self._any is None:
             self._any = re.compile("([" + "".join(self._texts) + "])" if self._texts else "(?!)")
         return self._any
 
     def replace(self, text: str, control: ControlTokens) -> str:
-        """`text` with stand-ins for all spellings of control tokens."""
+        """Return `text` with every spelling of a control token replaced."""
         if control.pattern is None:
             return text
         return control.pattern.sub(lambda match: self.of(match[0]), text)
 
     def restore(self, text: str) -> str:
-        """The text with its characters restored."""
+        """Return the text with its letters restored."""
         return self._pattern().sub(lambda match: self._texts[match[0]], text)
 
     def parts(self, text: str) -> list[str]:
-        """`text` split so that each stand-in's characters are a separate part, and restored."""
+        """Return `text` cut so that each stand-in's letters are a separate, restored part."""
         return [self._texts.get(part, part) for part in self._pattern().split(text) if part]
 
     def within(self, text: str) -> bool:
-        """True if `text` contains a stand-in."""
+        """Return whether `text` contains a stand-in."""
         return self._pattern().search(text) is not None
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ class StandIns:
 
 
 class PlainEncoder:
-    """Encodes text by the tokenizer's rules but without its control tokens."""
+    """Encodes text with the tokenizer's rules but without its control tokens."""
 
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self.control = control
@@ -172,22 +172,22 @@ class PlainEncoder:
             self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self._backend)
 
     def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
-        """Token ids of the concatenated `parts`, none of which becomes a control token.
+        """Return token ids of the concatenated `parts`, none of which is a control token.
 
         Args:
-            parts: pieces of text; those that spell a control token are separate.
-            first: True at the very start of a prompt.
-            most: the most ids that are needed; None for all.
+            parts: segments of text; those that spell a control token are separate.
+            first: whether they start the prompt.
+            most: the number of ids needed; None for all.
 
         Raises:
-            PromptError: the tokenizer can write the spelling only as the control token.
+            PromptError: the tokenizer can write the spelling only as the token.
             PromptTooLongError: there are more than `most`.
         """
         ids = self._encode("".join(parts), first, most)
         if self._ids.isdisjoint(ids):
             return ids
-        # Some vocabularies hold a control token's spelling as an ordinary token. So first split inside each spelling,
-        # then everywhere.
+        # Some vocabularies have a control token's letters as one ordinary piece. Cut inside each spelling, then
+        # everywhere.
         cut = [piece for part in parts for piece in ((part[:1], part[1:]) if part in self.control.ids else (part,))]
         for pieces in (cut, list("".join(parts))):
             ids = []
@@ -215,7 +215,7 @@ class PlainEncoder:
 
 
 def _without(backend: Any, spellings: frozenset[str]) -> Any:
-    """A copy of a `tokenizers` tokenizer without these added tokens, and with one that marks where a part begins."""
+    """Copy a `tokenizers` tokenizer without these added tokens, and with one that marks where a segment begins."""
     from tokenizers import Tokenizer
 
     described = json.loads(backend.to_str())
@@ -227,9 +227,9 @@ def _without(backend: Any, spellings: frozenset[str]) -> Any:
 
 
 def smuggled(ids: Sequence[int], text: str, control: ControlTokens, ends: tuple[Sequence[int], Sequence[int]]) -> bool:
-    """True if the ids of `text` contain control tokens that it does not spell literally.
+    """Return whether the ids of `text` contain control tokens that nothing in it spells letter by letter.
 
-    This happens only with tokens that are matched after normalization.
+    That happens only with tokens that the tokenizer searches for after normalization.
     """
     if not control.folded or control.pattern is None:
         return False
@@ -246,18 +246,18 @@ def encode_rendered(
     normal: Any,
     most: int | None = None,
 ) -> list[int]:
-    """Token ids of a rendered prompt with stand-ins.
+    """Return token ids of a rendered prompt with stand-ins.
 
     Args:
         rendered: the prompt.
-        stand_ins: its stand-ins.
+        stand_ins: the texts of its private-use characters.
         control: the control tokens.
-        plain: encodes text with stand-ins.
-        normal: text -> ids, for everything else.
-        most: the most ids that are needed; None for all.
+        plain: encodes segments with stand-ins.
+        normal: text -> ids, for other segments.
+        most: the number of ids needed; None for all.
 
     Raises:
-        PromptTooLongError: a part alone has more than `most`.
+        PromptTooLongError: a segment alone has more than `most`.
     """
     if control.pattern is None:
         return list(normal(stand_ins.restore(rendered)))
@@ -271,8 +271,8 @@ def encode_rendered(
     trusted = ""
     for index, (kind, start, stop) in enumerate(pieces):
         text = rendered[start:stop]
-        # Normalization may turn other characters into control tokens, so such tokenizers get only what the template
-        # spells. After a part that is encoded separately, an ordinary piece would be split as at the start of a text.
+        # Normalization may turn other letters into tokens, so such tokenizers only receive what the template spells.
+        # After a separate segment, an ordinary piece would be split as if a text began with it.
         alone = text in control.pieces
         if not alone and (kind == "token" or not (control.folded or stand_ins.within(text))):
             trusted += text

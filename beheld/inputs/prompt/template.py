@@ -1,4 +1,4 @@
-"""Chat templates: which one to use, and which form of content it takes."""
+"""Selects a chat template and the content form that it takes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ChatTemplates:
 
     Args:
         tokenizer: transformers' tokenizer.
-        folder: the checkpoint.
+        folder: the checkpoint's.
         fallback: the family's template, or "".
-        sandbox: renders untrusted templates, as tasks of `render_type`; None renders them in this process.
+        sandbox: renders untrusted templates as tasks of `render_type`; None renders them here.
         render_type: see rendering.render_type.
     """
 
@@ -52,12 +52,12 @@ class ChatTemplates:
         self._sandbox = sandbox
         self._render_type = render_type
         self._forms: dict[str, tuple[bool, bool]] = {}
-        # Clients may send any number of templates, so this cache is bounded.
+        # Requests may bring any number of templates, so only some are cached.
         self._foreign: LRU[str, tuple[bool, bool]] = LRU(_FOREIGN_BYTES)
         self._lock = threading.Lock()
 
     def resolve(self, given: str | None, tools: Sequence[Any] | None) -> str:
-        """The template's source: the given one (text or a file), the checkpoint's, or the family's.
+        """Return the template's source: the given one (text or a file), the checkpoint's, or the family's.
 
         Raises:
             TemplateError: there is none.
@@ -74,7 +74,7 @@ class ChatTemplates:
             return self._fallback
         raise TemplateError(
             "The checkpoint has no chat template.",
-            or_engine="give one as chat_template: the template itself, or a file that holds it",
+            or_engine="set chat_template to a template or to a file that contains one",
         )
 
     def _own(self, tools: Sequence[Any] | None) -> str | None:
@@ -90,7 +90,7 @@ class ChatTemplates:
         return template if isinstance(template, str) else None
 
     def forms(self, template: str) -> tuple[bool, bool]:
-        """Whether the template takes content as a list of parts, and whether it takes it as a string."""
+        """Return whether the template takes content as a list of parts, and whether it takes it as a string."""
         if isinstance(template, ForeignTemplate):
             known = self._foreign.get(template)
             if known is None:
@@ -111,7 +111,7 @@ class ChatTemplates:
             return self._forms[template]
 
     def _probe(self, template: str, content: Any) -> bool:
-        """True if content in this form is rendered as its text, and not as the repr of a list."""
+        """Return whether content of this form is rendered as its text, not as a printed Python list."""
         try:
             text = self.render(Rendering([{"role": "user", "content": content}], template, add_generation_prompt=True))
         except TemplateError as error:
@@ -121,14 +121,14 @@ class ChatTemplates:
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 
     def takes_list(self, template: str, content_format: str | None) -> bool:
-        """True if the template gets messages as lists of parts.
+        """Return whether messages should have lists of parts.
 
         Raises:
             ConfigError: the format is unknown.
         """
         if content_format not in (None, *FORMATS):
             raise ConfigError(
-                f"There is no chat template content format {content_format!r}.",
+                f"Unknown chat template content format {content_format!r}.",
                 f"Known: {', '.join(FORMATS)}.",
                 param="chat_template_content_format",
             )
@@ -137,22 +137,22 @@ class ChatTemplates:
         return content_format == "openai"
 
     def render(self, task: Rendering, cancel: CancelToken | None = None) -> str:
-        """The prompt's text; the sandbox renders untrusted templates.
+        """Render the prompt's text; untrusted templates run in the sandbox.
 
         Raises:
-            TemplateError: the template fails on these messages, is invalid, or exceeds a limit.
+            TemplateError: the template fails on these messages, is invalid, or takes too much.
             WorkerError: the process that rendered it ended.
             Cancelled: the request was cancelled.
         """
         if isinstance(task.template, ForeignTemplate) and self._sandbox is not None and self._render_type is not None:
-            # The codec accepts texts, lists and mappings, but not their subclasses.
+            # The wire format supports text, lists and mappings, not subclasses of them.
             plain = replace(task, template=str(task.template), messages=[dict(message) for message in task.messages])
             return self._sandbox.run(self._render_type, plain, cancel)
         return render(self._tokenizer, task)
 
 
 def text_of(given: str) -> str:
-    """A template given as text (with braces or line breaks) or as the path of a file.
+    """Return a template given as text (with braces or lines) or as a file's path.
 
     Raises:
         TemplateError: it is neither, or the file cannot be read.

@@ -1,4 +1,4 @@
-"""Tokenizes trusted prompts with special tokens, and untrusted text without."""
+"""Tokenizes text: prompts as the tokenizer reads them, and untrusted text as plain text only."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
 from beheld.utils.gil import out_of_turn
 
-# Characters. Shorter texts are tokenized for any limit: it is quick, and the error can then give their length.
+# In characters. Shorter texts are always tokenized, which is quick, so that the error can name their length.
 SHORT_TEXT = 1 << 16
-# Shorter texts are tokenized without releasing the interpreter: they take less time than waiting to get it back.
+# Shorter texts take less time than reacquiring the GIL, and are tokenized without releasing it.
 _BRIEF_TEXT = 500
 
 
-# The methods of transformers between a text and its ids.
+# The steps of transformers' tokenizers from a text to ids.
 _CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding")
 
 
 class PromptTokenizer:
-    """The checkpoint's tokenizer, safe for use from several threads.
+    """The checkpoint's tokenizer, safe to use from several threads.
 
-    Calls of transformers' fast tokenizers change their state, so a lock guards them. If the backend gives the same
-    result, it is called directly, from any number of threads. Long texts use a copy of the backend, and so do all texts
-    once the user has the tokenizer.
+    Calls of transformers' fast tokenizers change their state, so they run under one lock. Where a call equals its
+    backend's result, any number of threads call the backend instead; for long texts, and once the tokenizer was handed
+    out to the user, they call a copy of the backend.
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine runs without one.
-        placeholder_ids: modality -> the token id at the position of one embedding.
+        placeholder_ids: modality -> the placeholder id of an embedding.
         places: modality -> the token that an item replaces in a prompt, if it is another one.
-        pieces: ordinary tokens of the vocabulary that users' text may not become.
+        pieces: ordinary vocabulary pieces that users' text must not become.
     """
 
     def __init__(
@@ -72,25 +72,25 @@ class PromptTokenizer:
 
     @property
     def placeholder_ids(self) -> Mapping[str, int]:
-        """Modality -> the id that an item replaces in a prompt."""
+        """Return the id that an item replaces in a prompt, by modality."""
         return self._placeholder_ids
 
     def _require(self) -> Any:
         if self.inner is None:
             raise PromptError(
-                "Text cannot be read: the engine runs without a tokenizer (skip_tokenizer_init).",
-                "Give the prompt as token ids.",
+                "Text prompts are not available: the engine runs without a tokenizer (skip_tokenizer_init).",
+                "Send the prompt as token ids.",
                 or_engine="start without skip_tokenizer_init",
             )
         return self.inner
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Token ids of trusted text: the spelling of a special token becomes that token.
+        """Return token ids of trusted text, where the spelling of a special token is that token.
 
         Args:
             text: any text.
-            add_special_tokens: add the tokenizer's special tokens around it.
-            most: the most ids that are needed; a long text is not read further. None for all.
+            add_special_tokens: whether to add the tokenizer's special tokens around it.
+            most: the number of ids needed; a long text is read no further. None for all.
 
         Raises:
             PromptError: there is no tokenizer, or the text contains a lone surrogate.
@@ -98,7 +98,9 @@ class PromptTokenizer:
         """
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PromptError("The text holds a lone surrogate, which is not a character.", "Decode it as UTF-8 again.")
+            raise PromptError(
+                "The text contains a lone surrogate, which is not a character.", "Decode it as UTF-8 again."
+            )
         usual = _usual(tokenizer)
         if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
@@ -110,25 +112,28 @@ class PromptTokenizer:
             return ids
 
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
-        """The same, by the tokenizer's backend."""
+        """Return token ids from the tokenizer's backend."""
         if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
             return [*before, *self._long().encode(text, most), *after]
         backend = self.inner.backend_tokenizer
         if not self._shared and _unset(backend):
             found = _encoded(backend, text, add_special_tokens)
-            # Otherwise the user got it in between and may have called it.
+            # Otherwise it was handed out meanwhile, and its user may have called it.
             if not self._shared:
                 return found
         return _encoded(self._own(backend), text, add_special_tokens)
 
     def share(self) -> Any:
-        """The tokenizer itself, for callers that may use it from now on in other threads and in other ways."""
+        """Return the tokenizer itself, for callers that may then use it in other threads and ways."""
         self._shared = True
         return self.inner
 
     def _own(self, backend: Any) -> Any:
-        """A copy of the backend without callers' truncation, padding or splitting; renewed when tokens are added."""
+        """Return a copy of the backend without callers' truncation, padding or splitting.
+
+        It is renewed when tokens are added.
+        """
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:
@@ -143,9 +148,9 @@ class PromptTokenizer:
             return self._chunked
 
     def tail(self, text: str, size: int) -> str | None:
-        """The last characters of a text, at least `size`, whose ids are the last ids of the text.
+        """Return the last characters of a text, at least `size`, whose ids are the last ids of the text.
 
-        Their first few ids may differ if they are tokenized alone. None if the text is shorter or cannot be cut.
+        Read alone, their first few ids may differ. None if the text is shorter or cannot be cut.
         """
         if size >= len(text) or self.inner is None or not _usual(self.inner):
             return None
@@ -153,17 +158,17 @@ class PromptTokenizer:
         return None if place is None else text[place:]
 
     def check_size(self, text: str, max_tokens: int) -> None:
-        """Refuse a text that certainly has more than `max_tokens` tokens.
+        """Refuse a text that no tokenization brings below `max_tokens`.
 
-        It is not tokenized, since that takes about a second per MiB.
+        It is not tokenized, which takes about a second per MiB.
 
         Raises:
-            PromptTooLongError: it has more characters than that number of the longest tokens.
+            PromptTooLongError: it has more characters than `max_tokens` of the longest tokens.
         """
         self.check_letters(len(text), max_tokens)
 
     def check_letters(self, count: int, max_tokens: int) -> None:
-        """Like `check_size`, for a text of `count` characters.
+        """Refuse `count` characters that no tokenization brings below `max_tokens`; see `check_size`.
 
         Raises:
             PromptTooLongError: see `check_size`.
@@ -175,7 +180,7 @@ class PromptTokenizer:
                 self._longest = max(map(len, self.inner.get_vocab()), default=1)
         if count > max_tokens * self._longest:
             raise PromptTooLongError(
-                f"The prompt has {count} characters, which no {max_tokens} tokens can spell.",
+                f"The prompt has {count} characters, more than {max_tokens} tokens can spell.",
                 "Shorten it.",
                 or_engine="raise max_model_len",
             )
@@ -183,11 +188,11 @@ class PromptTokenizer:
     def encode_pieces(
         self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
     ) -> list[int]:
-        """Token ids of a text in pieces, each tokenized separately, and of placeholders.
+        """Return token ids of text segments, each encoded separately, and of placeholders.
 
         Args:
-            pieces: pieces of text, and places of items.
-            encode: piece -> its ids; None for trusted text.
+            pieces: segments of text, and places of items.
+            encode: a segment -> its ids; None for trusted text.
         """
         encode = encode or partial(self.encode, add_special_tokens=False)
         ids: list[int] = []
@@ -199,14 +204,14 @@ class PromptTokenizer:
         return ids
 
     def replacement(self, text: str) -> tuple[int, ...]:
-        """Token ids of a placeholder's replacement text, as they are inside a prompt."""
+        """Return token ids of the text that replaces a placeholder, as inside a prompt."""
         token = self._repeated(text)
         if token is not None:
             return (self._runs[token],) * (len(text) // len(token))
         return tuple(self.encode(text, add_special_tokens=False))
 
     def edges(self, text: str) -> tuple[str, str, str]:
-        """An item's text split into ordinary text, control tokens with everything between them, ordinary text."""
+        """Split an item's text: ordinary text, control tokens with everything between them, ordinary text."""
         if self._repeated(text) is not None:
             return "", text, ""
         control = self.control()
@@ -217,7 +222,7 @@ class PromptTokenizer:
         return text[: first.start()], text[first.start() : stop], text[stop:]
 
     def _repeated(self, text: str) -> str | None:
-        """The placeholder, if `text` only repeats it, which is the usual case."""
+        """Return the placeholder that makes up all of `text`, repeated, which is the usual case."""
         if not self._runs:
             self._runs = dict(self._texts(self._embeds).values())
         for token in self._runs:
@@ -226,7 +231,7 @@ class PromptTokenizer:
         return None
 
     def _texts(self, ids: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-        """Modality -> (text, id) of placeholders that are added tokens."""
+        """Return (text, id) by modality, of placeholders that are added tokens."""
         tokenizer = self._require()
         known = tokenizer.get_added_vocab()
         texts: dict[str, tuple[str, int]] = {}
@@ -237,7 +242,7 @@ class PromptTokenizer:
         return texts
 
     def placeholder(self, modality: str) -> str:
-        """The placeholder's text, for messages to the user."""
+        """Return the placeholder's text, for messages."""
         token = self._placeholder_ids.get(modality)
         if self.inner is None or token is None:
             return f"token {token}"
@@ -246,7 +251,7 @@ class PromptTokenizer:
     # ------------------------------------------------------------------ untrusted text
 
     def control(self) -> ControlTokens:
-        """The spellings that user text may not use as tokens."""
+        """Return the spellings that user text may not use as tokens."""
         with self._lock:
             if self._control is None:
                 self._control = ControlTokens.of(
@@ -255,7 +260,7 @@ class PromptTokenizer:
             return self._control
 
     def plain(self) -> PlainEncoder:
-        """The encoder without control tokens."""
+        """Return the encoder that knows no control tokens."""
         control = self.control()
         with self._lock:
             if self._plain is None:
@@ -263,7 +268,7 @@ class PromptTokenizer:
             return self._plain
 
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the tokenizer adds before and after a text by default."""
+        """Return the ids that the tokenizer adds before and after a text."""
         if self._ends is None:
             bare = self.encode("a", add_special_tokens=False)
             full = self.encode("a", add_special_tokens=True)
@@ -273,7 +278,7 @@ class PromptTokenizer:
 
 
 def _usual(tokenizer: Any) -> bool:
-    """True if a call of transformers' tokenizer gives the same as its backend."""
+    """Return whether a call of transformers' tokenizer equals its backend's result."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.split_special_tokens:
         return False
     from transformers import PreTrainedTokenizerFast
@@ -282,7 +287,7 @@ def _usual(tokenizer: Any) -> bool:
 
 
 def _unset(backend: Any) -> bool:
-    """True if no earlier call of the tokenizer affects the next one."""
+    """Return whether calls of the tokenizer leave its state unchanged."""
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
 
 
@@ -291,13 +296,13 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
     if len(text) < _BRIEF_TEXT:
         found = backend.encode(text, add_special_tokens=add_special_tokens).ids
     else:
-        # Among the library's methods, only the batch methods let other threads run meanwhile.
+        # Of this library's calls, only those for batches release the GIL.
         found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     return found
 
 
 def _copy(backend: Any) -> Any:
-    """A copy that shares the immutable parts: copying a large vocabulary would take half a second."""
+    """Return a tokenizer that shares the unchanging parts: copying a large vocabulary would take half a second."""
     own = type(backend)(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         setattr(own, part, getattr(backend, part))
@@ -315,7 +320,7 @@ def _copy(backend: Any) -> Any:
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
-    """Load transformers' tokenizer of a checkpoint.
+    """Load transformers' tokenizer for a checkpoint.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -325,7 +330,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     folder = resolve_tokenizer(args, Path(info.path))
     options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
-        # Use transformers' own reader, even if mistral-common is installed, which accepts no placeholders.
+        # Loaded by transformers itself, even if mistral-common is installed, which supports no placeholders.
         options["mistral_format"] = False
     family = registry.inputs(info.family)
     try:
@@ -348,7 +353,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
 
 
 def extended(tokenizer: Any, added: Sequence[str]) -> Any:
-    """The tokenizer with the special tokens `added` after its own, if they are missing."""
+    """Return the tokenizer with the special tokens `added` after its own, where they are missing."""
     missing = [token for token in added if token not in tokenizer.get_added_vocab()]
     if missing:
         from tokenizers import AddedToken
@@ -358,8 +363,8 @@ def extended(tokenizer: Any, added: Sequence[str]) -> Any:
 
 
 def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
-    """The options that determine tokenizer and processor; others may not be serializable."""
-    # A folder: if the model is a folder, a repository name would mean another one.
+    """Return only the options that select tokenizer and processor: others may not be picklable."""
+    # With the folder's path: if the model is a folder, a repository's name would mean another one.
     tokenizer = args.tokenizer if args.skip_tokenizer_init else str(resolve_tokenizer(args, Path(info.path)))
     return EngineArgs(
         model=info.path,

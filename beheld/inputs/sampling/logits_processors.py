@@ -1,7 +1,7 @@
-"""Logits processors of the engine: functions for every request, and classes that make one per request.
+"""Logits processors of the engine: functions for all requests, and classes that make one per request.
 
-A class is instantiated once, without arguments or, like vLLM's, with (configuration, device, whether memory is pinned).
-Its `new_req_logits_processor(params)` returns a function for a request, or None. Such a class may read
+A class is instantiated once, without arguments or with (configuration, device, whether memory is pinned) as vLLM's are,
+and has `new_req_logits_processor(params)`, which returns a function for a request, or None. Such a class may read
 `SamplingParams.extra_args`.
 """
 
@@ -18,7 +18,7 @@ from beheld.core.params import LogitsProcessor, SamplingParams
 
 
 class EngineProcessors:
-    """The entries of `LLM(logits_processors=[...])`: functions, classes, or class names ("module:Class").
+    """Load the entries of `LLM(logits_processors=[...])`: functions, classes, or class names ("module:Class").
 
     Raises:
         ConfigError: an entry is none of these, or cannot be instantiated.
@@ -36,15 +36,15 @@ class EngineProcessors:
             else:
                 raise ConfigError(
                     f"logits_processors holds {entry!r}.",
-                    "Give functions (output_ids, logits) -> logits, or classes with new_req_logits_processor.",
+                    "Pass functions (output_ids, logits) -> logits, or classes with new_req_logits_processor.",
                     param="logits_processors",
                 )
 
     def of(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
-        """All processors of one request: first the engine's, then its own.
+        """Return all processors of one request: the engine's, then its own.
 
         Raises:
-            ParamsError: there are extra_args and no class reads them, or a class refuses them.
+            ParamsError: extra_args are given but no class reads them, or a class refuses them.
         """
         if params.extra_args and not self._makers:
             raise ParamsError(
@@ -64,8 +64,8 @@ class EngineProcessors:
             ) from error
         if function is not None and not callable(function):
             raise ParamsError(
-                f"{type(maker).__name__}.new_req_logits_processor gave {function!r}.",
-                "It must give a function or None.",
+                f"{type(maker).__name__}.new_req_logits_processor returned {function!r}.",
+                "It must return a function or None.",
                 param="logits_processors",
             )
         return function
@@ -77,7 +77,9 @@ def _named(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"There is no logits processor {name!r}: {error}.", "Write it as module:Class.", param="logits_processors"
+            f"The logits processor {name!r} cannot be loaded: {error}.",
+            "Write it as module:Class.",
+            param="logits_processors",
         ) from error
 
 
@@ -85,7 +87,7 @@ def _made(kind: type, config: EngineConfig) -> Any:
     if not callable(getattr(kind, "new_req_logits_processor", None)):
         raise ConfigError(
             f"{kind.__name__} has no new_req_logits_processor(params).",
-            "Give a class that makes a function for each request, or a function.",
+            "Pass a class that makes a function per request, or a function.",
             param="logits_processors",
         )
     try:

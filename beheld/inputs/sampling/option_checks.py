@@ -1,4 +1,4 @@
-"""Checks an engine's options about its inputs at the start, not at the first request."""
+"""Checks the engine's input options at start, before the first request."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def check_processor(given: Mapping[str, Any] | None, info: ModelInfo, processor:
     """Check mm_processor_kwargs; loads the processor if there are any.
 
     Raises:
-        ConfigError: the processor has no such option or refuses its value, or the model takes only text.
+        ConfigError: the processor has no such option or does not accept its value, or the model takes no media.
     """
     name = "mm_processor_kwargs"
     if not given:
         return
     if not info.modalities:
-        raise ConfigError(f"{name} means nothing here: {info.name!r} takes text only.", "Leave it out.", param=name)
+        raise ConfigError(f"{name} has no effect: {info.name!r} accepts text only.", "Leave it out.", param=name)
     try:
         for modality in info.modalities:
             processor.options(modality, given)
@@ -51,10 +51,10 @@ def check_processor(given: Mapping[str, Any] | None, info: ModelInfo, processor:
 
 
 def load_for_options(args: EngineArgs, info: ModelInfo | None = None) -> Any:
-    """Check mm_processor_kwargs before the weights are read; returns the processor if it was loaded, else None.
+    """Check mm_processor_kwargs before the weights are loaded; return the processor if it was loaded for that.
 
     Raises:
-        ConfigError: as check_processor.
+        ConfigError: see check_processor.
         ModelError: there is no such model, or it has no processor.
     """
     if not args.mm_processor_kwargs:
@@ -93,8 +93,8 @@ def _io(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}[{modality!r}] must be a mapping, got {own!r}.", param=name)
         if modality != "video" and own:
             raise ConfigError(
-                f"{name} names {', '.join(map(repr, own))} for {modality}, where there is nothing to choose.",
-                "Leave it out; mm_processor_kwargs holds the options of the processor.",
+                f"{name} sets {', '.join(map(repr, own))} for {modality}, which has no such options.",
+                "Leave it out; processor options belong in mm_processor_kwargs.",
                 param=name,
             )
     try:

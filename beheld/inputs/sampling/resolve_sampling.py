@@ -1,4 +1,4 @@
-"""Resolves SamplingParams, the user's form, to Sampling, the engine's: complete and checked."""
+"""Resolves a user's SamplingParams to the engine's complete, checked Sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Settings of generation_config.json that transformers' generate honours and this engine does not.
+# Settings of a generation_config.json that transformers' generate applies and that are not supported here.
 _NOT_HONOURED = ("begin_suppress_tokens", "sequence_bias")
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -28,7 +28,7 @@ HABITUAL = (
     *("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams"),
     *("suppress_tokens", "bad_words_ids", "min_new_tokens"),
 )
-"""Names in generation_config.json that affect every answer; see Habits."""
+"""Return the names in generation_config.json that affect every answer; see Habits."""
 
 
 class SamplingResolver:
@@ -36,7 +36,7 @@ class SamplingResolver:
 
     Args:
         info: the model.
-        config: the engine's decisions.
+        config: the engine's configuration.
         args: the user's engine options.
         tokenizer: transformers' tokenizer, or None.
         sandbox: compiles grammars first.
@@ -69,14 +69,14 @@ class SamplingResolver:
         reasoning: ReasoningFormat | None = None,
         cancel: CancelToken | None = None,
     ) -> Sampling:
-        """The complete, frozen parameters of one sequence.
+        """Return the complete, frozen parameters of one sequence.
 
         Args:
             params: the user's parameters.
-            num_prompt: number of prompt tokens.
-            seed: used if the parameters have none.
+            num_prompt: the number of prompt tokens.
+            seed: used if the parameters set none.
             reasoning: the reasoning that may precede an answer with a grammar.
-            cancel: the request's cancel token.
+            cancel: the request's.
 
         Raises:
             ParamsError: a parameter is out of range for this model, or not available.
@@ -101,7 +101,7 @@ class SamplingResolver:
             seed=(seed if params.seed is None else params.seed) % 2**64,
             max_tokens=longest,
             min_tokens=min(max(params.min_tokens, self._habits.fewest), longest),
-            # Where a grammar is complete, only the end can follow, even with ignore_eos.
+            # After a complete grammar only the end can follow, whatever the parameters.
             stop_ids=own if params.ignore_eos and grammar is None else own | self._eos,
             own_stop_ids=own,
             presence_penalty=float(penalised[0]),
@@ -121,12 +121,12 @@ class SamplingResolver:
     def _grammar(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, cancel: CancelToken | None
     ) -> Grammar | None:
-        """The grammar; compiled once here, so that an invalid one is refused."""
+        """Return the grammar, compiled once so that an invalid one is refused."""
         if params.structured_outputs is None:
             return None
         for name in ("min_tokens", "bad_words", "allowed_token_ids"):
             if getattr(params, name):
-                raise ParamsError(f"{name} and a grammar cannot be combined.", "Give one of them.", param=name)
+                raise ParamsError(f"{name} and a grammar cannot be combined.", "Set one of them.", param=name)
         grammar = grammar_of(params.structured_outputs, reasoning)
         self._grammars.check(grammar, cancel)
         return grammar
@@ -144,28 +144,28 @@ class SamplingResolver:
             if value is not None and value > self._max_logprobs:
                 raise ParamsError(
                     f"{name}={value} exceeds max_logprobs={self._max_logprobs}.",
-                    "Ask for fewer.",
+                    "Request fewer.",
                     param=name,
                     or_engine="raise max_logprobs",
                 )
         if params.stop and self._tokenizer is None:
-            raise ParamsError("stop strings need a tokenizer.", "Use stop_token_ids.", param="stop")
+            raise ParamsError("Stop strings require a tokenizer.", "Use stop_token_ids.", param="stop")
 
     def _verify_ids(self, name: str, ids: Sequence[int]) -> None:
         for token in ids:
             if not 0 <= token < self._info.vocab_size:
                 raise ParamsError(
-                    f"{name} names the token id {token}; the vocabulary has {self._info.vocab_size}.", param=name
+                    f"{name} contains the token id {token}; the vocabulary has {self._info.vocab_size}.", param=name
                 )
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word at the start of a text, and after a space."""
+        """Return the ids of each word at the start of a text, and after a blank."""
         if words and self._tokenizer is None:
-            raise ParamsError("bad_words need a tokenizer.", "Use logit_bias.", param="bad_words")
+            raise ParamsError("bad_words require a tokenizer.", "Use logit_bias.", param="bad_words")
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             if not word.strip():
-                raise ParamsError("bad_words must not hold an empty word.", param="bad_words")
+                raise ParamsError("bad_words must not contain an empty word.", param="bad_words")
             for form in (word.lstrip(), " " + word.lstrip()):
                 found[self._ids(form)] = None
         return tuple(found)
@@ -176,14 +176,14 @@ class SamplingResolver:
 
 @dataclass(frozen=True)
 class Habits:
-    """Effects of a checkpoint's generation_config.json on every answer that no sampling parameter controls.
+    """The settings of a checkpoint's generation_config.json that affect every answer and have no sampling parameter.
 
     Attributes:
-        no_repeat_ngram: no sequence of this many tokens occurs twice; 0 is off.
-        forced_first: the token after a prompt of one token; in encoder-decoder models, the start of the answer.
+        no_repeat_ngram: sequences of this many tokens never repeat; 0 is off.
+        forced_first: the token after a prompt of one token, which in encoder-decoder models is the answer's start.
         forced_last: the last token of an answer of max_tokens.
-        forbidden: token sequences that never occur.
-        fewest: the fewest tokens of an answer.
+        forbidden: sequences of token ids that never occur.
+        fewest: the smallest number of tokens in an answer.
     """
 
     no_repeat_ngram: int = 0
@@ -193,21 +193,21 @@ class Habits:
     fewest: int = 0
 
     def bind(self, forced: Sequence[tuple[int, int]]) -> bool:
-        """True if they force or forbid tokens."""
+        """Return whether they force or forbid tokens."""
         return bool(forced or self.forbidden or self.fewest)
 
     def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
-        """Pairs (position, token id). The last position comes first, because it takes precedence in transformers."""
+        """Return pairs (position, token id); the last one comes first, because it takes precedence in transformers."""
         last = (num_prompt + max_tokens - 1, self.forced_last)
         pairs = (last, (1, self.forced_first)) if num_prompt == 1 else (last,)
         return tuple((position, token) for position, token in pairs if token is not None)
 
 
 def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> Habits:
-    """The checkpoint's effects on every answer, with the user's overrides; none with `generation_config="vllm"`.
+    """Return the checkpoint's settings with the user's overrides; none with `generation_config="vllm"`.
 
     Raises:
-        ConfigError: an override asks for beams or another unavailable feature, or a token is not in the vocabulary.
+        ConfigError: an override requests beams or another unsupported setting, or a token is not in the vocabulary.
     """
     overrides = args.override_generation_config or {}
     values = (dict(generation) if args.generation_config != "vllm" else {}) | overrides
@@ -220,7 +220,7 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
     forced = {name: values.get(f"forced_{name}_token_id") for name in ("bos", "eos")}
     for name, token in forced.items():
         if isinstance(token, list):
-            # transformers makes several forced tokens equally likely, and greedy choice takes the least id.
+            # transformers makes all of several tokens equally likely, and greedy choice takes the lowest id.
             forced[name] = token = min(token, default=None)
         if token is not None and not 0 <= token < info.vocab_size:
             raise ConfigError(f"forced_{name}_token_id={token} is outside the vocabulary of {info.vocab_size}.")
@@ -239,24 +239,24 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
 
 
 def _forbidden(values: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, ...], ...]:
-    """The single tokens of suppress_tokens and the sequences of bad_words_ids.
+    """Return the single tokens of suppress_tokens and the sequences of bad_words_ids.
 
     Raises:
         ConfigError: a token is outside the vocabulary.
     """
     words = [(token,) for token in values.get("suppress_tokens") or ()]
-    # As in transformers, the end token is not a bad word.
+    # As in transformers, an end-of-text token does not count as a word.
     words += [tuple(word) for word in values.get("bad_words_ids") or () if frozenset(word) - info.eos_ids]
     for word in words:
         if not word or not all(isinstance(token, int) and 0 <= token < info.vocab_size for token in word):
-            raise ConfigError(f"The checkpoint forbids {word}, which are no ids of its {info.vocab_size} tokens.")
+            raise ConfigError(f"The checkpoint forbids {word}, which are outside its vocabulary of {info.vocab_size}.")
     return tuple(words)
 
 
 def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingParams:
-    """The checkpoint's recommended parameters with the user's overrides; the defaults with `generation_config="vllm"`.
+    """Return the checkpoint's recommended parameters with the user's overrides; ours with `generation_config="vllm"`.
 
-    A checkpoint that explicitly does not sample is decoded greedily.
+    A checkpoint that explicitly disables sampling is decoded greedily.
 
     Raises:
         ParamsError: a value is out of range.

@@ -14,8 +14,8 @@ from beheld.core.params import SamplingParams
 from beheld.engine.setup import start
 from beheld.executor.executor import Executor
 from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
-from beheld.verify import decoding
-from beheld.verify.trace import Question, Trace
+from beheld.tools.verify import decoding
+from beheld.tools.verify.trace import Question, Trace
 
 
 class WatchedEngine:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 # What generate() needs in addition to embeddings: each token's kind, and the items' grids.
-_BESIDE = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
+_EXTRA_INPUTS = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 
 # An item's kind, "image" or "video", and the processor's outputs for the item alone.
 Item = tuple[str, Mapping[str, Any]]
@@ -44,8 +44,8 @@ def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place:
     if int(places_1T.sum()) != len(made_EH):
         raise ValueError(f"the prompt has {int(places_1T.sum())} placeholders for {len(made_EH)} embeddings")
     embeds_1TH[places_1T] = made_EH + embeds_1TH[places_1T] if added else made_EH
-    told = {name: whole[name] for name in _BESIDE if name in whole}
-    return {"input_ids": ids_1T, "attention_mask": whole["attention_mask"], "inputs_embeds": embeds_1TH} | told
+    extra = {name: whole[name] for name in _EXTRA_INPUTS if name in whole}
+    return {"input_ids": ids_1T, "attention_mask": whole["attention_mask"], "inputs_embeds": embeds_1TH} | extra
 
 
 def _embeds(model: Any, kind: str, made: Mapping[str, Any]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from beheld.core.config import EngineArgs
 from beheld.core.errors import first_line
 from beheld.inputs.media.video import DEFAULT_FRAMES
-from beheld.verify.trace import Question, Trace
+from beheld.tools.verify.trace import Question, Trace
 
 
 def by_transformers(question: Question, args: EngineArgs, made: Trace) -> Question:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from beheld.core.media import MODALITIES
-from beheld.verify.layout import pairs
-from beheld.verify.trace import Trace
+from beheld.tools.verify.layout import pairs
+from beheld.tools.verify.trace import Trace
 
 SAME, DIFFERENT, NOT_COMPARED = "same", "different", "not compared"
 # The tolerance relative to the largest value, for stages that round differently because sums are ordered differently.

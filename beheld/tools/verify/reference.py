@@ -21,12 +21,12 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.models.load import converted_weights, model_class_of
-from beheld.verify import decoding, mixed_prompts
-from beheld.verify.reference_processor import Processor
-from beheld.verify.trace import Question, Trace
+from beheld.tools.verify import decoding, mixed_prompts
+from beheld.tools.verify.reference_processor import Processor
+from beheld.tools.verify.trace import Question, Trace
 
 # Processor outputs of images, by the parameter names of the models' methods.
-_OF_PICTURES = frozenset({"pixel_values", "image_sizes"})
+_IMAGE_OUTPUTS = frozenset({"pixel_values", "image_sizes"})
 # Processor outputs of a prompt as a whole, not of an item.
 _OF_THE_PROMPT = (
     "input_ids",
@@ -223,12 +223,12 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
     made = {}
     for kind in kinds:
         # Some processors return a video's frames as images.
-        as_pictures = kind == "video" and "pixel_values_videos" not in inputs
+        as_images = kind == "video" and "pixel_values_videos" not in inputs
         if kind in registry.facts(info.family).reference.completed_later:
             continue
-        name = f"get_{'image' if as_pictures else kind}_features"
+        name = f"get_{'image' if as_images else kind}_features"
         # Older versions of transformers name a video's pixels like an image's.
-        own = inputs if name != "get_video_features" else {k: v for k, v in inputs.items() if k not in _OF_PICTURES}
+        own = inputs if name != "get_video_features" else {k: v for k, v in inputs.items() if k not in _IMAGE_OUTPUTS}
         for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):
             known = () if method is None else inspect.signature(method).parameters
             given = {k: v for k, v in own.items() if k in known or (k == "image_sizes" and "kwargs" in known)}
@@ -257,9 +257,9 @@ def _placed(made: Trace, info: ModelInfo, kind: str, kinds: list[str]) -> Tensor
 
 def _rows(output: Any, kind: str) -> Tensor:
     """Return a tower's output (E, H) without the padding of shorter audio."""
-    pooled, heard = output.pooler_output, getattr(output, "attention_mask", None)
-    if kind == "audio" and heard is not None and isinstance(pooled, Tensor) and heard.shape == pooled.shape[:2]:
-        return pooled[heard.bool()]
+    pooled, mask = output.pooler_output, getattr(output, "attention_mask", None)
+    if kind == "audio" and mask is not None and isinstance(pooled, Tensor) and mask.shape == pooled.shape[:2]:
+        return pooled[mask.bool()]
     parts = pooled if isinstance(pooled, list | tuple) else [pooled]
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 

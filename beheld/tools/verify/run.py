@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from beheld.core.config import EngineArgs
-from beheld.verify.compare import StageVerdict, compare, first_difference
-from beheld.verify.reference import Reference
-from beheld.verify.trace import Question
-from beheld.verify.watched_engine import WatchedEngine
+from beheld.tools.verify.compare import StageVerdict, compare, first_difference
+from beheld.tools.verify.reference import Reference
+from beheld.tools.verify.trace import Question
+from beheld.tools.verify.watched_engine import WatchedEngine
 
 
 class Sides:

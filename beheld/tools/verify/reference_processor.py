@@ -16,7 +16,7 @@ from beheld.families import registry
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import audio, processor_options
 from beheld.inputs.prompt.tokenizer import load_tokenizer
-from beheld.verify.trace import Question, Trace
+from beheld.tools.verify.trace import Question, Trace
 
 # The pixel limits of an image -> their names in a processor's size.
 _BOUNDS = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}

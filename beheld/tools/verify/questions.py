@@ -15,7 +15,7 @@ from beheld.families import registry
 from beheld.inputs.media import audio, video
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import load_tokenizer
-from beheld.verify.trace import Question
+from beheld.tools.verify.trace import Question
 
 _QUESTIONS = {
     "image": "What is in this image?",

@@ -1,0 +1,1 @@
+"""Programs that examine the engine from outside: verify, doctor, plan."""
