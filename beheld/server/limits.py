@@ -24,7 +24,7 @@ MAX_CHOICES = 1000
 
 # A body of this size is read where it arrives; a larger one is parsed beside the event loop.
 INLINE_BYTES = 32 << 10
-# A larger one is parsed by itself: a library that reads one long text lets no other thread run meanwhile.
+# A larger one is parsed by itself, and in small steps: a library that reads one long text lets no other thread run.
 LARGE_BYTES = 4 << 20
 # What a body may have sent before it counts as held: small ones are never kept out by large ones.
 FREE_BYTES = 64 << 10

@@ -23,7 +23,7 @@ from tests import tiny
 from tests.inputs import pipes
 from tests.inputs.servers import Answer, plain
 from tests.long import sized
-from tests.server.slowness import slowness
+from tests.server.slowness import best, longest_wait, slowness
 
 DATA = b"x" * 1000
 SMALL = FetchRules(limits=MediaLimits(max_item_bytes=4000))
@@ -564,3 +564,25 @@ def test_a_path_object_is_the_programs_own(tmp_path: Path) -> None:
     for large in (path.with_name("large"), Path("/dev/zero")):
         with pytest.raises((LimitError, FetchError)):
             fetch(large, "image", SMALL)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, (3 << 18) - 1, 3 << 18, (3 << 18) + 1, 2 << 20])
+def test_data_urls_are_decoded_in_steps(length: int) -> None:
+    data = bytes(range(251)) * (length // 251 + 1)
+    url = "data:image/png;base64," + base64.b64encode(data[:length]).decode()
+    assert fetch(url, "image", FetchRules()).data == data[:length]
+    # Padding where a step ends is no padding of the whole.
+    place = url.index(",") + (1 << 20)
+    if len(url) > place + 4:
+        with pytest.raises(FetchError, match="not valid base64"):
+            fetch(f"{url[:place]}===={url[place + 4 :]}", "image", FetchRules())
+        with pytest.raises(FetchError, match="not valid base64"):
+            fetch(f"{url[: place - 1]}={url[place:]}", "image", FetchRules())
+
+
+@pytest.mark.case(101)
+def test_a_data_url_of_60_mb_keeps_no_thread_waiting() -> None:
+    """Its decoding kept the interpreter for 300 ms."""
+    url = "data:image/png;base64," + "AAAA" * (15 << 20)
+    bound = 0.06 * slowness()
+    assert best(lambda: longest_wait(lambda: fetch(url, "image", FetchRules())), bound) < bound
