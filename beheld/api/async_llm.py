@@ -158,15 +158,17 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         pieces: str = Pieces.CUMULATIVE,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prompt; forms as for LLM.generate. The last output is finished.
 
-        Closing the generator, or cancelling the task that reads it, aborts the request.
+        Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
+        words: one client's work leaves room for the others'.
 
         Raises:
             UserError, EngineError: from the first read on, whatever concerns this request.
         """
-        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces))
+        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), client=client)
 
     def chat(
         self,
@@ -177,6 +179,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         pieces: str = Pieces.CUMULATIVE,
+        client: str = "",
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
         **options: Any,
@@ -190,7 +193,7 @@ class AsyncLLM:
         """
         prompt = Chat(messages, **options)
         return self._answer(
-            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared
+            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared, client
         )
 
     async def abort(self, request_id: str) -> None:
@@ -240,9 +243,9 @@ class AsyncLLM:
         order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 
-    async def chat_token_ids(self, messages: Messages, **options: Any) -> list[int]:
-        """The ids of a conversation, with those that stand for its media."""
-        order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens")
+    async def chat_token_ids(self, messages: Messages, *, client: str = "", **options: Any) -> list[int]:
+        """The ids of a conversation, with those that stand for its media; `client` as for `generate`."""
+        order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens", client=client)
         return list((await self._prepared(order)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
@@ -324,8 +327,9 @@ class AsyncLLM:
         pieces: Pieces,
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks)
+        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks, client)
         # What was given may be large, and the answer may take long.
         del prompt
         prepared()
@@ -353,6 +357,7 @@ class AsyncLLM:
         priority: int,
         pieces: Pieces,
         marks: Collection[str],
+        client: str,
     ) -> _LiveRequest:
         self._check_alive()
         self._attach()
@@ -365,7 +370,7 @@ class AsyncLLM:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
         base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
         first = await self._prepared(
-            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base)
+            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base, client=client)
         )
         requests = answers(first, chosen.n, base)
         collector = Collector(name, chosen, requests, self._inputs.tokenizer, marks)

@@ -54,6 +54,7 @@ class RequestOrder:
         prompt: a prompt in one of its forms, or a conversation.
         params: as the user gave them.
         seed: used if the parameters name none.
+        client: who asks, opaque: one client's work leaves room for the others'. Without one all are one client's.
         cancel: ends what is being made for it, as far as that can be ended.
     """
 
@@ -64,6 +65,7 @@ class RequestOrder:
     priority: int = 0
     arrival: float = 0.0
     seed: int = 0
+    client: str = ""
     cancel: CancelToken = field(default_factory=CancelToken)
 
 

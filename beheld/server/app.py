@@ -239,7 +239,7 @@ class Service:
                         raise HttpError(400, f"{name} need messages.", "Send messages, or leave it out.", param=name)
                 ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
-                ids = await self.llm.chat_token_ids(**chat.seen(body, self.options))
+                ids = await self.llm.chat_token_ids(client=self._client(request), **chat.seen(body, self.options))
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
@@ -321,7 +321,14 @@ class Service:
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
             request.state.held.release,
+            self._client(request),
         )
+
+    def _client(self, request: Request) -> str:
+        """Whose request it is: a key's where there are several, else an address's."""
+        if len(self.options.api_keys) > 1:
+            return str(request.state.client)
+        return "" if request.client is None else request.client.host
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """Clients with different keys, and with different salts of their own, share no cached prefix."""

@@ -24,7 +24,8 @@ from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 @dataclass(frozen=True)
 class Head:
     """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), the
-    adapter that answers, if any, what tells a token's bytes, and who is told when the body is needed no more."""
+    adapter that answers, if any, what tells a token's bytes, who is told when the body is needed no more, and whose
+    request it is."""
 
     id: str
     created: int
@@ -33,6 +34,7 @@ class Head:
     lora: LoRARequest | None = None
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
     used: Callable[[], None] = lambda: None
+    client: str = ""
 
 
 def chunks(
@@ -82,6 +84,7 @@ def chunks(
         lora_request=head.lora,
         priority=body.priority or 0,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
+        client=head.client,
         prepared=prepared,
         cache_salt=salt,
         tools=tools.shown,

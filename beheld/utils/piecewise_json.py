@@ -8,9 +8,9 @@ its first wide character comes, is a longer step, so the memory of a text is bou
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Iterator
-from json.decoder import scanstring
 from typing import Any
 
 from beheld.utils import bounded_json
@@ -162,7 +162,7 @@ class _Reader:
             raw = self._body[start:stop]
             piece = decoder.decode(raw, ended)
             if b"\\" in raw:
-                piece, _ = scanstring(piece + '"', 0, True)
+                piece = json.loads(f'"{piece}"')
             # The two halves of a character may stand in two pieces.
             piece = _joined(half, piece) if half else piece
             half = "" if ended or not "\ud800" <= piece[-1:] <= "\udbff" else piece[-1]

@@ -110,6 +110,7 @@ CASES: dict[int, str] = {
     94: "far too many token ids",
     95: "addresses of megabytes",
     101: "bodies of 60 MB",
+    102: "one client's fetches",
 }
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,8 +18,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
+from beheld.inputs.fetch.shares import Shares
 from beheld.utils import env
-from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
@@ -107,16 +107,11 @@ def check_length(url: str) -> None:
         )
 
 
-async def _at_once(num_bytes: int) -> None:
-    """There is room."""
-
-
 async def fetch_remote(
     url: str,
     modality: str,
     rules: FetchRules,
-    reserve: Callable[[int], Awaitable[None]] = _at_once,
-    turns: LoopShare | None = None,
+    shares: Shares | None = None,
 ) -> Fetched:
     """The bytes of an http or https URL. Cancelling it hangs up.
 
@@ -124,8 +119,7 @@ async def fetch_remote(
         url: see `is_remote`.
         modality: decides how long it may take.
         rules: what may be opened.
-        reserve: waits until there is room for so many bytes more; the waiting counts as time.
-        turns: of all fetches of an event loop, in which what comes in tiny pieces is parsed; None if it is alone.
+        shares: in what all fetches of an event loop share; None if it is alone.
 
     Raises:
         FetchError: it may not be fetched, could not be, or took too long.
@@ -135,7 +129,7 @@ async def fetch_remote(
     begin = asyncio.get_running_loop().time()
     try:
         async with paced(*times_s(modality)) as pace:
-            data = await _read_http(url, rules, reserve, pace, turns or LoopShare())
+            data = await _read_http(url, rules, shares or Shares(), pace)
     except TimeoutError as error:
         raise FetchError(
             "The server took too long.",
@@ -273,9 +267,7 @@ def _unopened(error: OSError | ValueError) -> FetchError:
 # ---------------------------------------------------------------------- http
 
 
-async def _read_http(
-    url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace, turns: LoopShare
-) -> bytes:
+async def _read_http(url: str, rules: FetchRules, shares: Shares, pace: Pace) -> bytes:
     if "beheld.inputs.fetch.pinned_http" not in sys.modules:
         # It takes as long as a hundred small requests, and the event loop is theirs.
         await asyncio.to_thread(import_module, "beheld.inputs.fetch.pinned_http")
@@ -293,9 +285,7 @@ async def _read_http(
         if copy is not None:
             own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)
             return await asyncio.to_thread(_read_allowed, copy, own)
-        status, location, body = await pinned_http.get(
-            place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace, turns
-        )
+        status, location, body = await pinned_http.get(place, rules.limits.max_item_bytes, _REDIRECTS, shares, pace)
         if status not in _REDIRECTS:
             if status != 200:
                 raise FetchError(f"The server answered with status {status}.", "Check the URL.")
