@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from beheld.core.errors import DecodeError
+
 # Names of FFmpeg's readers. Left out are those that open something else on the bytes' behalf: playlists and lists of
 # files (concat, hls, dash, imf), session descriptions (sdp, which listens on the network), devices, scripts.
 FORMATS = (
@@ -23,3 +25,13 @@ def opened(data: bytes) -> Any:
 
     options = {"format_whitelist": FORMATS, "protocol_whitelist": "data"}
     return av.open(io.BytesIO(data), mode="r", metadata_errors="ignore", options=options)
+
+
+def check_codec(stream: Any, modality: str) -> None:
+    """Refuse a stream that nothing here decodes.
+
+    Raises:
+        DecodeError: its codec is not known.
+    """
+    if stream.codec_context is None:
+        raise DecodeError(f"The file's {modality} has a codec that is not known here.", "Send it in another format.")
