@@ -387,10 +387,11 @@ class AsyncLLM:
         If this is cancelled, so is the order: what works on it is ended, and its thread is free for others.
         """
         pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
+        reading = self._pools.of_reading(order.prompt, order.params)
         try:
             if pool is not self._pools.media:
-                return await self._in(pool, inputs.prepare, order)
-            read = await self._in(pool, inputs.read, order)
+                return await self._in(reading, inputs.prepare, order)
+            read = await self._in(reading, inputs.read, order)
             async with inputs.fetched(read) as fetched:
                 made = await self._in(pool, inputs.make_items, fetched)
             if order.params.structured_outputs is not None:
