@@ -111,6 +111,10 @@ CASES: dict[int, str] = {
     95: "addresses of megabytes",
     101: "bodies of 60 MB",
     102: "one client's fetches",
+    103: "sound that cannot be decoded or measured",
+    104: "parameters that leave no finite logit",
+    105: "templates that cannot be translated, or loop",
+    106: "halves of control tokens in several messages",
 }
 
 
