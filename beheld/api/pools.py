@@ -1,4 +1,4 @@
-"""The threads in which requests are prepared, apart by what they wait for."""
+"""Thread pools that prepare requests, separated by what they wait for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ _TEMPLATE_THREADS = 2
 
 
 class Pools:
-    """Prompts with media wait for decoders, those with a grammar for compilers, and strangers' templates for renderers;
-    they must not keep plain text waiting, nor must long texts keep short ones. What waits for other machines waits in
-    the event loop, so that none of them waits for those.
+    """The thread pools.
+
+    Prompts with media wait for decoders, those with a grammar for compilers, and templates of requests for renderers.
+    None of them may delay plain text, and long texts may not delay short ones. Fetching waits in the event loop and
+    delays no thread.
     """
 
     def __init__(self) -> None:
@@ -33,7 +35,7 @@ class Pools:
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
 
     def of(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
-        """Where a prompt or a conversation is prepared."""
+        """The pool that prepares a prompt or a conversation."""
         if isinstance(prompt, Chat):
             if any(map(_holds_media, prompt.messages)):
                 return self.media
@@ -54,13 +56,13 @@ class Pools:
         return self.of(prompt, params)
 
     def close(self) -> None:
-        """Take nothing more; what runs is not waited for."""
+        """Accept no more work; does not wait for running work."""
         for pool in (self.text, self.long, self.media, self.template, self.grammar):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _letters(value: Any) -> int:
-    """Letters of all texts in plain JSON."""
+    """Number of characters of all texts in plain JSON."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -170,7 +170,7 @@ class InputPipeline:
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self._sampling.resolve(order.params, len(token_ids), order.seed, prompt.thoughts, order.cancel),
+            params=self._sampling.resolve(order.params, len(token_ids), order.seed, prompt.reasoning, order.cancel),
             spans=spans,
             lora=order.lora or self._config.media_lora(made.items),
             salt=prompt.parsed.salt,

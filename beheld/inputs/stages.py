@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.media import MediaItem, MediaReceipt
-from beheld.core.params import SamplingParams, Thoughts
+from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.request import LoRARequest
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType
 from beheld.inputs.prompt.special_tokens import StandIns
@@ -31,7 +31,7 @@ class Chat:
         template_kwargs: further variables of the template.
         mm_processor_kwargs: options of the processor, for this request.
         cache_salt: separates prefix caches.
-        thoughts: may stand before what follows a grammar.
+        reasoning: the reasoning that may precede an answer with a grammar.
     """
 
     messages: Messages
@@ -43,7 +43,7 @@ class Chat:
     template_kwargs: Mapping[str, Any] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
     cache_salt: str | None = None
-    thoughts: Thoughts | None = None
+    reasoning: ReasoningFormat | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +94,13 @@ class ReadPrompt:
         ids: its token ids, with one placeholder per item.
         parsed: its text, media, options and salt.
         text: what the ids are of; None if ids were given, or the family wrote them.
-        thoughts: may stand before what follows a grammar.
+        reasoning: the reasoning that may precede an answer with a grammar.
     """
 
     ids: Sequence[int]
     parsed: ParsedPrompt
     text: PromptText | None = None
-    thoughts: Thoughts | None = None
+    reasoning: ReasoningFormat | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Several passes over the same tokens of which the layers run once, and only the head anew."""
+"""Several passes over the same tokens that run the layers once and only the head again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @contextmanager
 def layers_once(model: Any) -> Iterator[None]:
-    """Within the block, the decoder of a transformers model answers every call with its answer to the first.
+    """Within the block, a transformers model's decoder answers every call with its first output.
 
-    So passes that differ in the wanted logits alone give them one after the other: all that a model does behind its
-    layers is done by its own code.
+    Passes that differ only in the needed logits can then run one after another, with the model's code for everything
+    after the layers.
     """
     decoder = model.get_decoder()
-    # Some families call so what has a head of its own.
+    # Some families call a module with a head by this name.
     for name in ("model", "decoder"):
         decoder = getattr(decoder, name, decoder)
     forward = decoder.forward

@@ -1,4 +1,4 @@
-"""JSON from strangers, bounded in depth, number of parts and digits."""
+"""A parser for untrusted JSON with limits on depth, number of parts and digits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-# Letters that are counted without letting other threads run.
+# Characters to count before other threads may run.
 _WINDOW = 1 << 20
 
 
 class JsonError(ValueError):
-    """What is wrong with a text that should be JSON, and what to do about it.
+    """A text is not acceptable JSON.
 
     Attributes:
-        reason: one sentence.
-        remedy: one sentence.
+        reason: what is wrong, in one sentence.
+        remedy: what to do, in one sentence.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -34,14 +34,14 @@ class NotJsonError(JsonError):
 
 @dataclass(frozen=True)
 class JsonBounds:
-    """What one JSON text, or several together, may hold: many small things cost far more than a few large ones.
+    """Limits for one JSON text, or for several together. Many small values cost far more than a few large ones.
 
     Attributes:
-        depth: of lists and objects within each other.
-        keys: of objects.
-        containers: lists and objects, each of which the interpreter tracks.
-        values: entries of lists and objects.
-        digits: of a whole number; reading them takes time that grows with their square.
+        depth: nesting of lists and objects.
+        keys: number of object keys.
+        containers: number of lists and objects; Python's garbage collector tracks each.
+        values: number of entries of lists and objects.
+        digits: digits of a whole number; the time to parse one grows with their square.
     """
 
     depth: int = 64
@@ -52,10 +52,10 @@ class JsonBounds:
 
 
 def parse(text: str, bounds: JsonBounds) -> Any:
-    """Strict JSON: no NaN, no duplicate keys, whole characters.
+    """Parse strict JSON: no NaN, no duplicate keys, no lone surrogates.
 
     Raises:
-        JsonError: it is none, or holds too much.
+        JsonError: the text is not JSON or exceeds a limit.
     """
     check_counts([text], bounds)
     value = _loads(text, bounds, object_pairs_hook=whole_object, parse_constant=refuse_constant)
@@ -64,10 +64,12 @@ def parse(text: str, bounds: JsonBounds) -> Any:
 
 
 def parse_lenient(text: str, bounds: JsonBounds) -> Any:
-    """What Python's json takes, as models write it, within the bounds of one text; `check_counts` bounds several.
+    """Parse the JSON dialect of Python's json, because models write it.
+
+    The limits apply to one text; `check_counts` applies them to several.
 
     Raises:
-        JsonError: it is no JSON, or holds too much.
+        JsonError: the text is not JSON or exceeds a limit.
     """
     value = _loads(text, bounds)
     _check(value, bounds, lambda text: None)
@@ -75,10 +77,10 @@ def parse_lenient(text: str, bounds: JsonBounds) -> Any:
 
 
 def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
-    """Refuse what has too many parts, in all texts together, before anything is made of them.
+    """Refuse texts with too many parts in total, before parsing them.
 
-    Outside of strings a colon belongs to a key, a comma stands between two values and a bracket opens a container; so
-    what is counted are these marks, first everywhere (most texts hold few), then outside of strings alone.
+    Outside of strings a colon belongs to a key, a comma separates two values and a bracket opens a container. So this
+    counts these characters: first everywhere, since most texts hold few, and then only outside of strings.
 
     Raises:
         JsonError: there are too many.
@@ -99,7 +101,7 @@ def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
     outside = []
     left = 2 * (bounds.values + bounds.keys)
     for text in texts:
-        # Of an escaped character nothing is left that could end a string; then every second piece is one.
+        # Without escapes, a quote always starts or ends a string, so every second piece is a string.
         bare = text.replace("\\\\", "").replace('\\"', "")
         left -= bare.count('"')
         if left < 0:
@@ -115,7 +117,7 @@ def _count(text: str, mark: str) -> int:
 
 def _loads(text: str, bounds: JsonBounds, **hooks: Any) -> Any:
     try:
-        # Functions of Python's, unlike `int` and `float` themselves: between two numbers other threads may run.
+        # Unlike `int` and `float` themselves, a Python function lets other threads run between two numbers.
         return json.loads(text, parse_int=lambda digits: whole_number(digits, bounds), parse_float=_fraction, **hooks)
     except JsonError:
         raise
@@ -148,7 +150,7 @@ def whole_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise JsonError("The JSON has an object in which a key occurs twice.", "Say it once.")
+        raise JsonError("The JSON has an object in which a key occurs twice.", "Give each key once.")
     return made
 
 
@@ -182,7 +184,7 @@ def check(value: Any, bounds: JsonBounds) -> None:
 
 
 def _check(value: Any, bounds: JsonBounds, check_text: Callable[[str], None]) -> None:
-    """Depth, and every string."""
+    """Check the depth and every string."""
     level = [value]
     for _ in range(bounds.depth):
         deeper: list[Any] = []
@@ -201,7 +203,7 @@ def _check(value: Any, bounds: JsonBounds, check_text: Callable[[str], None]) ->
 
 
 def _check_whole(text: str) -> None:
-    """No half of a surrogate pair: it is no character, and no tokenizer takes it."""
+    """Refuse lone surrogates: they are not characters, and tokenizers reject them."""
     if text.isascii():
         return
     try:

@@ -107,7 +107,7 @@ def test_tools_are_refused(family: str) -> None:
 
 
 def test_paligemma_still_wants_a_picture() -> None:
-    with pytest.raises(PromptError, match="about pictures only"):
+    with pytest.raises(PromptError, match="requires an image"):
         chat("paligemma", "Hi?")
 
 

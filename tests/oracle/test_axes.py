@@ -114,14 +114,14 @@ def test_every_family_of_several_axes_is_here() -> None:
 
 def test_a_class_without_sections_of_its_own_is_refused(tmp_path: Path) -> None:
     folder = tiny.reshaped("hunyuan_vl", tmp_path / "hunyuan", without_sections)
-    with pytest.raises(ModelError, match="3 axes by its configuration, but 1 in the model"):
+    with pytest.raises(ModelError, match="positions 3 axes, but its model has 1"):
         engine(folder)
 
 
 def test_axes_that_the_model_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is read of a configuration, the loaded model is asked too."""
     monkeypatch.setattr(info_of, "_axes", lambda text: 1)
-    with pytest.raises(ModelError, match="1 axes by its configuration, but 3 in the model"):
+    with pytest.raises(ModelError, match="positions 1 axes, but its model has 3"):
         engine(tiny.checkpoint("qwen3_vl"))
 
 

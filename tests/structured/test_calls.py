@@ -291,7 +291,7 @@ REFUSED = [
     ({"properties": {"a": {"minimum": 3}}}, "'a' does not say", ("glm45", "qwen3_coder")),
     ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}, "'a' does not say", ("glm45", "qwen3_coder")),
     ({"properties": {"a": {"enum": ["x</tool_call>"]}}}, "cannot stand there", ("glm45", "qwen3_coder")),
-    ({"properties": {"a": False}}, "'a' may be nothing", ("glm45", "qwen3_coder")),
+    ({"properties": {"a": False}}, "'a' allows no value", ("glm45", "qwen3_coder")),
 ]
 
 

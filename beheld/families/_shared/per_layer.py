@@ -1,4 +1,4 @@
-"""Gemma 3n and Gemma 4: every layer adds something that it looks up by the token's id."""
+"""Gemma 3n and Gemma 4: every layer adds an embedding that it looks up by the token's id."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from beheld.models.surgery.operation import Changes
 
 
 class PerLayer:
-    """Carries what L layers look up, D numbers each, as L * D further columns of a row.
+    """Carries the embeddings of L layers, D numbers each, as L * D extra columns of a row.
 
-    Media have the columns of the padding token, whose id, 0, stands in their places in a batch.
+    Media have the padding token's columns, because its id, 0, fills their places in a batch.
     """
 
     def __init__(self, model: Any) -> None:
         text = model.config.get_text_config(decoder=True)
         if text.pad_token_id != 0:
-            raise ModelError(f"{type(model).__name__} pads with the id {text.pad_token_id}; only 0 can be run.")
+            raise ModelError(f"{type(model).__name__} has the padding id {text.pad_token_id}; only 0 is supported.")
         self._model = model
         self._shape = (text.num_hidden_layers, text.hidden_size_per_layer_input)
         self.width = self._shape[0] * self._shape[1]
@@ -33,29 +33,29 @@ class PerLayer:
         self._further = len(inspect.signature(self._look_up).parameters) - 1
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
-        """What the layers look up: (T, L * D)."""
-        # Ids behind the table look up the padding token's; not every version sees to that itself.
+        """Return the layers' embeddings: (T, L * D)."""
+        # Ids beyond the table use the padding token's embedding; not every version does this itself.
         known_T = torch.where(ids_T < self._rows, ids_T, 0)
         found: Tensor = self._look_up(known_T.unsqueeze(0), *[None] * self._further)
         return found[0].flatten(1).to(embeds_TH.dtype)
 
     def of_media(self, result: Any) -> Tensor | None:
-        """Nothing of the tower's own."""
+        """Return None: the tower has no columns."""
         return None
 
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
-        """Nothing of their own."""
+        """Return None: given embeddings have no columns."""
         return None
 
     def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """The model takes them as a keyword; where an older version's does not, the text model within does."""
+        """Run the model with the columns as a keyword, or, in older versions, the text model inside it."""
         if not self._named:
             return self._inner(embeds_TH, extra_TW, positions, wanted_S)
         output = self._model(
             inputs_embeds=embeds_TH.unsqueeze(0),
             per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
             position_ids=positions,
-            # A tail is what is wanted already, or one row where nothing is.
+            # A tail's output has only the needed rows, or one row if none is needed.
             logits_to_keep=wanted_S if tail() is None else 0,
             use_cache=False,
         )
@@ -63,7 +63,7 @@ class PerLayer:
         return logits
 
     def _inner(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """The text model and the head, as the model has them one after the other."""
+        """Run the text model and the head, as the model does."""
         output = self._model.model.language_model(
             inputs_embeds=embeds_TH.unsqueeze(0),
             per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
@@ -76,6 +76,6 @@ class PerLayer:
 
 
 def extra_columns(model: Any, changes: Changes) -> PerLayer | None:
-    """The further columns of this model, if its layers look anything up; see ExtraColumns."""
+    """Return this model's extra columns, if its layers look anything up; see ExtraColumns."""
     text = model.config.get_text_config(decoder=True)
     return PerLayer(model) if getattr(text, "hidden_size_per_layer_input", None) else None

@@ -1,4 +1,4 @@
-"""Qwen3-VL: its tower also enters the first layers of the text model."""
+"""Qwen3-VL: its tower's features also enter the first layers of the text model."""
 
 from __future__ import annotations
 

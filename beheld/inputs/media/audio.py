@@ -58,7 +58,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
             check_codec(stream, "audio")
             own, channels = int(stream.rate or 0), int(stream.channels or 0)
             if channels < 1:
-                raise DecodeError("The audio has no channels.", "Write the file anew.")
+                raise DecodeError("The audio has no channels.", "Write the file again.")
             _check_rate(own)
             count = 0
             for samples, count in _decoded(container, stream, rate or own):

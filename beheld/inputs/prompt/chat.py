@@ -306,7 +306,7 @@ def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: Med
         return embeds.from_base64(source, limits)
     except MediaError as error:
         number = 1 + sum(ref.modality == "image" for ref in before)
-        raise error.of(item_name("image", number), place) from error
+        raise error.for_item(item_name("image", number), place) from error
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:

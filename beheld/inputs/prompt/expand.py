@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from beheld.core.errors import MarkerError
+from beheld.core.errors import PlaceholderError
 from beheld.core.media import MediaItem, MediaSpan
 
 
@@ -27,7 +27,7 @@ def check_counts(
         example: modality -> how an item is written in a prompt.
 
     Raises:
-        MarkerError: the numbers differ; the message says both, and what to write.
+        PlaceholderError: the numbers differ; the message says both, and what to write.
     """
     for modality in sorted(set(found) | set(given)):
         written, items = found.get(modality, 0), given.get(modality, 0)
@@ -38,7 +38,7 @@ def check_counts(
             remedy = f'Give one {modality} for each of them under multi_modal_data["{modality}"].'
         else:
             remedy = f"Write {example(modality)!r} once for each {modality}, where it belongs in the text."
-        raise MarkerError(
+        raise PlaceholderError(
             f"The prompt has {written} of the placeholder {placeholder(modality)!r}, but {items} {noun} were given.",
             remedy,
         )

@@ -181,7 +181,7 @@ def _located(item: str, make: Any) -> list[Any]:
     try:
         found: list[Any] = make()
     except MediaError as error:
-        raise error.of(item) from error
+        raise error.for_item(item) from error
     return found
 
 

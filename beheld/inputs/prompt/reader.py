@@ -19,7 +19,7 @@ from beheld.inputs.prompt.template import ChatTemplates, text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
 from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
-from beheld.structured.thoughts import after
+from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
 # Of a text that is read from its end, the first ids may be others than within the whole.
@@ -177,7 +177,7 @@ class PromptReader:
     def read_chat(self, asked: Chat, params: SamplingParams, cancel: CancelToken) -> ReadPrompt:
         """A conversation, read, checked and rendered. Text in it is text, whatever it spells: see special_tokens.py.
 
-        A grammar begins after the `thoughts` that the model marks so, where the conversation has not ended them.
+        A grammar begins after the reasoning, unless the conversation has closed it.
 
         Raises:
             UserError: a message, the template or a parameter is at fault.
@@ -216,7 +216,9 @@ class PromptReader:
             ids = self._ids_of(text, params, talk.media)
         ids = _truncated(ids, params, talk.media)
         self._check_rendered(ids, talk.media)
-        return ReadPrompt(ids, parsed, text, None if asked.thoughts is None else after(asked.thoughts, shown))
+        return ReadPrompt(
+            ids, parsed, text, None if asked.reasoning is None else reasoning_after(asked.reasoning, shown)
+        )
 
     def _check_continuing(self, asked: Chat) -> None:
         if not asked.continue_final_message:

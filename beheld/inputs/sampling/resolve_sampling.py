@@ -10,7 +10,7 @@ from typing import Any
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import GREEDY_BELOW, Grammar, Sampling, SamplingParams, Thoughts
+from beheld.core.params import GREEDY_BELOW, Grammar, ReasoningFormat, Sampling, SamplingParams
 from beheld.inputs.sampling.logits_processors import EngineProcessors
 from beheld.sandbox.sandbox import Sandbox
 from beheld.structured.compile import Compiler, grammar_of
@@ -66,7 +66,7 @@ class SamplingResolver:
         params: SamplingParams,
         num_prompt: int,
         seed: int,
-        thoughts: Thoughts | None = None,
+        reasoning: ReasoningFormat | None = None,
         cancel: CancelToken | None = None,
     ) -> Sampling:
         """The complete, frozen parameters of one sequence.
@@ -75,7 +75,7 @@ class SamplingResolver:
             params: as the user gave them.
             num_prompt: tokens of the prompt.
             seed: used if the parameters name none.
-            thoughts: that may stand before what follows a grammar.
+            reasoning: the reasoning that may precede an answer with a grammar.
             cancel: of the request.
 
         Raises:
@@ -88,7 +88,7 @@ class SamplingResolver:
         assert room > 0, "the length of the prompt was not checked"
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
         own = frozenset(params.stop_token_ids or ())
-        grammar = self._grammar(params, thoughts, cancel)
+        grammar = self._grammar(params, reasoning, cancel)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         forced = self._habits.forced_ids(num_prompt, longest)
         if self._habits.bind(forced) and grammar is not None:
@@ -123,14 +123,16 @@ class SamplingResolver:
             forced_ids=forced,
         )
 
-    def _grammar(self, params: SamplingParams, thoughts: Thoughts | None, cancel: CancelToken | None) -> Grammar | None:
+    def _grammar(
+        self, params: SamplingParams, reasoning: ReasoningFormat | None, cancel: CancelToken | None
+    ) -> Grammar | None:
         """The grammar, compiled once so that a wrong one is refused."""
         if params.structured_outputs is None:
             return None
         for name in ("min_tokens", "bad_words", "allowed_token_ids"):
             if getattr(params, name):
                 raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
-        grammar = grammar_of(params.structured_outputs, thoughts)
+        grammar = grammar_of(params.structured_outputs, reasoning)
         self._grammars.check(grammar, cancel)
         return grammar
 
