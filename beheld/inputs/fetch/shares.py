@@ -80,8 +80,8 @@ class FairTurns:
             end()
 
     def _leave(self, client: str, granted: asyncio.Future[None]) -> None:
-        line = self._waiting.get(client, ())
-        if granted in line:
+        line = self._waiting.get(client)
+        if line is not None and granted in line:
             line.remove(granted)
             if not line:
                 del self._waiting[client]
