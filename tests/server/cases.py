@@ -115,6 +115,7 @@ CASES: dict[int, str] = {
     104: "parameters that leave no finite logit",
     105: "templates that cannot be translated, or loop",
     106: "halves of control tokens in several messages",
+    107: "a deleted working directory",
 }
 
 
