@@ -71,6 +71,12 @@ def _pictures(port: int) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
 
 
+def _named(host: str) -> bytes:
+    """Thirty-two images at hosts with a number in their names."""
+    urls = [f"http://{host.format(n=n % 12 + 1)}/{n}.png" for n in range(32)]
+    return _said_parts([{"type": "image_url", "image_url": {"url": url}} for url in urls])
+
+
 def _said(text: str, **more: Any) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1, **more})
 
@@ -133,6 +139,17 @@ ATTACKS: dict[str, Attack] = {
         body_mib=8,
     ),
     "long_url": Attack(lambda port: [_long_url()] * 8, body_mib=8 * 64),
+    "fetched_promises": Attack(
+        lambda port: [_pictures(port)] * 4, (_ANSWER + b"Content-Length: 262144000\r\n\r\n.", b"")
+    ),
+    "fetched_names": Attack(lambda port: [_named(f"name-{k}-{{n}}.invalid") for k in range(3)]),
+    "fetched_hosts": Attack(lambda port: [_named(f"127.0.1.{{n}}:{port}") for _ in range(10)], (b"", b"")),
+    "looping_templates": Attack(
+        lambda port: (
+            [_said("a", chat_template="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")]
+            * 4
+        )
+    ),
 }
 
 
