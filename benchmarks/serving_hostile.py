@@ -100,6 +100,7 @@ def _said_parts(parts: list[dict[str, Any]]) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
 
 
+_LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 ATTACKS: dict[str, Attack] = {
     "request_in_chunks": Attack(lambda port: [_chunked(key=True)] * 8),
@@ -143,13 +144,8 @@ ATTACKS: dict[str, Attack] = {
         lambda port: [_pictures(port)] * 4, (_ANSWER + b"Content-Length: 262144000\r\n\r\n.", b"")
     ),
     "fetched_names": Attack(lambda port: [_named(f"name-{k}-{{n}}.invalid") for k in range(3)]),
-    "fetched_hosts": Attack(lambda port: [_named(f"127.0.1.{{n}}:{port}") for _ in range(10)], (b"", b"")),
-    "looping_templates": Attack(
-        lambda port: (
-            [_said("a", chat_template="{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")]
-            * 4
-        )
-    ),
+    "fetched_silence": Attack(lambda port: [_pictures(port)] * 10),
+    "looping_templates": Attack(lambda port: [_said("a", chat_template=_LOOPS)] * 4),
 }
 
 
@@ -261,7 +257,8 @@ def _one(
     attack: Attack, given: argparse.Namespace, begun: Callable[..., tuple[subprocess.Popen[bytes], int]]
 ) -> dict[str, Any]:
     os.environ["BEHELD_ALLOW_PRIVATE_FETCH"] = "1"
-    process, port = begun(given, "--api-key", KEY, "--limit-mm-per-prompt", '{"image": 32}')
+    own = ("--limit-mm-per-prompt", '{"image": 32}', "--trust-request-chat-template")
+    process, port = begun(given, "--api-key", KEY, *own)
     stop, statuses = threading.Event(), dict[str, int]()
     try:
         with origin(*attack.origin) as origin_port:

@@ -116,6 +116,8 @@ class AsyncLLM:
             remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
                 inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
+                if args.load_format != "dummy":
+                    remote.try_items(inputs.sample_items())
             except BaseException:
                 remote.close()
                 raise

@@ -25,6 +25,8 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
         workers.warm()
         setup = start(args, decided)
         inputs = InputPipeline(setup.info, setup.config, args, workers, processor)
+        if args.load_format != "dummy":
+            setup.core.executor.try_items(inputs.sample_items())
     except BaseException:
         workers.sandbox.close()
         raise

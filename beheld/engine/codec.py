@@ -24,7 +24,7 @@ CODEC = Codec(
             messages.Ready,
             messages.Failed,
         ),
-        *(messages.AddLoRA, messages.LoRAAdded, columns.EventColumns),
+        *(messages.AddLoRA, messages.LoRAAdded, messages.TryItems, messages.Tried, columns.EventColumns),
         *(stats.EngineStats, SchedulerStats),
     )
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, UserError
+from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.engine.core import EngineCore, InFlight
@@ -29,6 +30,8 @@ from beheld.engine.messages import (
     Stop,
     Submit,
     Tokenizer,
+    Tried,
+    TryItems,
     Unread,
 )
 from beheld.structured.compile import Compiler
@@ -152,6 +155,8 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
     elif isinstance(message, AddLoRA):
         if not waiting.must_read(core, message):
             reply(LoRAAdded(message.number, _added(core, message.lora)))
+    elif isinstance(message, TryItems):
+        reply(Tried(_tried(core, message.items)))
     elif isinstance(message, Read):
         reply(LoRAAdded(message.number, message.error or _added(core, message.lora)))
     elif isinstance(message, Tokenizer):
@@ -180,6 +185,15 @@ def _added(core: EngineCore, lora: LoRARequest) -> BeheldError | None:
     """Load an adapter into memory; returns the error, if there is one."""
     try:
         core.executor.add_lora(lora)
+    except (UserError, EngineError) as error:
+        return error
+    return None
+
+
+def _tried(core: EngineCore, items: Sequence[MediaItem]) -> BeheldError | None:
+    """Run the towers for items; what was wrong, if anything."""
+    try:
+        core.executor.try_items(items)
     except (UserError, EngineError) as error:
         return error
     return None

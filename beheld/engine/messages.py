@@ -8,6 +8,7 @@ from typing import Protocol
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError
+from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
@@ -47,6 +48,13 @@ class AddLoRA:
 
     number: int
     lora: LoRARequest
+
+
+@dataclass(frozen=True, eq=False)
+class TryItems:
+    """Run the towers for these items, and answer with Tried; before any request."""
+
+    items: tuple[MediaItem, ...]
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,13 @@ class LoRAAdded:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """The answer to TryItems: what was wrong, if anything."""
+
+    error: BeheldError | None
+
+
+@dataclass(frozen=True)
 class Died:
     """The engine has stopped and answers no more."""
 
@@ -141,8 +156,8 @@ class Failed:
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Prepared | Read | Unread | Close
-Reply = Events | Pong | LoRAAdded | Unread | Died
+Message = Submit | Abort | Stop | Ping | AddLoRA | TryItems | ClearCache | Tokenizer | Prepared | Read | Unread | Close
+Reply = Events | Pong | LoRAAdded | Tried | Unread | Died
 
 
 class Engine(Protocol):

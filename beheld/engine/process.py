@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
+from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.codec import CODEC
@@ -32,6 +33,8 @@ from beheld.engine.messages import (
     Reply,
     Submit,
     Tokenizer,
+    Tried,
+    TryItems,
     Unread,
 )
 from beheld.sandbox.link import FrameError, Link, pair
@@ -113,6 +116,23 @@ class EngineProcess:
     def use(self, tokenizer: Callable[[], Tokenizer]) -> None:
         """Set the function that gives the tokenizer; the first request with a grammar calls it."""
         self._tokenizer = tokenizer
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items on the other side; before `start`.
+
+        Raises:
+            ModelError, CapacityError: as Executor.try_items.
+            EngineDeadError: the process has ended.
+        """
+        assert not self._threads, "the engine has started"
+        try:
+            self._link.send(TryItems(tuple(items)))
+            answer = self._link.receive()
+        except (EOFError, OSError, FrameError) as error:
+            raise EngineDeadError("The engine's process ended before it was ready.", "Its log says why.") from error
+        assert isinstance(answer, Tried)
+        if answer.error is not None:
+            raise answer.error
 
     @property
     def pid(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 
@@ -56,6 +57,14 @@ class Executor(Protocol):
 
         Raises:
             ModelError, CapacityError: the message says what to do.
+        """
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items before anything else runs; nothing of them is kept.
+
+        Raises:
+            ModelError: a tower fails, or what it gives is not finite.
+            CapacityError: there is not enough memory for it.
         """
 
     def launch(self, plan: StepPlan) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.executor.executor import ModelSize, Watch
@@ -39,6 +40,10 @@ class LocalExecutor:
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
         """See Executor."""
         return cls(build_runner(hf_config, info, config, shrink=shrink))
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items."""
+        self.runner.try_items(items)
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ from typing import Any
 
 import torch
 
+from beheld.checkpoint.checks.safetensors import count_numbers
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, towers
 from beheld.models.shards import shard_bar
@@ -27,6 +29,9 @@ from beheld.quant.registry import method_for
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+_GREATEST = 1e18
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery:
@@ -116,16 +121,41 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     dtype: torch.dtype = getattr(torch, config.dtype)
     own = registry.model(info.family).towers
     model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
-    with torch.device("meta"):
-        model = model_class._from_config(hf_config, dtype=dtype)
+    try:
+        with torch.device("meta"):
+            model = model_class._from_config(hf_config, dtype=dtype)
+    except Exception as error:
+        raise ModelError(
+            f"config.json describes no model that {model_class.__name__} can be: "
+            f"{type(error).__name__}: {first_line(error)}.",
+            "Mend config.json, or fetch the checkpoint again.",
+        ) from error
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     path = Path(info.path)
     quantization = quantization_of(hf_config, path)
+    if quantization is None and config.load_format != "dummy" and has_weights(path):
+        _check_count(sum(counts), path)
     if quantization is None or config.load_format == "dummy" or not has_weights(path):
         return Weights(sum(counts), sum(sizes), sizes)
     stored = method_for(quantization, config.device, dtype).stored_bytes(path)
     return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
+
+
+def _check_count(wanted: int, path: Path) -> None:
+    """Refuse a configuration whose model has far more weights than the files, before memory is taken for them.
+
+    Weights that are tied may be counted twice.
+
+    Raises:
+        ModelError: it is so.
+    """
+    stored = count_numbers(path)
+    if stored and wanted > 2 * stored:
+        raise ModelError(
+            f"config.json describes a model of {wanted} numbers, and the files of its weights hold {stored}.",
+            "Check that config.json belongs to these weights, or fetch the checkpoint again.",
+        )
 
 
 def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
@@ -169,6 +199,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
         raise ModelError(
             f"The weights of {info.name!r} could not be loaded: {error}", "Fetch the checkpoint again."
         ) from error
+    _check_finite(model, info.name)
     missing = sorted(report.get("missing_keys") or ())
     if missing:
         raise ModelError(
@@ -181,6 +212,23 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     if unused:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
+
+
+def _check_finite(model: Any, name: str) -> None:
+    """Refuse weights that are NaN, or so large that their squares are infinite; each is read once more for that.
+
+    Raises:
+        ModelError: it names one.
+    """
+    named = [(key, value) for key, value in model.named_parameters() if value.dtype in _FLOATS and value.numel()]
+    # Greatest absolute values: NaN if any number is one, and never out of range, as a sum may be.
+    greatest = torch.stack([torch.linalg.vector_norm(value.detach(), math.inf).float() for _, value in named])
+    wrong = [key for (key, _), finite in zip(named, (greatest < _GREATEST).tolist(), strict=True) if not finite]
+    if wrong:
+        raise ModelError(
+            f"Of the weights of {name!r} {len(wrong)} hold NaN or infinity, or come near it, for example {wrong[0]!r}.",
+            "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
+        )
 
 
 @contextmanager

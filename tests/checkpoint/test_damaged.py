@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from beheld import AsyncLLM
+from beheld.core.errors import ModelError
 from tests import tiny
 from tests.checkpoint.trials import Trials
 
@@ -64,6 +66,21 @@ def weight(part: str, value: float, place: int = 0) -> Damage:
 
         weights = load_file(folder / "model.safetensors")
         weights[next(name for name in weights if part in name)].view(-1)[place] = value
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return damage
+
+
+def filled(part: str, value: float) -> Damage:
+    """All numbers of all weights whose names hold `part`."""
+
+    def damage(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(folder / "model.safetensors")
+        for name in weights:
+            if part in name:
+                weights[name].fill_(value)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
     return damage
@@ -148,6 +165,11 @@ FILES: Mapping[str, tuple[str, Damage, tuple[str, ...]]] = {
         edited("config.json", rope_parameters={"rope_type": "default", "rope_theta": 0}),
         ("config.json", "rope_parameters.rope_theta"),
     ),
+    "rope stretched by nothing": (
+        "llama",
+        edited("config.json", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 1e-300}),
+        ("config.json", "rope_parameters.factor"),
+    ),
     "image_std 0": (
         "qwen2_vl",
         edited("preprocessor_config.json", image_std=[0, 0, 0]),
@@ -191,3 +213,91 @@ def test_rope_parameters_that_are_null_leave_it_to_the_class(family: str, trials
     shutil.copytree(tiny.checkpoint(family), folder)
     edited("config.json", rope_parameters=None)(folder)
     assert trials.of(folder).end in ("answered", "refused")
+
+
+WEIGHTS: Mapping[str, tuple[str, Damage, tuple[str, ...]]] = {
+    "a weight NaN": ("llama", weight("down_proj", NAN), ("down_proj.weight",)),
+    "a weight infinite": ("llama", weight("down_proj", float("inf")), ("down_proj.weight",)),
+    "a weight near infinity": ("llama", weight("down_proj", 3e38), ("down_proj.weight",)),
+    "a token's embedding NaN": ("llama", weight("embed_tokens", NAN, -1), ("embed_tokens.weight",)),
+    "a tower's weight NaN": ("qwen2_vl", weight("visual.blocks.0", NAN), ("visual.blocks.0",)),
+    "a vocabulary that the files do not hold": (
+        "llama",
+        edited("config.json", vocab_size=10**7),
+        ("config.json", "belongs to these weights"),
+    ),
+    "a weight outside of the file": (
+        "llama",
+        header(lambda entries: entries["model.norm.weight"].update(data_offsets=[0, 1 << 40])),
+        ("model.safetensors", "model.norm.weight"),
+    ),
+    "a header that is a list": (
+        "llama",
+        lambda folder: bool((folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"[]")) and None,
+        ("model.safetensors", "header"),
+    ),
+    "a file cut short": (
+        "llama",
+        lambda folder: bool((folder / "model.safetensors").write_bytes(b"\xff" * 20)) and None,
+        ("model.safetensors", "cut short"),
+    ),
+    "finite weights whose products are not": ("llama", filled("_proj", 9e17), ("LlamaForCausalLM", "text")),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_give_nothing_finite_are_refused(name: str, trials: Trials, tmp_path: Path) -> None:
+    check_refused(trials, tmp_path, *WEIGHTS[name])
+
+
+MEDIA: Mapping[str, tuple[str, Damage, tuple[str, ...]]] = {
+    "no preprocessor": ("qwen2_vl", removed("preprocessor_config.json"), ("preprocessor_config.json", "image")),
+    "a preprocessor of another family": (
+        "qwen2_vl",
+        edited("preprocessor_config.json", image_processor_type="CLIPImageProcessor", processor_class="LlavaProcessor"),
+        ("preprocessor_config.json", "image"),
+    ),
+    "a preprocessor of audio": (
+        "qwen2_vl",
+        edited(
+            "preprocessor_config.json",
+            image_processor_type="WhisperFeatureExtractor",
+            feature_extractor_type="WhisperFeatureExtractor",
+            processor_class="WhisperProcessor",
+        ),
+        ("preprocessor_config.json", "image"),
+    ),
+    "another preprocessor in LLaVA": (
+        "llava",
+        edited(
+            "preprocessor_config.json", image_processor_type="Qwen2VLImageProcessor", processor_class="Qwen2VLProcessor"
+        ),
+        ("preprocessor_config.json", "image"),
+    ),
+    "a tower whose products are not finite": ("qwen2_vl", filled("visual.blocks", 9e17), ("modality image",)),
+}
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_a_checkpoint_that_makes_nothing_of_media_is_refused(name: str, trials: Trials, tmp_path: Path) -> None:
+    check_refused(trials, tmp_path, *MEDIA[name])
+
+
+def test_a_modality_that_is_switched_off_needs_no_preprocessor(trials: Trials, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.checkpoint("qwen2_vl"), folder)
+    removed("preprocessor_config.json")(folder)
+    found = trials.of(folder, limit_mm_per_prompt={"image": 0, "video": 0})
+    assert found.end == "answered", found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_vl"])
+def test_an_engine_in_a_process_refuses_the_same(family: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.checkpoint(family), folder)
+    if family == "llama":
+        weight("down_proj", NAN)(folder)
+    else:
+        filled("visual.blocks", 9e17)(folder)
+    with pytest.raises(ModelError, match=r"down_proj|modality image"):
+        AsyncLLM(str(folder), engine="process", max_model_len=128, kv_cache_memory_bytes=4 << 20)

@@ -28,7 +28,7 @@ _BOUNDS = {
     **dict.fromkeys(("intermediate_size", "embed_dim", "ffn_dim", "num_experts", "num_local_experts"), _INNER),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon", "norm_epsilon"), _EPS),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq", "rotary_emb_base"), _BASE),
-    "factor": _BASE,
+    "factor": Numbers(1e-3, 1e6),
     "max_position_embeddings": _LENGTH,
     "original_max_position_embeddings": _LENGTH,
     "sliding_window": Numbers(-1, 1 << 31, whole=True),

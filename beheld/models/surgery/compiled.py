@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,17 @@ class _Settings:
 
 
 settings = _Settings()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Within the block compiled layers run as they came, and nothing is compiled."""
+    if "torch._dynamo" not in sys.modules:
+        # Nothing was compiled yet, and the compiler takes a second to load.
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def compile_layers(
