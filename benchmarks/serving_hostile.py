@@ -165,6 +165,9 @@ def origin(first: bytes, again: bytes) -> Iterator[int]:
                 link.sendall(first)
                 while again and not stop.is_set():
                     link.sendall(again)
+                if not again:
+                    # Silence, until the client hangs up.
+                    link.recv(1)
 
         def accept() -> None:
             with contextlib.suppress(OSError):

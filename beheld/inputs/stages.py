@@ -54,7 +54,7 @@ class RequestOrder:
         prompt: a prompt in one of its forms, or a conversation.
         params: the user's parameters.
         seed: used if the parameters have none.
-        client: the sender, in any words; clients share turns and room fairly. All requests without one are one client's.
+        client: opaque; clients share turns and room fairly. All requests without one are one client's.
         cancel: ends the work on the request as far as possible.
     """
 
