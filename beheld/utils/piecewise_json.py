@@ -36,7 +36,7 @@ def parse(body: bytes | bytearray, bounds: JsonBounds) -> Any:
     Raises:
         JsonError: it is no JSON in UTF-8, or holds too much.
     """
-    reader = _Reader(body, bounds)
+    reader = _PieceReader(body, bounds)
     try:
         value = reader.value(reader.skip_blanks(0), 0)
     except UnicodeDecodeError as error:
@@ -47,7 +47,7 @@ def parse(body: bytes | bytearray, bounds: JsonBounds) -> Any:
     return value
 
 
-class _Reader:
+class _PieceReader:
     """Reads the values of a body.
 
     Attributes:
@@ -93,7 +93,7 @@ class _Reader:
         return _WORDS[word[0]] if word[0] in _WORDS else bounded_json.refuse_constant(word[0].decode("ascii"))
 
     def _entries(self, start: int, closing: bytes) -> Iterator[int]:
-        """Where each entry of a container begins; whoever asks reads one before the next."""
+        """Where each entry of a container begins; the caller reads one before it asks for the next."""
         place = self.skip_blanks(start)
         if self._body[place : place + 1] == closing:
             self.end = place + 1
