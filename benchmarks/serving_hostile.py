@@ -71,6 +71,12 @@ def _pictures(port: int) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
 
 
+def _named(host: str) -> bytes:
+    """Thirty-two images at hosts with a number in their names."""
+    urls = [f"http://{host.format(n=n % 12 + 1)}/{n}.png" for n in range(32)]
+    return _said_parts([{"type": "image_url", "image_url": {"url": url}} for url in urls])
+
+
 def _said(text: str, **more: Any) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1, **more})
 
@@ -94,6 +100,7 @@ def _said_parts(parts: list[dict[str, Any]]) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
 
 
+_LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 ATTACKS: dict[str, Attack] = {
     "request_in_chunks": Attack(lambda port: [_chunked(key=True)] * 8),
@@ -133,6 +140,12 @@ ATTACKS: dict[str, Attack] = {
         body_mib=8,
     ),
     "long_url": Attack(lambda port: [_long_url()] * 8, body_mib=8 * 64),
+    "fetched_promises": Attack(
+        lambda port: [_pictures(port)] * 4, (_ANSWER + b"Content-Length: 262144000\r\n\r\n.", b"")
+    ),
+    "fetched_names": Attack(lambda port: [_named(f"name-{k}-{{n}}.invalid") for k in range(3)]),
+    "fetched_silence": Attack(lambda port: [_pictures(port)] * 10),
+    "looping_templates": Attack(lambda port: [_said("a", chat_template=_LOOPS)] * 4),
 }
 
 
@@ -152,6 +165,9 @@ def origin(first: bytes, again: bytes) -> Iterator[int]:
                 link.sendall(first)
                 while again and not stop.is_set():
                     link.sendall(again)
+                if not again:
+                    # Silence, until the client hangs up.
+                    link.recv(1)
 
         def accept() -> None:
             with contextlib.suppress(OSError):
@@ -244,7 +260,8 @@ def _one(
     attack: Attack, given: argparse.Namespace, begun: Callable[..., tuple[subprocess.Popen[bytes], int]]
 ) -> dict[str, Any]:
     os.environ["BEHELD_ALLOW_PRIVATE_FETCH"] = "1"
-    process, port = begun(given, "--api-key", KEY, "--limit-mm-per-prompt", '{"image": 32}')
+    own = ("--limit-mm-per-prompt", '{"image": 32}', "--trust-request-chat-template")
+    process, port = begun(given, "--api-key", KEY, *own)
     stop, statuses = threading.Event(), dict[str, int]()
     try:
         with origin(*attack.origin) as origin_port:

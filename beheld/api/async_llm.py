@@ -160,15 +160,17 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         pieces: str = Pieces.CUMULATIVE,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prompt; forms as for LLM.generate. The last output is finished.
 
-        Closing the generator, or cancelling the task that reads it, aborts the request.
+        Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
+        words: one client's work leaves room for the others'.
 
         Raises:
             UserError, EngineError: the request failed; raised by the first read or a later one.
         """
-        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces))
+        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), client=client)
 
     def chat(
         self,
@@ -179,6 +181,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
         pieces: str = Pieces.CUMULATIVE,
+        client: str = "",
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
         **options: Any,
@@ -192,7 +195,7 @@ class AsyncLLM:
         """
         prompt = Chat(messages, **options)
         return self._answer(
-            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared
+            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared, client
         )
 
     async def abort(self, request_id: str) -> None:
@@ -244,9 +247,9 @@ class AsyncLLM:
         order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 
-    async def chat_token_ids(self, messages: Messages, **options: Any) -> list[int]:
-        """The token ids of a conversation, including those of its media."""
-        order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens")
+    async def chat_token_ids(self, messages: Messages, *, client: str = "", **options: Any) -> list[int]:
+        """The token ids of a conversation, including those of its media; `client` as for `generate`."""
+        order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens", client=client)
         return list((await self._prepared(order)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
@@ -328,8 +331,9 @@ class AsyncLLM:
         pieces: Pieces,
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks)
+        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks, client)
         # The input may be large, and the answer may take long.
         del prompt
         prepared()
@@ -357,6 +361,7 @@ class AsyncLLM:
         priority: int,
         pieces: Pieces,
         marks: Collection[str],
+        client: str,
     ) -> _LiveRequest:
         self._check_alive()
         self._attach()
@@ -369,7 +374,7 @@ class AsyncLLM:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
         base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
         first = await self._prepared(
-            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base)
+            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base, client=client)
         )
         requests = answers(first, chosen.n, base)
         collector = Collector(name, chosen, requests, self._inputs.tokenizer, marks)
@@ -386,10 +391,11 @@ class AsyncLLM:
         Cancelling this cancels the order: its work ends, and the thread is free for others.
         """
         pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
+        reading = self._pools.of_reading(order.prompt, order.params)
         try:
             if pool is not self._pools.media:
-                return await self._run_in(pool, inputs.prepare, order)
-            read = await self._run_in(pool, inputs.read, order)
+                return await self._run_in(reading, inputs.prepare, order)
+            read = await self._run_in(reading, inputs.read, order)
             async with inputs.fetched(read) as fetched:
                 made = await self._run_in(pool, inputs.make_items, fetched)
             if order.params.structured_outputs is not None:

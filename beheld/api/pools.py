@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from beheld.core.params import SamplingParams
+from beheld.core.request import ForeignTemplate
 from beheld.inputs.pipeline import Chat, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 
@@ -14,19 +15,23 @@ _TEXT_THREADS = 2
 _LONG_THREADS = 2
 _MEDIA_THREADS = 16
 _GRAMMAR_THREADS = 8
+# As many as there are processes that render.
+_TEMPLATE_THREADS = 2
 
 
 class Pools:
     """The thread pools.
 
-    Prompts with media wait for decoders, and those with a grammar for compilers. Neither may delay plain text, and long
-    texts may not delay short ones. Fetching waits in the event loop and delays no thread.
+    Prompts with media wait for decoders, those with a grammar for compilers, and templates of requests for renderers.
+    None of them may delay plain text, and long texts may not delay short ones. Fetching waits in the event loop and
+    delays no thread.
     """
 
     def __init__(self) -> None:
         self.text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self.long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="beheld-long")
         self.media = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
+        self.template = ThreadPoolExecutor(_TEMPLATE_THREADS, thread_name_prefix="beheld-template")
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
 
     def of(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
@@ -44,9 +49,15 @@ class Pools:
             return self.long
         return self.grammar if params is not None and params.structured_outputs is not None else self.text
 
+    def of_reading(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
+        """Where it is read: a template that strangers sent may loop, and only others of its kind wait for it."""
+        if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
+            return self.template
+        return self.of(prompt, params)
+
     def close(self) -> None:
         """Accept no more work; does not wait for running work."""
-        for pool in (self.text, self.long, self.media, self.grammar):
+        for pool in (self.text, self.long, self.media, self.template, self.grammar):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -14,7 +14,7 @@ from beheld import __version__
 from beheld.cli import vllm_flags
 from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
-from beheld.utils import env
+from beheld.utils import env, working_directory
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
@@ -70,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         _check_environment()
+        elsewhere = working_directory.existing()
+        if elsewhere is not None:
+            os.chdir(elsewhere)
         status: int = arguments.run(arguments)
     except BeheldError as error:
         print(f"beheld: {error}", file=sys.stderr)

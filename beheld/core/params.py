@@ -12,6 +12,8 @@ from typing import Any
 from beheld.core.errors import BeheldError, ParamsError
 
 GREEDY_BELOW = 1e-5
+# Logits over a smaller one, and over a temperature, are not finite in float32.
+MIN_REPETITION_PENALTY = 1e-6
 LogitsProcessor = Callable[..., Any]
 
 
@@ -215,9 +217,11 @@ class SamplingParams:
         self.presence_penalty = number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
-        if self.repetition_penalty == 0.0:
+        if self.repetition_penalty < MIN_REPETITION_PENALTY:
             raise ParamsError(
-                "repetition_penalty must be greater than 0.", "1 changes nothing.", param="repetition_penalty"
+                f"repetition_penalty must be greater than 0, and at least {MIN_REPETITION_PENALTY:g}.",
+                "1 changes nothing.",
+                param="repetition_penalty",
             )
 
     def _verify_lists(self) -> None:

@@ -38,6 +38,7 @@ from beheld.engine.messages import (
     Unread,
 )
 from beheld.sandbox.link import FrameError, Link, pair
+from beheld.utils import working_directory
 from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
 
@@ -63,7 +64,12 @@ def spawn() -> Spawned:
     with theirs:
         command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
         # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
-        return Spawned(subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True), ours)
+        return Spawned(
+            subprocess.Popen(
+                command, pass_fds=(theirs.fileno(),), start_new_session=True, cwd=working_directory.existing()
+            ),
+            ours,
+        )
 
 
 class EngineProcess:

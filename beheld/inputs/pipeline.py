@@ -131,7 +131,7 @@ class InputPipeline:
             FetchError, LimitError: an item cannot be fetched, or is too large.
         """
         parsed = read.prompt.parsed
-        async with self._fetcher.fetched(parsed.media) as media:
+        async with self._fetcher.fetched(parsed.media, read.order.client) as media:
             yield replace(read, prompt=replace(read.prompt, parsed=replace(parsed, media=media)))
 
     def make_items(self, read: ReadRequest) -> RequestWithItems:
@@ -177,6 +177,7 @@ class InputPipeline:
             salt=prompt.parsed.salt,
             priority=order.priority,
             arrival=order.arrival,
+            client=order.client,
             receipts=made.receipts,
             prompt=prompt.parsed.text,
         )

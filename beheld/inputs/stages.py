@@ -53,8 +53,9 @@ class RequestOrder:
     Attributes:
         prompt: a prompt in one of its forms, or a conversation.
         params: the user's parameters.
-        seed: used if the parameters set none.
-        cancel: stops the request's preparation where possible.
+        seed: used if the parameters have none.
+        client: opaque; clients share turns and room fairly. All requests without one are one client's.
+        cancel: ends the work on the request as far as possible.
     """
 
     prompt: PromptType | Chat
@@ -64,6 +65,7 @@ class RequestOrder:
     priority: int = 0
     arrival: float = 0.0
     seed: int = 0
+    client: str = ""
     cancel: CancelToken = field(default_factory=CancelToken)
 
 

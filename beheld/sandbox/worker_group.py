@@ -19,6 +19,7 @@ from beheld.core.errors import BeheldError, UserError, WorkerError
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.link import Link, pair
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+from beheld.utils import working_directory
 from beheld.utils.cancellation import CancelToken
 
 # A fork server only forks and reaps; if it takes longer than this, it is stopped or dead.
@@ -71,7 +72,11 @@ class _Server:
             command = [sys.executable, "-m", "beheld.sandbox.forkserver", name, kind.name, str(kind.memory_bytes)]
             # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
             self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), start_new_session=True, env={**os.environ, **_ENVIRONMENT}
+                command,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, **_ENVIRONMENT},
+                cwd=working_directory.existing(),
             )
         try:
             link = Link(self._control, self._codec)

@@ -241,7 +241,9 @@ class Service:
                         raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
                 ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
-                ids = await self.llm.chat_token_ids(**chat.tokenize_options(body, self.options))
+                ids = await self.llm.chat_token_ids(
+                    client=self._client(request), **chat.tokenize_options(body, self.options)
+                )
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
@@ -323,7 +325,14 @@ class Service:
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
             request.state.held.release,
+            self._client(request),
         )
+
+    def _client(self, request: Request) -> str:
+        """Whose request it is: a key's where there are several, else an address's."""
+        if len(self.options.api_keys) > 1:
+            return str(request.state.client)
+        return "" if request.client is None else request.client.host
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""

@@ -31,6 +31,7 @@ class ChunkHead:
         lora: the adapter that answers, if any.
         bytes_of: returns the bytes of a token id.
         used: called when the request's body is no longer needed.
+        client: who sent the request; see AsyncLLM.generate.
     """
 
     id: str
@@ -40,6 +41,7 @@ class ChunkHead:
     lora: LoRARequest | None = None
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
     used: Callable[[], None] = lambda: None
+    client: str = ""
 
 
 def chunks(
@@ -89,6 +91,7 @@ def chunks(
         lora_request=head.lora,
         priority=body.priority or 0,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
+        client=head.client,
         prepared=prepared,
         cache_salt=salt,
         tools=tools.shown,

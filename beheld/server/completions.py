@@ -69,6 +69,7 @@ def chunks(
             lora_request=head.lora,
             priority=body.priority or 0,
             pieces=pieces,
+            client=head.client,
         )
         for k, prompt in enumerate(prompts)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -15,8 +14,8 @@ from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.validation_errors import validation_error
-from beheld.utils import bounded_json
-from beheld.utils.bounded_json import JsonBounds, JsonError
+from beheld.utils import bounded_json, piecewise_json
+from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
 from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
@@ -103,13 +102,13 @@ def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
         HttpError: 400.
     """
     try:
+        if len(body) > limits.LARGE_BYTES:
+            return piecewise_json.parse(body, bounds)
         return bounded_json.parse(body.decode("utf-8"), bounds)
-    except JsonError as error:
-        if isinstance(error.__cause__, json.JSONDecodeError):
-            raise _NOT_JSON from error
-        raise HttpError(400, error.reason, error.remedy) from error
-    except UnicodeError as error:
+    except (NotJsonError, UnicodeError) as error:
         raise _NOT_JSON from error
+    except JsonError as error:
+        raise HttpError(400, error.reason, error.remedy) from error
 
 
 def checked(value: Any, kind: type[B]) -> B:

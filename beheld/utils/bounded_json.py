@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 # Characters to count before other threads may run.
 _WINDOW = 1 << 20
@@ -23,6 +23,13 @@ class JsonError(ValueError):
         super().__init__(f"{reason} {remedy}")
         self.reason = reason
         self.remedy = remedy
+
+
+class NotJsonError(JsonError):
+    """It is no JSON at all."""
+
+    def __init__(self) -> None:
+        super().__init__("It is not valid JSON.", "Write it as JSON.")
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,8 @@ def parse(text: str, bounds: JsonBounds) -> Any:
         JsonError: the text is not JSON or exceeds a limit.
     """
     check_counts([text], bounds)
-    value = _loads(text, bounds, object_pairs_hook=_object, parse_constant=_constant)
-    _check(value, bounds, _check_whole)
+    value = _loads(text, bounds, object_pairs_hook=whole_object, parse_constant=refuse_constant)
+    check(value, bounds)
     return value
 
 
@@ -87,7 +94,7 @@ def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
     def excess(texts: Sequence[str]) -> Iterator[JsonError]:
         for marks, most, what in counted:
             if sum(_count(text, mark) for text in texts for mark in marks) > most:
-                yield JsonError(f"The JSON has more than {most} {what}.", "Send several smaller requests.")
+                yield too_many(most, what)
 
     if next(excess(texts), None) is None:
         return
@@ -109,35 +116,71 @@ def _count(text: str, mark: str) -> int:
 
 
 def _loads(text: str, bounds: JsonBounds, **hooks: Any) -> Any:
-    def whole_number(digits: str) -> int:
-        # Unlike `int` itself, a Python function lets other threads run between two numbers.
-        if len(digits) > bounds.digits:
-            raise JsonError(f"A number has more than {bounds.digits} digits.", "Send a smaller one.")
-        return int(digits)
-
     try:
-        return json.loads(text, parse_int=whole_number, parse_float=_fraction, **hooks)
+        # Unlike `int` and `float` themselves, a Python function lets other threads run between two numbers.
+        return json.loads(text, parse_int=lambda digits: whole_number(digits, bounds), parse_float=_fraction, **hooks)
     except JsonError:
         raise
     except RecursionError as error:
         raise JsonError("The JSON is nested too deeply.", f"Nest at most {bounds.depth} deep.") from error
     except ValueError as error:
-        raise JsonError("It is not valid JSON.", "Write it as JSON.") from error
+        raise NotJsonError from error
 
 
 def _fraction(digits: str) -> float:
     return float(digits)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def whole_number(digits: str, bounds: JsonBounds) -> int:
+    """The number that these digits, and perhaps a sign, say.
+
+    Raises:
+        JsonError: there are too many of them.
+    """
+    if len(digits) > bounds.digits:
+        raise too_many_digits(bounds.digits)
+    return int(digits)
+
+
+def whole_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values.
+
+    Raises:
+        JsonError: a key occurs twice.
+    """
     made = dict(pairs)
     if len(made) != len(pairs):
         raise JsonError("The JSON has an object in which a key occurs twice.", "Give each key once.")
     return made
 
 
-def _constant(name: str) -> Any:
+def refuse_constant(name: str) -> NoReturn:
+    """Raise JsonError: `name` is a number of JavaScript's, not of JSON."""
     raise JsonError(f"{name} is not a number of JSON.", "Send a finite number.")
+
+
+def too_many(most: int, what: str) -> JsonError:
+    """There are more than `most` of `what`."""
+    return JsonError(f"The JSON has more than {most} {what}.", "Send several smaller requests.")
+
+
+def too_deep(bounds: JsonBounds) -> JsonError:
+    """Lists and objects are nested too deeply."""
+    return JsonError(f"The JSON is nested more than {bounds.depth} deep.", "Nest it less.")
+
+
+def too_many_digits(most: int) -> JsonError:
+    """A number is too long."""
+    return JsonError(f"A number has more than {most} digits.", "Send a smaller one.")
+
+
+def check(value: Any, bounds: JsonBounds) -> None:
+    """Refuse what is nested too deeply, and halves of characters.
+
+    Raises:
+        JsonError: it is.
+    """
+    _check(value, bounds, _check_whole)
 
 
 def _check(value: Any, bounds: JsonBounds, check_text: Callable[[str], None]) -> None:
@@ -156,7 +199,7 @@ def _check(value: Any, bounds: JsonBounds, check_text: Callable[[str], None]) ->
         if not deeper:
             return
         level = deeper
-    raise JsonError(f"The JSON is nested more than {bounds.depth} deep.", "Nest it less.")
+    raise too_deep(bounds)
 
 
 def _check_whole(text: str) -> None:

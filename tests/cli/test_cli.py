@@ -183,3 +183,15 @@ def test_json_and_stream_exclude_each_other(capsys: Capture, picture: Path) -> N
     with pytest.raises(SystemExit):
         run(capsys, "ask", picture, "What?", "--json", "--stream")
     assert "not allowed with" in capsys.readouterr().err
+
+
+@pytest.mark.case(107)
+def test_a_working_directory_that_was_deleted_is_left(tmp_path: Path) -> None:
+    """A library ended the process as it was loaded: it asks where it is."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m beheld ask Hello"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

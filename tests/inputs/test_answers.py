@@ -18,6 +18,7 @@ from beheld.core.media import MediaRef
 from beheld.inputs.fetch import pinned_http
 from beheld.inputs.fetch.fetch import FetchRules, fetch
 from beheld.inputs.fetch.fetcher import Fetcher
+from beheld.inputs.fetch.shares import Shares
 from tests.inputs import pipes
 from tests.inputs.servers import plain
 from tests.memory import peak
@@ -50,11 +51,11 @@ def test_redirects_are_followed_three_times_and_checked(serve: Any, monkeypatch:
     real = pinned_http.address_of
     calls: list[int] = []
 
-    async def second_hop_is_checked(host: str, port: int) -> str:
+    async def second_hop_is_checked(host: str, port: int, shares: Shares) -> str:
         calls.append(port)
         if len(calls) > 1:
             monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "0")
-        return await real(host, port)
+        return await real(host, port, shares)
 
     monkeypatch.setattr(pinned_http, "address_of", second_hop_is_checked)
     with pytest.raises(FetchError, match="not public"):

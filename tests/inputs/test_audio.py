@@ -6,6 +6,7 @@ import io
 import wave
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -88,3 +89,47 @@ def test_what_is_no_sound_is_refused() -> None:
         audio.open_bytes(wav(long), LIMITS)
     with pytest.raises(LimitError, match="longer than 5 s"):
         audio.from_array(long, 16000, LIMITS)
+
+
+def encoded(form: str, codec: str, rate: int, layout: str) -> bytes:
+    buffer = io.BytesIO()
+    options = {"write_xing": "0", "id3v2_version": "0"} if form == "mp3" else {}
+    with av.open(buffer, "w", format=form, options=options) as container:
+        stream = container.add_stream(codec, rate=rate, layout=layout)
+        converter = av.AudioResampler(format=stream.codec_context.format, layout=layout, rate=rate)
+        frame = av.AudioFrame.from_ndarray(TONE[None], format="flt", layout="mono")
+        frame.sample_rate = 16000
+        fifo = av.AudioFifo()
+        for piece in converter.resample(frame):
+            fifo.write(piece)
+        while (piece := fifo.read(stream.codec_context.frame_size or 1024, partial=True)) is not None:
+            container.mux(stream.encode(piece))
+        container.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+@pytest.mark.case(103)
+@pytest.mark.parametrize(("form", "codec"), [("adts", "aac"), ("mp3", "mp3")])
+@pytest.mark.parametrize("second", [(16000, "stereo"), (48000, "mono")])
+def test_sound_that_changes_midway_is_refused(form: str, codec: str, second: tuple[int, str]) -> None:
+    """It was an error of the server's."""
+    first = encoded(form, codec, 16000, "mono")
+    assert audio.open_bytes(first + first, LIMITS).seconds > 1.9
+    with pytest.raises(DecodeError, match="midway"):
+        audio.open_bytes(first + encoded(form, codec, *second), LIMITS)
+
+
+@pytest.mark.case(103)
+def test_codecs_that_nobody_knows_are_refused() -> None:
+    data = bytearray(wav(TONE))
+    data[20:22] = b"\x34\x12"
+    with pytest.raises(DecodeError, match="codec that is not known"):
+        audio.open_bytes(bytes(data), LIMITS)
+
+
+@pytest.mark.case(103)
+@pytest.mark.parametrize("size", [1e18, 1e30, 3e38])
+def test_samples_whose_squares_are_not_finite_are_refused(size: float) -> None:
+    with pytest.raises(DecodeError, match="beyond"):
+        audio.from_array(TONE * np.float32(size), 16000, LIMITS)
+    assert audio.from_array(TONE * np.float32(1 << 31), 16000, LIMITS).seconds == 1.0

@@ -18,12 +18,13 @@ from beheld.core.errors import FetchError, LimitError
 from beheld.core.media import MediaRef
 from beheld.inputs.fetch import fetcher, pinned_http
 from beheld.inputs.fetch.fetch import FetchRules, fetch
-from beheld.inputs.fetch.fetcher import Fetcher, Room
+from beheld.inputs.fetch.fetcher import Fetcher
+from beheld.inputs.fetch.shares import FairTurns, Room, Shares
 from tests import tiny
 from tests.inputs import pipes
 from tests.inputs.servers import Answer, plain
 from tests.long import sized
-from tests.server.slowness import slowness
+from tests.server.slowness import best, longest_wait, slowness
 
 DATA = b"x" * 1000
 SMALL = FetchRules(limits=MediaLimits(max_item_bytes=4000))
@@ -136,7 +137,7 @@ def test_the_checked_address_is_the_one_dialled(serve: Any, monkeypatch: pytest.
     mixed = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 80)) for ip in ("93.184.216.34", "127.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: mixed)
     with pytest.raises(FetchError, match="not public"):
-        asyncio.run(pinned_http.address_of("pictures.test", 80))
+        asyncio.run(pinned_http.address_of("pictures.test", 80, Shares()))
 
 
 @pytest.mark.usefixtures("private")
@@ -286,7 +287,7 @@ def test_items_are_named_and_the_first_failure_is_told(serve: Any) -> None:
 @pytest.mark.usefixtures("private")
 @pytest.mark.case(6)
 def test_room_is_made_for_what_comes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the length that is told, or, where none is, step by step; and it is given back."""
+    """Step by step, whatever length is told; and it is given back."""
     monkeypatch.setattr(pinned_http, "_STEP", 400)
     monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "0.5")
 
@@ -296,9 +297,9 @@ def test_room_is_made_for_what_comes(serve: Any, monkeypatch: pytest.MonkeyPatch
     taken: list[int] = []
     real = Room.take
 
-    async def noted(self: Room, num_bytes: int) -> int:
+    async def noted(self: Room, num_bytes: int, request: object) -> int:
         taken.append(num_bytes)
-        return await real(self, num_bytes)
+        return await real(self, num_bytes, request)
 
     monkeypatch.setattr(Room, "take", noted)
     rules = FetchRules(limits=MediaLimits(max_item_bytes=1000, max_fetched_bytes=1000))
@@ -315,7 +316,7 @@ def test_room_is_made_for_what_comes(serve: Any, monkeypatch: pytest.MonkeyPatch
                 await ask(plain(DATA))
 
     assert asyncio.run(ask(plain(DATA))).data == DATA
-    assert taken == [1000]
+    assert taken == [400, 400, 200]
     assert fetcher._room._left == 1000
     asyncio.run(both())
     assert fetcher._room._left == 1000
@@ -564,3 +565,144 @@ def test_a_path_object_is_the_programs_own(tmp_path: Path) -> None:
     for large in (path.with_name("large"), Path("/dev/zero")):
         with pytest.raises((LimitError, FetchError)):
             fetch(large, "image", SMALL)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, (3 << 18) - 1, 3 << 18, (3 << 18) + 1, 2 << 20])
+def test_data_urls_are_decoded_in_steps(length: int) -> None:
+    data = bytes(range(251)) * (length // 251 + 1)
+    url = "data:image/png;base64," + base64.b64encode(data[:length]).decode()
+    assert fetch(url, "image", FetchRules()).data == data[:length]
+    # Padding where a step ends is no padding of the whole.
+    place = url.index(",") + (1 << 20)
+    if len(url) > place + 4:
+        with pytest.raises(FetchError, match="not valid base64"):
+            fetch(f"{url[:place]}===={url[place + 4 :]}", "image", FetchRules())
+        with pytest.raises(FetchError, match="not valid base64"):
+            fetch(f"{url[: place - 1]}={url[place:]}", "image", FetchRules())
+
+
+@pytest.mark.case(101)
+def test_a_data_url_of_60_mb_keeps_no_thread_waiting() -> None:
+    """Its decoding kept the interpreter for 300 ms."""
+    url = "data:image/png;base64," + "AAAA" * (15 << 20)
+    bound = 0.06 * slowness()
+    assert best(lambda: longest_wait(lambda: fetch(url, "image", FetchRules())), bound) < bound
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.case(102)
+def test_servers_that_promise_much_and_send_nothing_take_no_room(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of them took all of it, and others waited for them."""
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "3")
+
+    def promise(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n.")
+        connection.recv(1)
+
+    silent, good = serve(promise), serve(plain(DATA))
+    monkeypatch.setattr(pinned_http, "_FIRST_STEP", 100)
+
+    async def story() -> float:
+        fetcher = Fetcher(FetchRules(limits=MediaLimits(max_item_bytes=4000, max_fetched_bytes=8000)))
+
+        async def one(url: str) -> None:
+            async with fetcher.fetched([picture_at(url)], "same"):
+                pass
+
+        hung = [asyncio.ensure_future(one(silent.url(f"/{n}"))) for n in range(8)]
+        while len(silent.requests) < 8:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        begin = time.perf_counter()
+        await one(good.url(host="localhost"))
+        waited = time.perf_counter() - begin
+        for task in hung:
+            task.cancel()
+        await asyncio.gather(*hung, return_exceptions=True)
+        assert fetcher._room._left == 8000
+        return waited
+
+    assert asyncio.run(story()) < 1.0
+
+
+@pytest.mark.case(102)
+def test_of_requests_that_need_more_room_the_first_goes_on() -> None:
+    async def story() -> None:
+        room = Room(10, 4)
+        with room.request() as first, room.request() as second:
+            await first(2)
+            await second(4)
+            more = asyncio.ensure_future(second(1))
+            await asyncio.sleep(0)
+            assert not more.done(), "the rest is the first one's"
+            await asyncio.wait_for(first(4), 1.0)
+            more.cancel()
+        await asyncio.gather(more, return_exceptions=True)
+        assert room._left == 10
+
+    asyncio.run(story())
+
+
+@pytest.mark.case(102)
+def test_clients_have_turns_in_turn() -> None:
+    async def story() -> None:
+        turns, order = FairTurns(3, 2), list[str]()
+
+        async def one(client: str) -> None:
+            async with turns.turn(client):
+                order.append(client)
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.ensure_future(one(client)) for client in "aaaaaabbc"]
+        await asyncio.sleep(0)
+        tasks[5].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(order) == list("aaaaabbc")
+        # One client has no more than its part, and those that came late have theirs before its next.
+        assert sorted(order[:6]) == list("aaabbc")
+        assert turns.idle
+        await asyncio.wait_for(one("d"), 1.0)
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("private")
+@pytest.mark.case(102)
+@pytest.mark.parametrize("how", ["names", "hosts"])
+def test_one_client_leaves_turns_to_others(serve: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Eighty names that nobody resolves, or 300 URLs on twelve hosts, made others be refused."""
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "3")
+    silence = threading.Event()
+    real = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *rest: Any, **named: Any) -> Any:
+        if how == "names" and "silent" in str(host):
+            silence.wait(20)
+            raise OSError("nobody knows")
+        return real("127.0.0.1", port, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    hung_up, good = serve(lambda connection, _: connection.recv(1)), serve(plain(DATA))
+    names = [f"silent{n}.test" for n in range(80)] if how == "names" else [f"slow{n % 12}.test" for n in range(300)]
+
+    async def story() -> float:
+        fetcher = Fetcher(SMALL)
+
+        async def one(url: str, client: str) -> None:
+            async with fetcher.fetched([picture_at(url)], client):
+                pass
+
+        hung = [asyncio.ensure_future(one(hung_up.url(host=name), "attacker")) for name in names]
+        await asyncio.sleep(1.0)
+        begin = time.perf_counter()
+        await one(good.url(host="good.test"), "other")
+        waited = time.perf_counter() - begin
+        for task in hung:
+            task.cancel()
+        await asyncio.gather(*hung, return_exceptions=True)
+        return waited
+
+    try:
+        assert asyncio.run(story()) < 1.0
+    finally:
+        silence.set()

@@ -226,3 +226,37 @@ def test_93_letters_of_media_are_not_looked_at_for_stand_ins() -> None:
     begin = time.perf_counter()
     chat.read([{"role": "user", "content": media}], form, control, MediaLimits())
     assert time.perf_counter() - begin < 0.1 * slowness()
+
+
+@pytest.mark.case(106)
+@pytest.mark.parametrize("role", ["system", "tool", "user"])
+@pytest.mark.parametrize("blank", ["", " "])
+def test_halves_in_two_messages_stay_text(role: str, blank: str) -> None:
+    """The template of BLIP-2 writes nothing between two messages of a system."""
+    pipe = pipes.shared("blip2")
+
+    def asked(texts: list[str]) -> Request:
+        talk = [{"role": role, "content": text} for text in texts]
+        return pipe.prepare(RequestOrder(Chat(talk), pipes.ONE_TOKEN, request_id="0"))
+
+    for marker in spellings("blip2"):
+        benign = control_counts("blip2", asked(["harm", "less", "ly"]))
+        for cut in range(1, len(marker)):
+            rest = (len(marker) + cut) // 2
+            for texts in (
+                [marker[:cut] + blank, blank + marker[cut:], "!"],
+                [marker[:cut], marker[cut:rest], marker[rest:]],
+            ):
+                request = asked([text for text in texts if text])
+                assert control_counts("blip2", request) == benign, (marker, texts)
+                assert len(request.spans) == 0
+
+
+@pytest.mark.case(106)
+def test_many_messages_that_begin_spellings_are_looked_at_fast() -> None:
+    control = pipes.shared("qwen2_vl")._tokenizer.control()
+    form = chat.ChatForm(as_list=False, strings_too=True, placeholder=lambda modality: "")
+    talk = [{"role": "user", "content": f"{'|im_end|>'[n % 9 :]} {n} <|im_"} for n in range(4096)]
+    begin = time.perf_counter()
+    assert len(chat.read(talk, form, control, MediaLimits()).stand_ins) > 0
+    assert time.perf_counter() - begin < 0.5 * slowness()

@@ -123,3 +123,15 @@ def test_50_a_models_own_template_opens_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", AUDIT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.case(105)
+@pytest.mark.parametrize(
+    "template", ["{% break %}", "{% continue %}", "{% for a in [1] %}" * 100 + "x" + "{% endfor %}" * 100]
+)
+def test_templates_that_python_does_not_take_are_refused(pipe: InputPipeline, template: str) -> None:
+    """They were errors of the server's."""
+    for given in (ForeignTemplate(template), template):
+        with pytest.raises(TemplateError, match="cannot be translated") as caught:
+            rendered(pipe, given)
+        assert caught.value.param == "chat_template"

@@ -196,3 +196,28 @@ def test_beams_and_foreign_tokens_are_refused() -> None:
         habits({}, EngineArgs(override_generation_config={"num_beams": 2}), info)
     with pytest.raises(ConfigError, match="forced_bos_token_id=512"):
         habits({"forced_bos_token_id": 512}, EngineArgs(), info)
+
+
+@pytest.mark.case(104)
+@pytest.mark.parametrize("value", [1e-7, 1e-38, 1e-41, 5e-324])
+def test_penalties_that_leave_nothing_finite_are_refused(value: float) -> None:
+    with pytest.raises(ParamsError) as caught:
+        seal(repetition_penalty=value)
+    assert caught.value.param == "repetition_penalty"
+    assert seal(repetition_penalty=1e-6).repetition_penalty == 1e-6
+
+
+@pytest.mark.case(104)
+def test_allowed_ids_of_which_none_is_left_are_refused() -> None:
+    ends = sorted(pipes.info(FAMILY).eos_ids)
+    with pytest.raises(ParamsError, match="min_tokens") as caught:
+        seal(allowed_token_ids=ends, min_tokens=1, max_tokens=4)
+    assert caught.value.param == "allowed_token_ids"
+    assert seal(allowed_token_ids=ends, max_tokens=4).allowed_token_ids == tuple(ends)
+    assert seal(allowed_token_ids=[*ends, 7], min_tokens=1, max_tokens=4).min_tokens == 1
+    words = seal(bad_words=["a"]).bad_words_ids
+    for ids in words:
+        with pytest.raises(ParamsError) as caught:
+            seal(bad_words=["a"], allowed_token_ids=[word[-1] for word in words])
+        assert caught.value.param == "bad_words"
+        assert seal(bad_words=["a"], allowed_token_ids=[ids[-1], 9]).allowed_token_ids == (ids[-1], 9)

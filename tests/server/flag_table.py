@@ -110,7 +110,7 @@ def fixed_limits() -> str:
         ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
         ("characters of a URL", f"{fetch.MAX_URL:,}"),
         ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
-        ("addresses fetched at a time, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),
+        ("addresses fetched at a time for one client, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),
         ("sampling rate of audio", f"from {audio._MIN_RATE:,} to {audio._MAX_RATE:,}"),
         ("the engine's answer to `/health`", f"{own.health_s:g} s"),
         ("what is read on after a refusal", f"{http_protocol._FAREWELL_S:g} s"),

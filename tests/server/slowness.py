@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 # What `_work` takes on an idle core of the machines that the bounds were set for.
 _IDLE_S = 0.010
@@ -28,6 +30,19 @@ def best(measure: Callable[[], float], bound: float, rounds: int = 6) -> float:
 def p99(seconds: Sequence[float]) -> float:
     """The 99th percentile; of fewer than a hundred, the largest."""
     return sorted(seconds)[int(0.99 * len(seconds))]
+
+
+def longest_wait(work: Callable[[], Any]) -> float:
+    """The longest time in seconds for which this thread had not the interpreter while another one worked."""
+    worker = threading.Thread(target=work)
+    worker.start()
+    longest, last = 0.0, time.perf_counter()
+    while worker.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    worker.join()
+    return longest
 
 
 def _work() -> float:

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,8 +18,8 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
+from beheld.inputs.fetch.shares import Shares
 from beheld.utils import env
-from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace, paced
 
 MAX_REDIRECTS = 3
@@ -27,7 +27,8 @@ MAX_REDIRECTS = 3
 MAX_URL = 16 << 10
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _DATA = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
-_CHUNK = 1 << 16
+# Characters, a multiple of four.
+_BASE64_STEP = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,11 @@ def check_length(url: str) -> None:
         )
 
 
-async def _at_once(num_bytes: int) -> None:
-    """A reservation that succeeds at once."""
-
-
 async def fetch_remote(
     url: str,
     modality: str,
     rules: FetchRules,
-    reserve: Callable[[int], Awaitable[None]] = _at_once,
-    turns: LoopShare | None = None,
+    shares: Shares | None = None,
 ) -> Fetched:
     """Return the bytes of an http or https URL. Cancelling it closes the connection.
 
@@ -123,8 +119,7 @@ async def fetch_remote(
         url: see `is_remote`.
         modality: determines the timeout.
         rules: what may be opened.
-        reserve: waits until there is room for more bytes; the wait counts towards the timeout.
-        turns: shared by an event loop's fetches to parse bodies in tiny pieces in turn; None for a single fetch.
+        shares: in what all fetches of an event loop share; None if it is alone.
 
     Raises:
         FetchError: it may not be fetched, could not be, or took too long.
@@ -134,7 +129,7 @@ async def fetch_remote(
     begin = asyncio.get_running_loop().time()
     try:
         async with paced(*times_s(modality)) as pace:
-            data = await _read_http(url, rules, reserve, pace, turns or LoopShare())
+            data = await _read_http(url, rules, shares or Shares(), pace)
     except TimeoutError as error:
         raise FetchError(
             "The server took too long.",
@@ -155,14 +150,11 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
             "It must have the form data:image/png;base64,... with standard base64.",
             stage="data",
         )
-    body = url[head.end() :]
-    if len(body) * 3 // 4 > limits.max_item_bytes:
+    start = head.end()
+    if (len(url) - start) * 3 // 4 > limits.max_item_bytes:
         raise LimitError(f"The data URL holds more than {limits.max_item_bytes} bytes.", "Send a smaller file.")
     try:
-        # The decoder accepts padding that is too long.
-        if len(body) % 4 or body.endswith("==="):
-            raise binascii.Error
-        data = base64.b64decode(body.encode("ascii"), validate=True)
+        data = _from_base64(url, start)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise FetchError(
             "The data URL is not valid base64.", "Encode the file with standard base64.", stage="data"
@@ -170,6 +162,21 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
     if not data:
         raise FetchError("The data URL is empty.", "Send the file's bytes in it.", stage="data")
     return data
+
+
+def _from_base64(url: str, start: int) -> bytes:
+    """The bytes that a URL holds from `start` on, decoded in steps between which other threads run.
+
+    Raises:
+        binascii.Error, UnicodeEncodeError: it is no standard base64.
+    """
+    # The decoder forgives padding that is too long; and within a text, none may stand where a step ends.
+    if (len(url) - start) % 4 or url.endswith("===") or 0 <= url.find("=", start) < len(url) - 2:
+        raise binascii.Error
+    return b"".join(
+        base64.b64decode(url[place : place + _BASE64_STEP].encode("ascii"), validate=True)
+        for place in range(start, len(url), _BASE64_STEP)
+    )
 
 
 # ---------------------------------------------------------------------- files
@@ -260,9 +267,7 @@ def _unopened(error: OSError | ValueError) -> FetchError:
 # ---------------------------------------------------------------------- http
 
 
-async def _read_http(
-    url: str, rules: FetchRules, reserve: Callable[[int], Awaitable[None]], pace: Pace, turns: LoopShare
-) -> bytes:
+async def _read_http(url: str, rules: FetchRules, shares: Shares, pace: Pace) -> bytes:
     if "beheld.inputs.fetch.pinned_http" not in sys.modules:
         # Parsing takes as long as a hundred small requests, which share the event loop.
         await asyncio.to_thread(import_module, "beheld.inputs.fetch.pinned_http")
@@ -280,9 +285,7 @@ async def _read_http(
         if copy is not None:
             own = FetchRules(Path(env.MEDIA_CACHE()).expanduser(), None, rules.limits)
             return await asyncio.to_thread(_read_allowed, copy, own)
-        status, location, body = await pinned_http.get(
-            place, rules.limits.max_item_bytes, _REDIRECTS, reserve, pace, turns
-        )
+        status, location, body = await pinned_http.get(place, rules.limits.max_item_bytes, _REDIRECTS, shares, pace)
         if status not in _REDIRECTS:
             if status != 200:
                 raise FetchError(f"The server answered with status {status}.", "Check the URL.")

@@ -7,7 +7,6 @@ the requests that use it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,11 +15,15 @@ from urllib.parse import urlsplit
 from beheld.core.errors import FetchError, MediaError
 from beheld.core.media import MediaRef, item_name
 from beheld.inputs.fetch.fetch import MAX_URL, FetchRules, fetch_remote, is_remote, times_s
+from beheld.inputs.fetch.shares import FairTurns, Room, Shares
 from beheld.utils.loop_share import LoopShare
 
+# Of one client; all together have twice as many.
 _MAX_AT_ONCE = 256
 # Limits per host, so that a hanging host occupies only its part of the slots.
 _MAX_PER_HOST = 32
+# Names that are being resolved: some resolvers take half a minute to say that there is no such name.
+_MAX_NAMES = 32
 
 
 class Fetcher:
@@ -32,54 +35,53 @@ class Fetcher:
 
     def __init__(self, rules: FetchRules) -> None:
         self._rules = rules
-        self._room = Room(max(rules.limits.max_fetched_bytes, rules.limits.max_item_bytes))
+        most, item = rules.limits.max_fetched_bytes, rules.limits.max_item_bytes
+        self._room = Room(max(most, item), item)
         self._parsing = LoopShare()
-        self._all = _Turns(_MAX_AT_ONCE)
-        self._hosts = _Turns(_MAX_PER_HOST)
+        self._all = FairTurns(2 * _MAX_AT_ONCE, _MAX_AT_ONCE)
+        self._names = FairTurns(2 * _MAX_NAMES, _MAX_NAMES)
+        self._hosts: dict[str, FairTurns] = {}
 
     @asynccontextmanager
-    async def fetched(self, media: Sequence[MediaRef]) -> AsyncGenerator[tuple[MediaRef, ...], None]:
-        """Return the same media with remote URLs replaced by bytes; inside the block the bytes are reserved.
+    async def fetched(self, media: Sequence[MediaRef], client: str = "") -> AsyncGenerator[tuple[MediaRef, ...], None]:
+        """The same media, with bytes where there were URLs of other machines; inside the block they have room.
+
+        Args:
+            media: of a request.
+            client: who asks: one client's fetches leave room for the others'.
 
         Raises:
             FetchError, LimitError: the first failure in the order of the media, after all fetches ended; it names its
                 item.
         """
-        taken: list[int] = []
+        with self._room.request() as reserve:
+            shares = Shares(reserve, self._parsing, lambda: self._names.take(client))
 
-        async def reserve(num_bytes: int) -> None:
-            taken.append(await self._room.take(num_bytes))
+            async def one(ref: MediaRef) -> MediaRef:
+                if not is_remote(ref.source):
+                    return ref
+                _, timeout = times_s(ref.modality)
+                async with self._turn(ref.source, client, timeout):
+                    return replace(ref, source=await fetch_remote(ref.source, ref.modality, self._rules, shares))
 
-        async def one(ref: MediaRef) -> MediaRef:
-            if not is_remote(ref.source):
-                return ref
-            _, timeout = times_s(ref.modality)
-            async with self._turn(ref.source, timeout):
-                return replace(
-                    ref, source=await fetch_remote(ref.source, ref.modality, self._rules, reserve, self._parsing)
-                )
-
-        try:
             found = await asyncio.gather(*map(one, media), return_exceptions=True)
             yield tuple(_or_raise(media, index, one) for index, one in enumerate(found))
-        finally:
-            for num_bytes in taken:
-                self._room.give(num_bytes)
 
     @asynccontextmanager
-    async def _turn(self, url: str, timeout: float) -> AsyncGenerator[None, None]:
-        """Wait for a slot of the host, then for a slot of all hosts."""
+    async def _turn(self, url: str, client: str, timeout: float) -> AsyncGenerator[None, None]:
+        """Wait in line for the host, then in line for all hosts."""
         deadline = asyncio.get_running_loop().time() + timeout
+        name = _host(url)
+        host = self._hosts.setdefault(name, FairTurns(2 * _MAX_PER_HOST, _MAX_PER_HOST))
         try:
-            async with (
-                asyncio.timeout_at(deadline) as waiting,
-                self._hosts.turn(_host(url)),
-                self._all.turn(""),
-            ):
+            async with asyncio.timeout_at(deadline) as waiting, host.turn(client), self._all.turn(client):
                 waiting.reschedule(None)
                 yield
         except TimeoutError as error:
             raise FetchError("Too many fetches are waiting for that server.", "Try again.") from error
+        finally:
+            if host.idle:
+                self._hosts.pop(name, None)
 
 
 def _or_raise(media: Sequence[MediaRef], index: int, found: MediaRef | BaseException) -> MediaRef:
@@ -98,67 +100,3 @@ def _host(url: str) -> str:
     except ValueError:
         # Refused with a reason when it is parsed.
         return ""
-
-
-class _Turns:
-    """A limited number of concurrent users per name; others wait in order of arrival."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lines: dict[str, tuple[asyncio.Semaphore, int]] = {}
-
-    @asynccontextmanager
-    async def turn(self, name: str) -> AsyncGenerator[None, None]:
-        """Hold a slot inside the block."""
-        line, num_users = self._lines.get(name) or (asyncio.Semaphore(self._most), 0)
-        self._lines[name] = (line, num_users + 1)
-        try:
-            async with line:
-                yield
-        finally:
-            num_users = self._lines[name][1] - 1
-            if num_users:
-                self._lines[name] = (line, num_users)
-            else:
-                del self._lines[name]
-
-
-class Room:
-    """A budget of bytes; callers that exceed it wait in order of arrival.
-
-    Args:
-        max_bytes: a larger request gets the whole budget.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max = max_bytes
-        self._left = max_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def take(self, num_bytes: int) -> int:
-        """Wait for room; return the number of bytes to give back."""
-        wanted = min(num_bytes, self._max)
-        granted = asyncio.get_running_loop().create_future()
-        self._waiting.append((wanted, granted))
-        self._wake()
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if not granted.cancelled():
-                # Granted, but no longer needed.
-                self.give(wanted)
-            self._wake()
-            raise
-        return wanted
-
-    def give(self, num_bytes: int) -> None:
-        """Give back reserved bytes."""
-        self._left += num_bytes
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiting and (self._waiting[0][1].cancelled() or self._waiting[0][0] <= self._left):
-            wanted, granted = self._waiting.popleft()
-            if not granted.cancelled():
-                self._left -= wanted
-                granted.set_result(None)

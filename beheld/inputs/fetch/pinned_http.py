@@ -8,11 +8,12 @@ ends any wait, and a silent server holds no thread. Proxies, cookies, credential
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ from urllib.parse import quote, urlsplit
 import httpcore
 
 from beheld.core.errors import FetchError, LimitError, first_line
+from beheld.inputs.fetch.shares import Shares
 from beheld.utils import env
 from beheld.utils.loop_share import LoopShare
 from beheld.utils.pace import Pace
@@ -35,9 +37,10 @@ _SPECIAL = """
 3fff::/20 5f00::/16 fc00::/7 fec0::/10
 """
 _REFUSED = tuple(map(ipaddress.ip_network, _SPECIAL.split()))
-# Concurrent name resolutions. Each holds a thread, because the system's resolver cannot be interrupted.
-_MAX_RESOLVING = 64
-# Bytes reserved at a time for a body of unknown length.
+# Names asked for at a time. Each holds a thread, since the system's resolver cannot be interrupted.
+_MAX_RESOLVING = 128
+# Bytes for which room is made at a time, at first and at most: as many as have come, whatever the server promises.
+_FIRST_STEP = 64 << 10
 _STEP = 8 << 20
 # The total size of an answer's headers, interim answers included.
 MAX_HEAD_BYTES = 32 << 10
@@ -92,14 +95,14 @@ def parse(url: str) -> Place:
     return Place(parts.scheme.lower(), host, port or (443 if parts.scheme.lower() == "https" else 80), target)
 
 
-async def address_of(host: str, port: int) -> str:
-    """Resolve a host once and check every address.
+async def address_of(host: str, port: int, shares: Shares) -> str:
+    """Resolve once and check every address.
 
     Raises:
         FetchError: the host is unknown, or one of its addresses is private, loopback, link-local or otherwise special.
     """
     try:
-        found = await _resolved(host, port)
+        found = await _resolved(host, port, shares)
     except (OSError, UnicodeError) as error:
         raise FetchError(f"The host {host!r} cannot be resolved.", "Check the URL and the network.") from error
     addresses = [str(entry[4][0]) for entry in found]
@@ -116,12 +119,13 @@ async def address_of(host: str, port: int) -> str:
     return addresses[0]
 
 
-async def _resolved(host: str, port: int) -> list[Any]:
-    """Return the system's addresses.
-
-    If the caller stops waiting, the resolver's thread runs until the resolver gives up.
-    """
+async def _resolved(host: str, port: int, shares: Shares) -> list[Any]:
+    """The system's answer. A caller that stops waiting leaves the resolver's thread at work until that gives up, and
+    its turn lasts as long."""
+    end_turn = await shares.resolving()
+    loop = asyncio.get_running_loop()
     if not _resolving.acquire(blocking=False):
+        end_turn()
         raise FetchError("Too many names are being resolved at the moment.", "Try again.")
     answer: Future[list[Any]] = Future()
     answer.set_running_or_notify_cancel()
@@ -133,6 +137,9 @@ async def _resolved(host: str, port: int) -> list[Any]:
             answer.set_exception(error)
         finally:
             _resolving.release()
+            # A loop that was closed counts no turns any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(end_turn)
 
     threading.Thread(target=ask, name="beheld-resolve", daemon=True).start()
     return await asyncio.wrap_future(answer)
@@ -155,9 +162,8 @@ async def get(
     place: Place,
     max_bytes: int,
     stop_at: Collection[int],
-    reserve: Callable[[int], Awaitable[None]],
+    shares: Shares,
     pace: Pace,
-    turns: LoopShare,
 ) -> tuple[int, str | None, bytes]:
     """Send one GET request. The caller bounds its time.
 
@@ -165,9 +171,8 @@ async def get(
         place: the parsed URL.
         max_bytes: the limit of the body.
         stop_at: statuses whose body is not read.
-        reserve: waits until there is room for more bytes; called as a body of unknown length grows.
-        pace: counts received bytes, and waiting that is not the server's fault.
-        turns: shared by fetches whose bodies come in tiny pieces.
+        shares: room is reserved of them as the body grows.
+        pace: counts what comes, and waiting that is not for the server.
 
     Returns:
         Status, the Location header, the body.
@@ -176,7 +181,7 @@ async def get(
         FetchError, LimitError: it failed, or was too large.
         TimeoutError: the system's timeout expired.
     """
-    address = await address_of(place.host, place.port)
+    address = await address_of(place.host, place.port, shares)
     literal = f"[{place.host}]" if ":" in place.host else place.host
     default = {"https": 443, "http": 80}[place.scheme]
     host = literal if place.port == default else f"{literal}:{place.port}"
@@ -185,7 +190,7 @@ async def get(
     )
     headers = [("Host", host), ("User-Agent", "beheld"), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
     context = await asyncio.to_thread(_certificates) if place.scheme == "https" else None
-    meter = _Meter(turns)
+    meter = _Meter(shares.parsing)
     backend = _CheckedBackend(address, meter)
     try:
         async with (
@@ -196,7 +201,7 @@ async def get(
             fields = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
             if response.status in stop_at:
                 return response.status, fields.get("location"), b""
-            return response.status, None, await _body(response, fields, max_bytes, reserve, pace, meter)
+            return response.status, None, await _body(response, fields, max_bytes, shares, pace, meter)
     except (httpcore.TimeoutException, TimeoutError) as error:
         raise TimeoutError from error
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
@@ -212,19 +217,18 @@ async def _body(
     response: Any,
     fields: dict[str, str],
     max_bytes: int,
-    reserve: Callable[[int], Awaitable[None]],
+    shares: Shares,
     pace: Pace,
     meter: _Meter,
 ) -> bytes:
     if fields.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise FetchError("The server sent compressed content that was not asked for.")
     length = fields.get("content-length", "")
-    known = int(length) if length.isascii() and length.isdigit() else None
+    known = int(length) if length.isascii() and length.isdigit() and "transfer-encoding" not in fields else None
     if known is not None and known > max_bytes:
-        raise LimitError(f"The server offers {known} bytes; the limit is {max_bytes}.")
-    room = min(_STEP, max_bytes) if known is None else known
-    with pace.waiting():
-        await reserve(room)
+        raise LimitError(f"The server would send {known} bytes; the limit is {max_bytes}.")
+    largest = max_bytes if known is None else known
+    room = 0
     if known is None:
         meter.step = _CHUNKED_STEP
     parts: list[bytes] = []
@@ -234,9 +238,9 @@ async def _body(
         if total > max_bytes:
             raise LimitError(f"The server sends more than {max_bytes} bytes.")
         while total > room:
-            more = min(_STEP, max_bytes - room)
+            more = min(max(_FIRST_STEP, room), _STEP, largest - room)
             with pace.waiting():
-                await reserve(more)
+                await shares.reserve(more)
             room += more
         pace.received(len(chunk))
         parts.append(chunk)

@@ -9,11 +9,13 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError
-from beheld.inputs.media.container import opened
+from beheld.inputs.media.container import check_codec, opened
 
 # The range of rates that recordings and converters use.
 _MIN_RATE = 1_000
 _MAX_RATE = 768_000
+# Samples lie from -1 to 1, or are whole numbers of 32 bits; of far larger ones the squares are not finite any more.
+_MAX_SAMPLE = float(1 << 32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
             if not container.streams.audio:
                 raise DecodeError("The file holds no audio.", "Send a file with audio.")
             stream = container.streams.audio[0]
+            check_codec(stream, "audio")
             own, channels = int(stream.rate or 0), int(stream.channels or 0)
             if channels < 1:
                 raise DecodeError("The audio has no channels.", "Save the file again.")
@@ -82,7 +85,15 @@ def _decoded(container: Any, stream: Any, rate: int) -> Iterator[tuple[Any, int]
     mixer = av.AudioResampler(format="flt", layout="mono", rate=own)
     count = 0
     resampler = None if rate == own else av.AudioResampler(format="flt", layout="mono", rate=rate)
+    first = None
     for frame in _frames(container, stream):
+        if frame is not None:
+            form = frame.sample_rate, frame.layout.name, frame.format.name
+            first = first or form
+            if form != first:
+                raise DecodeError(
+                    "The audio changes its sampling rate or its channels midway.", "Write it anew with one of each."
+                )
         for mixed in mixer.resample(frame):
             count += mixed.samples
             if resampler is None:
@@ -197,4 +208,6 @@ def _checked(samples: Any, rate: int, given: Mapping[str, Any], lost: tuple[str,
         raise DecodeError("The audio is empty: it has 0 samples.", "Leave the item out.")
     if not np.isfinite(samples).all():
         raise DecodeError("The audio holds values that are not finite.", "Replace them first.")
+    if max(-samples.min(), samples.max()) > _MAX_SAMPLE:
+        raise DecodeError(f"The audio holds values beyond {_MAX_SAMPLE:.0f}.", "Scale it to -1 to 1.")
     return Waveform(samples, rate, {"seconds": round(samples.size / rate, 3), **given}, lost)

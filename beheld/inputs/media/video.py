@@ -13,7 +13,7 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, ParamsError
 from beheld.core.params import nearest
-from beheld.inputs.media.container import opened
+from beheld.inputs.media.container import check_codec, opened
 
 DEFAULT_FRAMES = 32
 _SHRINK = "Shrink it first."
@@ -122,6 +122,7 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
             if not container.streams.video:
                 raise DecodeError("The file holds no video stream.", "Send a file with video.")
             stream = container.streams.video[0]
+            check_codec(stream, "video")
             if int(stream.width or 0) * int(stream.height or 0) > limits.max_pixels:
                 raise LimitError(
                     f"The video has {stream.width} x {stream.height} pixels; the limit is {limits.max_pixels}.",

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from beheld.core.config import MediaLimits
@@ -117,7 +118,7 @@ def read(
                 f"Message {number} is not a mapping.", 'Write {"role": ..., "content": ...}.', param=_field(number)
             )
         out.append(_message(message, number, form, control, stand_ins, media, limits))
-    return ParsedChat(tuple(out), tuple(media), stand_ins)
+    return ParsedChat(tuple(_broken_across(out, control, stand_ins)), tuple(media), stand_ins)
 
 
 def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
@@ -358,6 +359,60 @@ def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[in
                 broken.setdefault(owner, set()).add(begin - starts[owner])
         seen = max(seen, border)
     return broken
+
+
+def _broken_across(
+    messages: Sequence[Mapping[str, Any]], control: ControlTokens, stand_ins: StandIns
+) -> Sequence[Mapping[str, Any]]:
+    """Messages of which none begins a spelling that another one could end, whichever a template puts after it.
+
+    Templates may write nothing between two messages, may leave some out and may strip blanks. A text that ends with the
+    beginning of such a spelling loses the first letter of it to a stand-in.
+    """
+    texts = [text for message in messages for text in _content_texts(message)]
+    if len(texts) < 2 or control.pattern is None:
+        return messages
+    reach = max(map(len, control.ids)) - 1
+    heads = {text.lstrip()[:reach] for text in texts}
+    begun = {head[:length] for head in heads for length in range(1, len(head) + 1)}
+    short = {head for head in heads if 0 < len(head) < reach}
+
+    @cache
+    def may_go_on(beginning: str) -> bool:
+        """Whether other texts may make it a whole spelling: one goes on to the end, or is used up on the way there."""
+        rests = [spelling[len(beginning) :] for spelling in control.ids if spelling.startswith(beginning)]
+        return any(
+            rest and (rest in begun or any(rest[:length] in short for length in range(1, len(rest)))) for rest in rests
+        )
+
+    def broken(text: str) -> str:
+        end = len(text.rstrip())
+        for begin in range(max(0, end - reach), end):
+            if text[begin] in control.beginnings and control.begins(text[begin:end]) and may_go_on(text[begin:end]):
+                text = text[:begin] + stand_ins.of(text[begin]) + text[begin + 1 :]
+        return text
+
+    return [_with_texts(message, broken) for message in messages]
+
+
+def _content_texts(message: Mapping[str, Any]) -> list[str]:
+    content = message["content"]
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content or () if "text" in part]
+
+
+def _with_texts(message: Mapping[str, Any], changed: Callable[[str], str]) -> Mapping[str, Any]:
+    """The message with each text of its content changed."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": changed(content)}
+    if content is None:
+        return message
+    return {
+        **message,
+        "content": [{**part, "text": changed(part["text"])} if "text" in part else part for part in content],
+    }
 
 
 def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:

@@ -82,6 +82,11 @@ def render(tokenizer: Any, task: Rendering) -> str:
             or_engine="set another chat_template",
             detail=first_line(error),
         ) from error
+    except SyntaxError as error:
+        # A break outside of a loop, or more loops within each other than Python takes.
+        raise TemplateError(
+            f"The chat template cannot be translated: {error.msg}.", "Change the template.", param="chat_template"
+        ) from error
     return str(text)
 
 

@@ -96,6 +96,16 @@ class ControlTokens:
                 longest = place + 1 - begin
         return longest
 
+    def begins(self, text: str) -> bool:
+        """True if a spelling begins with `text`, and goes on."""
+        node = self.beginnings
+        for letter in text:
+            found = node.get(letter)
+            if found is None:
+                return False
+            node = found
+        return any(node)
+
     def spelled_in(self, text: str) -> bool:
         """Return whether `text` spells a control token."""
         return self.pattern is not None and self.pattern.search(text) is not None

@@ -93,6 +93,12 @@ class SamplingResolver:
         forced = self._habits.forced_ids(num_prompt, longest)
         if self._habits.bind(forced) and grammar is not None:
             raise _no_grammar()
+        fewest = min(max(params.min_tokens, self._habits.fewest), longest)
+        # Where a grammar is complete only the end can follow, whatever was said of it.
+        stop_ids = own if params.ignore_eos and grammar is None else own | self._eos
+        bad_words_ids = tuple(dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden)))
+        if params.allowed_token_ids is not None:
+            _check_allowed(params.allowed_token_ids, bad_words_ids, stop_ids if fewest else frozenset())
         return Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
             top_p=float(params.top_p),
@@ -100,16 +106,15 @@ class SamplingResolver:
             min_p=float(params.min_p),
             seed=(seed if params.seed is None else params.seed) % 2**64,
             max_tokens=longest,
-            min_tokens=min(max(params.min_tokens, self._habits.fewest), longest),
-            # After a complete grammar only the end can follow, whatever the parameters.
-            stop_ids=own if params.ignore_eos and grammar is None else own | self._eos,
+            min_tokens=fewest,
+            stop_ids=stop_ids,
             own_stop_ids=own,
             presence_penalty=float(penalised[0]),
             frequency_penalty=float(penalised[1]),
             repetition_penalty=float(penalised[2]),
             logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
-            bad_words_ids=tuple(dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden))),
+            bad_words_ids=bad_words_ids,
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
             grammar=grammar,
@@ -271,6 +276,25 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
     if values.get("max_new_tokens") is not None:
         chosen["max_tokens"] = values["max_new_tokens"]
     return SamplingParams(**chosen)
+
+
+def _check_allowed(allowed: Sequence[int], bad_words: Sequence[tuple[int, ...]], too_early: frozenset[int]) -> None:
+    """Refuse allowed ids of which none may be left: where each ends a bad word, or the answer before its time.
+
+    Raises:
+        ParamsError: so it is.
+    """
+    left = frozenset(allowed) - too_early
+    if allowed and not left:
+        raise ParamsError(
+            "allowed_token_ids allow only what ends the answer, and min_tokens forbid that.",
+            "Allow other ids, or leave min_tokens out.",
+            param="allowed_token_ids",
+        )
+    if allowed and left <= {word[-1] for word in bad_words if word}:
+        raise ParamsError(
+            "bad_words may leave none of allowed_token_ids.", "Allow other ids, or forbid less.", param="bad_words"
+        )
 
 
 def _no_grammar() -> ParamsError:
