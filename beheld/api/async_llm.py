@@ -157,16 +157,18 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
+        client: str = "",
         pieces: str = Pieces.CUMULATIVE,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prompt; forms as for LLM.generate. The last output is finished.
 
-        Closing the generator, or cancelling the task that reads it, aborts the request.
+        Closing the generator, or cancelling the task that reads it, aborts the request. Prompts of different
+        `client`s take turns; all requests without one are one client's.
 
         Raises:
             UserError, EngineError: from the first read on, whatever concerns this request.
         """
-        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces))
+        return self._answer(prompt, sampling_params, request_id, lora_request, priority, client, Pieces(pieces))
 
     def chat(
         self,
@@ -176,6 +178,7 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
+        client: str = "",
         pieces: str = Pieces.CUMULATIVE,
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
@@ -190,7 +193,7 @@ class AsyncLLM:
         """
         prompt = Chat(messages, **options)
         return self._answer(
-            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared
+            prompt, sampling_params, request_id, lora_request, priority, client, Pieces(pieces), marks, prepared
         )
 
     async def abort(self, request_id: str) -> None:
@@ -321,11 +324,12 @@ class AsyncLLM:
         request_id: str | None,
         lora: LoRARequest | None,
         priority: int,
+        client: str,
         pieces: Pieces,
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks)
+        live = await self._submit(prompt, params, request_id, lora, priority, client, pieces, marks)
         # What was given may be large, and the answer may take long.
         del prompt
         prepared()
@@ -351,6 +355,7 @@ class AsyncLLM:
         request_id: str | None,
         lora: LoRARequest | None,
         priority: int,
+        client: str,
         pieces: Pieces,
         marks: Collection[str],
     ) -> _LiveRequest:
@@ -365,7 +370,7 @@ class AsyncLLM:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
         base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
         first = await self._prepared(
-            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base)
+            RequestOrder(prompt, chosen, name, lora, priority, arrival=started, client=client, seed=base)
         )
         requests = answers(first, chosen.n, base)
         collector = Collector(name, chosen, requests, self._inputs.tokenizer, marks)

@@ -18,6 +18,7 @@ BeheldError
 |       `-- MediaLossError         strict_media was set and something would be lost
 `-- EngineError (RuntimeError)     our fault, or the machine's
     |-- StepError                  this request failed while others went on
+    |   `-- CulpritError           its step failed because of it: it fails alone as well
     |-- WorkerError                the process that prepared this request ended, or could not begin
     |-- CapacityError              the model or a request does not fit into memory
     `-- EngineDeadError            the engine has stopped and takes no more work
@@ -207,6 +208,10 @@ class StepError(EngineError):
     """This request failed while it was being computed; others went on."""
 
     stage = "step"
+
+
+class CulpritError(StepError):
+    """A step failed because of this request: computed alone, it failed again."""
 
 
 class WorkerError(EngineError):

@@ -148,6 +148,7 @@ class StepResult:
         pooled: row -> the vector (D), scores (C) or vectors (N, D) of a prompt whose last position was computed.
         draft_ids: row -> token ids that the runner expects to follow; none from a runner that does not speculate.
         failed: row -> why this row cannot go on (NAN, STUCK, or an error's text).
+        culprits: those of them that failed while they were computed alone, after their step had failed.
         lost: digests of the plan's `encode` whose embeddings are not on the device.
         encode_s: seconds of towers that ended since the last result.
     """
@@ -159,5 +160,6 @@ class StepResult:
     pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     draft_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
+    culprits: frozenset[int] = frozenset()
     lost: tuple[bytes, ...] = ()
     encode_s: float = 0.0

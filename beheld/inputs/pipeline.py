@@ -176,6 +176,7 @@ class InputPipeline:
             salt=prompt.parsed.salt,
             priority=order.priority,
             arrival=order.arrival,
+            client=order.client,
             receipts=made.receipts,
             prompt=prompt.parsed.text,
         )

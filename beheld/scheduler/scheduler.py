@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
+from beheld.core.errors import BeheldError, CapacityError, CulpritError, ParamsError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import (
@@ -477,7 +477,13 @@ class Scheduler:
                 if sequence.settles:
                     self._settle(sequence, stop, result.draft_ids.get(row, ()) if sequence.epoch == epoch else ())
             if failed and row in failed:
-                self._fail_step(sequence, given, logprobs.get(row, ()), failed[row], events)
+                self._fail_step(
+                    sequence,
+                    given,
+                    logprobs.get(row, ()),
+                    _failure(failed[row], culprit=row in result.culprits),
+                    events,
+                )
                 continue
             if stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
                 self._cache.register(sequence, stop)
@@ -568,7 +574,7 @@ class Scheduler:
         sequence: Sequence,
         given: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...],
-        reason: str,
+        error: BeheldError,
         events: list[TokenEvent],
     ) -> None:
         """End a sequence whose step failed, unless a token before the failure ends it; none of its blocks is shared."""
@@ -576,7 +582,7 @@ class Scheduler:
         if given:
             self._grown(sequence, given, logprobs, events)
         if sequence.status is not Status.FINISHED:
-            events.append(self._end(sequence, FinishReason.ERROR, _failure(reason)))
+            events.append(self._end(sequence, FinishReason.ERROR, error))
 
     def _event(
         self,
@@ -705,7 +711,7 @@ class Scheduler:
         self._encoder_refs.check(self._running)
 
 
-def _failure(reason: str) -> BeheldError:
+def _failure(reason: str, *, culprit: bool) -> BeheldError:
     """The error for a row that failed."""
     if reason == NAN:
         return StepError("The model produced NaN, or no finite logit, for this request.", stage=NAN)
@@ -715,7 +721,7 @@ def _failure(reason: str) -> BeheldError:
             "Change the grammar.",
             param="structured_outputs",
         )
-    return StepError(reason)
+    return CulpritError(reason) if culprit else StepError(reason)
 
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:

@@ -19,12 +19,13 @@ from starlette.routing import Route
 
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError
+from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
 from beheld.server import chat, completions, limits, page
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import Admission
 from beheld.server.chat import Head
+from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
@@ -62,6 +63,7 @@ class Service:
         self.options = options
         self.admission = Admission(options)
         self.metrics = Metrics()
+        self._clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
         self._reader = Reader(
             self.admission,
@@ -165,10 +167,12 @@ class Service:
         usage: bool,
     ) -> Response:
         """The chunks as a stream or as one body; what fails before the first chunk fails with its status."""
+        client = self._clients.of(request.scope)
+        self._clients.check(client)
         stack = contextlib.ExitStack()
         stack.enter_context(self.admission.admitted(max(1, answers)))
         try:
-            chunks = make()
+            chunks = self._blaming(make(), client)
             if not stream:
                 with stack:
                     return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
@@ -185,6 +189,16 @@ class Service:
 
         request.state.streamed = True
         return EventStream(_shown(begun, usage=usage), finished, request.state.names)
+
+    async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
+        """The same chunks; a request that makes a step fail counts against its client."""
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except CulpritError:
+            self._clients.blame(client)
+            raise
 
     # ------------------------------------------------------------------ the rest
 
@@ -321,6 +335,7 @@ class Service:
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
             request.state.held.release,
+            self._clients.of(request.scope),
         )
 
     def _salt(self, request: Request, own: str | None) -> str | None:

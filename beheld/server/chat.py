@@ -24,7 +24,8 @@ from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 @dataclass(frozen=True)
 class Head:
     """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), the
-    adapter that answers, if any, what tells a token's bytes, and who is told when the body is needed no more."""
+    adapter that answers, if any, what tells a token's bytes, who is told when the body is needed no more, and the
+    client, see clients.py."""
 
     id: str
     created: int
@@ -33,6 +34,7 @@ class Head:
     lora: LoRARequest | None = None
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
     used: Callable[[], None] = lambda: None
+    client: str = ""
 
 
 def chunks(
@@ -81,6 +83,7 @@ def chunks(
         head.id,
         lora_request=head.lora,
         priority=body.priority or 0,
+        client=head.client,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         prepared=prepared,
         cache_salt=salt,

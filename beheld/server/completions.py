@@ -68,6 +68,7 @@ def chunks(
             f"{head.id}-{k}",
             lora_request=head.lora,
             priority=body.priority or 0,
+            client=head.client,
             pieces=pieces,
         )
         for k, prompt in enumerate(prompts)

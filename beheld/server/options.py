@@ -114,6 +114,13 @@ class ServerOptions:
         "requests may set processor options, also in content parts; media are then processed where that can be killed",
         shown="off",
     )
+    fair_shares: bool = _said(
+        True,
+        "no-fair-shares",
+        "prompts are computed in the order of their arrival; else clients (keys if there are several, addresses "
+        "otherwise) take turns",
+        shown="",
+    )
     show_page: bool = _said(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()
