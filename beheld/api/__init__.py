@@ -1,1 +1,1 @@
-"""The two front doors: LLM for scripts, AsyncLLM for servers."""
+"""The two entry points: LLM for scripts, AsyncLLM for servers."""

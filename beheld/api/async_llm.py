@@ -1,4 +1,4 @@
-"""AsyncLLM: the front door for servers: one asynchronous generator per request, over an engine that runs elsewhere."""
+"""AsyncLLM, the entry point for servers: an asynchronous generator per request, over an engine that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Pieces(StrEnum):
-    """What each output of a generator holds: all so far, only what is new, or everything at the end."""
+    """The content of each output of a generator: everything so far, the new part, or everything at the end."""
 
     CUMULATIVE = "cumulative"
     DELTA = "delta"
@@ -58,7 +58,7 @@ class Pieces(StrEnum):
 
 
 class EngineLocation(StrEnum):
-    """Where the engine runs: in a thread of this process, or in a process of its own."""
+    """Where the engine runs: in a thread of this process, or in its own process."""
 
     THREAD = "thread"
     PROCESS = "process"
@@ -66,7 +66,7 @@ class EngineLocation(StrEnum):
 
 @dataclass(eq=False)
 class _LiveRequest:
-    """A request between its submission and its end."""
+    """A submitted request that has not ended."""
 
     collector: Collector
     request_ids: tuple[str, ...]
@@ -91,14 +91,14 @@ class _LiveRequest:
 
 
 class AsyncLLM:
-    """A model, ready to answer many at once. Give no model to use the small embedded one.
+    """A model that answers many requests at once. Without a model name it uses the small embedded one.
 
-    All coroutines must run in one event loop. Preparing prompts and media happens in threads, off the loop.
+    All coroutines must run in one event loop. Threads prepare prompts and media, outside of the loop.
 
     Args:
         model: a folder, a hub name, or None.
-        engine: "thread" or "process", or a process that was begun before. A process has the
-            interpreter to itself, and its end is not ours.
+        engine: "thread", "process", or a process that was spawned before. A process has an interpreter of its own, and
+            this process survives its crash.
         **options: every field of EngineArgs.
 
     Raises:
@@ -109,13 +109,15 @@ class AsyncLLM:
         self, model: str | None = None, *, engine: str | Spawned = EngineLocation.THREAD, **options: Any
     ) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
-        # Before the weights are loaded: a wrong word should not cost minutes.
+        # Before loading the weights, so that a misspelt option does not cost minutes.
         option_checks.check(args)
         if isinstance(engine, Spawned) or EngineLocation(engine) is EngineLocation.PROCESS:
             processor = option_checks.load_for_options(args)
             remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
                 inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
+                if args.load_format != "dummy":
+                    remote.try_items(inputs.sample_items())
             except BaseException:
                 remote.close()
                 raise
@@ -139,12 +141,12 @@ class AsyncLLM:
         self._live: dict[str, _LiveRequest] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
-        self._reason = "The engine was closed."
+        self._reason = "The engine is closed."
         engine.start(self._receive)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """The same from EngineArgs."""
+        """Build from EngineArgs."""
         return cls(**vars(engine_args))
 
     # ------------------------------------------------------------------ asking
@@ -166,7 +168,7 @@ class AsyncLLM:
         `client`s take turns; all requests without one are one client's.
 
         Raises:
-            UserError, EngineError: from the first read on, whatever concerns this request.
+            UserError, EngineError: the request failed; raised by the first read or a later one.
         """
         return self._answer(prompt, sampling_params, request_id, lora_request, priority, client, Pieces(pieces))
 
@@ -184,11 +186,11 @@ class AsyncLLM:
         prepared: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation of OpenAI messages; otherwise as `generate`.
+        """Answer a conversation of OpenAI messages; otherwise like `generate`.
 
         Args:
-            marks: special tokens that the text shows where they come first, even if it skips special tokens.
-            prepared: called when the messages were read and nothing of them is kept here any more.
+            marks: special tokens whose first occurrence is in the text even if special tokens are skipped.
+            prepared: called when the messages are processed and no reference to them is kept.
             options: further fields of Chat.
         """
         prompt = Chat(messages, **options)
@@ -197,31 +199,31 @@ class AsyncLLM:
         )
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its generator gives a last output with the finish reason "abort"."""
+        """End a request; its generator yields a last output with the finish reason "abort"."""
         found = self._live.get(request_id) or self._live.get(f"{request_id}#0")
         if found is not None:
             self._engine.send(Abort(found.request_ids))
 
     async def ping(self) -> EngineStats:
-        """The engine's counters, by a round trip to it between two of its steps.
+        """The engine's counters, by a round trip between two of its steps.
 
         Raises:
-            EngineDeadError: it has died.
+            EngineDeadError: the engine has died.
         """
         stats: EngineStats = await self._ask(Ping)
         return stats
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
-        """Read an adapter now, so that the first request that names it need not wait.
+        """Read an adapter now, so that its first request need not wait.
 
         Raises:
-            LoRAError: it cannot be used; the message says why and what to do.
+            LoRAError: the adapter cannot be used; the message says why and what to do.
             EngineDeadError: the engine has died.
         """
         await self._ask(lambda number: AddLoRA(number, lora_request))
 
     async def _ask(self, message: Callable[[int], Ping | AddLoRA]) -> Any:
-        """Send the message of a new number, and wait for its answer."""
+        """Send a message with a new number and wait for its answer."""
         self._check_alive()
         loop = self._attach()
         number = next(self._numbers)
@@ -236,20 +238,22 @@ class AsyncLLM:
     # ------------------------------------------------------------------ asking about the model
 
     async def token_ids(self, prompt: PromptType, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a prompt without media, as `generate` would see them; or of a text alone, without what the
-        tokenizer puts around a prompt."""
+        """The token ids of a prompt without media, as `generate` sees them.
+
+        Without `add_special_tokens`, those of the text alone.
+        """
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
+            return await self._run_in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
         order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 
     async def chat_token_ids(self, messages: Messages, **options: Any) -> list[int]:
-        """The ids of a conversation, with those that stand for its media."""
+        """The token ids of a conversation, including those of its media."""
         order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens")
         return list((await self._prepared(order)).token_ids)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
-        """What these ids spell, special tokens included.
+        """The text of token ids, with special tokens.
 
         Raises:
             ParamsError: an id is not in the vocabulary, or there is no tokenizer.
@@ -263,47 +267,47 @@ class AsyncLLM:
                     f"The token id {token} is outside the vocabulary of {self.info.num_ids}.", param="tokens"
                 )
         ids = list(token_ids)
-        return str(await self._in(self._pools.text, tokenizer.decode, ids, False))
+        return str(await self._run_in(self._pools.text, tokenizer.decode, ids, False))
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer. Requests are tokenized by a copy from now on: calls of it change nothing."""
+        """The checkpoint's tokenizer. Requests use a copy from now on, so changes to it have no effect on them."""
         return self._inputs.share_tokenizer()
 
     @property
     def tokenizer(self) -> Any:
-        """The same, for reading alone: its calls would change what requests become."""
+        """The same for reading only: changes to it would change how requests are tokenized."""
         return self._inputs.tokenizer
 
     @property
     def chat_template(self) -> str | None:
-        """The template that conversations with tools are rendered with; None if there is none."""
+        """The template for conversations with tools; None if there is none."""
         return self._inputs.chat_template
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters the model's own generation_config.json recommends."""
+        """The parameters that the model's generation_config.json recommends."""
         return self._defaults.clone()
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes."""
+        """Clear the prefix cache."""
         self._engine.send(ClearCache())
 
     @property
     def alive(self) -> bool:
-        """False once the engine has died or was closed."""
+        """False after the engine died or was closed."""
         return self._engine.alive
 
     @property
     def reason(self) -> str:
-        """Why it is not alive, once it is not."""
+        """Why the engine is not alive."""
         return self._reason
 
     @property
     def num_live(self) -> int:
-        """Sequences that were submitted and have not ended."""
+        """Number of submitted sequences that have not ended."""
         return len(self._live)
 
     def close(self) -> None:
-        """Abort everything, end the engine and give back its memory."""
+        """Abort all requests, end the engine and free its memory."""
         self._engine.close()
         self._fail_all()
         self._pools.close()
@@ -330,7 +334,7 @@ class AsyncLLM:
         prepared: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[RequestOutput, None]:
         live = await self._submit(prompt, params, request_id, lora, priority, client, pieces, marks)
-        # What was given may be large, and the answer may take long.
+        # The input may be large, and the answer may take long.
         del prompt
         prepared()
         try:
@@ -382,25 +386,25 @@ class AsyncLLM:
         return live
 
     async def _prepared(self, order: RequestOrder) -> Request:
-        """A request. What waits for other machines waits in the event loop, all else is done in the pools' threads.
+        """A prepared request. Fetching waits in the event loop; all other work runs in the pools' threads.
 
-        If this is cancelled, so is the order: what works on it is ended, and its thread is free for others.
+        Cancelling this cancels the order: its work ends, and the thread is free for others.
         """
         pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
         try:
             if pool is not self._pools.media:
-                return await self._in(pool, inputs.prepare, order)
-            read = await self._in(pool, inputs.read, order)
+                return await self._run_in(pool, inputs.prepare, order)
+            read = await self._run_in(pool, inputs.read, order)
             async with inputs.fetched(read) as fetched:
-                made = await self._in(pool, inputs.make_items, fetched)
+                made = await self._run_in(pool, inputs.make_items, fetched)
             if order.params.structured_outputs is not None:
                 pool = self._pools.grammar
-            return await self._in(pool, inputs.seal, made)
+            return await self._run_in(pool, inputs.seal, made)
         finally:
             order.cancel.cancel()
 
     def _forget(self, live: _LiveRequest) -> None:
-        """The generator has ended, for whatever reason: what of it still runs is of no use."""
+        """Clean up after the generator's end, for any reason; abort what still runs."""
         left = tuple(name for name in live.request_ids if self._live.pop(name, None) is not None)
         if left:
             self._engine.send(Abort(left))
@@ -449,7 +453,7 @@ class AsyncLLM:
             live.changed.set()
 
     def _fail(self, request_ids: Sequence[str], number: int | None) -> None:
-        """A message from or to these requests is lost."""
+        """Fail these requests: a message from or to them is lost."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
             self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
@@ -458,7 +462,7 @@ class AsyncLLM:
             waiting.set_exception(error)
 
     def _fail_all(self) -> None:
-        error = EngineDeadError(self._reason, "Start it anew.")
+        error = EngineDeadError(self._reason, "Start it again.")
         for name in list(self._live):
             self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
         for waiting in self._asked.values():
@@ -469,7 +473,7 @@ class AsyncLLM:
 
     def _check_alive(self) -> None:
         if not self._engine.alive:
-            raise EngineDeadError(self._reason, "Start it anew.")
+            raise EngineDeadError(self._reason, "Start it again.")
 
     def _attach(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -478,10 +482,10 @@ class AsyncLLM:
             self._loop = loop
         return loop
 
-    async def _in(self, pool: ThreadPoolExecutor, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+    async def _run_in(self, pool: ThreadPoolExecutor, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
         except RuntimeError as error:
             if self._engine.alive:
                 raise
-            raise EngineDeadError(self._reason, "Start it anew.") from error
+            raise EngineDeadError(self._reason, "Start it again.") from error

@@ -1,4 +1,4 @@
-"""What this machine can run: cores, memory, devices, libraries, and the decisions that follow."""
+"""A report on this machine: cores, memory, devices, libraries, and the decisions that follow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NEEDED = (
     *("torch", "torchvision", "transformers", "numpy", "pillow", "av", "httpx", "safetensors", "blake3", "tqdm"),
     "llguidance",
 )
-# Kernels for GPUs: Triton's, and FlashAttention-3 under the two names that it is distributed by.
+# Libraries of GPU kernels: Triton, and FlashAttention-3 under its two package names.
 _OPTIONAL = ("triton", "flash-attn-3", "fa3-fwd")
 
 
 def examine() -> dict[str, Any]:
-    """A report in plain JSON types; `ok` says whether the embedded model can run."""
+    """A report in plain JSON types; `ok` is True if the embedded model can run."""
     problems: list[str] = []
     libraries = {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)}
     problems += [f"{name} is not installed." for name in _NEEDED if libraries[name] is None]
@@ -69,7 +69,7 @@ def _gpu() -> str:
     except ImportError:
         return "unknown: torch is not installed"
     found = accelerator()
-    return "none that torch can use" if found is None else found.describe()
+    return "none that torch supports" if found is None else found.describe()
 
 
 def _version(name: str) -> str | None:

@@ -1,12 +1,11 @@
-"""Prepares jobs ahead of the engine: in threads where there are cores to spare, else when they are asked for.
+"""Prepares jobs ahead of the engine: in threads if there are spare cores, otherwise when they are taken.
 
-The threads mostly wait for processes that decode and process media (inputs/media/workers.py). Jobs that need neither
-are prepared when they are asked for: a crowd of threads would only keep the interpreter from the first step. The order
-of the jobs is kept, and no more is prepared ahead than a window of jobs, nor much more than a bound on the bytes of
-their features.
+The threads mostly wait for processes that decode and process media (inputs/media/workers.py). Jobs without such work
+are prepared when taken: a crowd of threads would only keep the interpreter from the first step. Jobs keep their order.
+A window limits the number of jobs prepared ahead, and another limit approximately the bytes of their features.
 
-Jobs come from a user's iterable, which may take long for each. A thread of its own reads it, so that asking for ready
-jobs never waits for it.
+Jobs come from a user's iterable, which may be slow. A separate thread reads it, so that asking for ready jobs never
+waits for it.
 """
 
 from __future__ import annotations
@@ -30,24 +29,23 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Of features that are ready and not yet taken, and again of those that are queued: some 400 images of 448 x 448
+# Limit of the features that are ready and not taken, and also of those that are queued: about 400 images of 448 x 448
 # pixels in bfloat16.
 MAX_BYTES = 1 << 30
 
-# Jobs that are read ahead where none is prepared ahead: enough for the reader to stay ahead, and few, since they may
-# hold images as the user gave them.
+# Jobs read ahead if none is prepared ahead: enough to keep the reader ahead, and few, because they may hold raw images.
 _UNPREPARED = 4
 
-# How long closing waits for a source that is at work on its next item. It cannot be interrupted.
+# How long `close` waits for a source that is producing its next item; it cannot be interrupted.
 _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One prompt to be answered: `requests()` prepares it and gives one request per answer wanted.
+    """One prompt to be answered: `requests()` prepares it and returns one request per answer.
 
     Attributes:
-        light: it is prepared in a fraction of a millisecond, all of it in the interpreter: no thread would help.
+        light: preparing takes a fraction of a millisecond, all of it in the interpreter, so a thread would not help.
     """
 
     id: str
@@ -58,19 +56,19 @@ class Job:
 
 
 class Reading(Enum):
-    """Who reads a source of jobs."""
+    """Which thread reads a source of jobs."""
 
-    TAKER = "taker"  # the thread that takes the jobs: the next one is there already
-    THREAD = "thread"  # a thread of its own, since the next one may take any time
+    TAKER = "taker"  # the thread that takes the jobs: the next one is available at once
+    THREAD = "thread"  # a separate thread, since the next one may take any time
 
 
 @dataclass(frozen=True, eq=False)
 class Jobs:
-    """Jobs in their order.
+    """Jobs in order.
 
     Attributes:
-        each: gives them; only ever run, and in the end closed, by the thread that `reading` names.
-        total: how many there are, as far as that is known; for showing it.
+        each: yields the jobs; only the thread that `reading` names runs it and closes it.
+        total: number of jobs if known, for display.
     """
 
     each: Generator[Job, None, None]
@@ -80,7 +78,7 @@ class Jobs:
 
 @dataclass(frozen=True, eq=False)
 class Fed:
-    """A job whose requests are ready, or that failed: `requests()` gives them or raises what went wrong.
+    """A job whose requests are ready, or that failed: `requests()` returns them or raises the error.
 
     Times are seconds of a monotonic clock.
     """
@@ -98,7 +96,7 @@ class Fed:
 
 @dataclass(eq=False)
 class _Ahead:
-    """A job that was read and not taken: its place, when its preparation began and ended, and whether it has."""
+    """A job that was read and not taken: its place, and when its preparation began and ended."""
 
     index: int
     job: Job
@@ -108,16 +106,16 @@ class _Ahead:
 
 
 class Feed:
-    """Gives prepared jobs in their order.
+    """Gives prepared jobs in order.
 
-    What goes wrong in the source of the jobs ends it; `finish` raises it once the jobs before it were dealt with.
+    An error of the source ends it; `finish` raises the error after all earlier jobs were handled.
 
     Args:
-        jobs: read only as far as the window reaches, by one thread alone.
+        jobs: the source; one thread reads it, and only as far as the window reaches.
         threads: 0 prepares a job when it is taken, in the caller's thread.
-        window: how many jobs may be read, prepared or not, and not yet taken.
-        max_bytes: of features that may be ready and not yet taken. What jobs in work will bring is taken to be the mean
-            of those before them.
+        window: the most jobs that may be read, prepared or not, and not yet taken.
+        max_bytes: the most bytes of features that may be ready and not yet taken. Jobs in preparation count with the
+            mean of the earlier ones.
     """
 
     def __init__(self, jobs: Jobs, threads: int, window: int, max_bytes: int = MAX_BYTES) -> None:
@@ -128,11 +126,11 @@ class Feed:
         self._ahead: deque[_Ahead] = deque()
         self._max_bytes = max_bytes
         self._threads = threads
-        # Guards all that follows; notified when there is room or a job to take.
+        # Guards all fields below; notified when there is room or a job to take.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._num_read = 0
-        # Ready and not yet taken: jobs, and bytes. Prepared so far: the same.
+        # Ready and not yet taken: jobs and bytes. Prepared so far: the same.
         self._ready = (0, 0)
         self._prepared = (0, 0)
         self._dry = False
@@ -142,7 +140,7 @@ class Feed:
             self._window = window if threads else 1
         else:
             self._window = window if threads else min(window, _UNPREPARED)
-            # A daemon, since a source may never return; in the caller's context, as if it were read there.
+            # A daemon, because a source may never return; in the caller's context, as if the caller read it.
             run = contextvars.copy_context().run
             self._reader = threading.Thread(target=run, args=(self._read,), name="beheld-read", daemon=True)
         # Not started here: a caller that is interrupted before it has this feed could not close it.
@@ -150,17 +148,17 @@ class Feed:
 
     @property
     def more(self) -> bool:
-        """False once every job was taken and the source is known to have ended; never waits."""
+        """False once every job was taken and the source has ended; never waits."""
         self._look_ahead()
         with self._changed:
             return bool(self._ahead) or not self._dry
 
     def take(self, *, wait: bool) -> Fed | None:
-        """The next job; None if there is none any more.
+        """The next job; None if there is none left.
 
         Args:
-            wait: for a slow source, and for threads that prepare. Otherwise None is given too if the next job has not
-                been read or is not ready; what is prepared by its taker is ready when it has been read.
+            wait: wait for a slow source and for preparing threads. Without it, the result is also None if the next job
+                is not read or not ready; a job that its taker prepares is ready once it is read.
         """
         self._look_ahead()
         with self._changed:
@@ -180,15 +178,15 @@ class Feed:
         return Fed(ahead.index, ahead.job, ahead.future, ahead.times[0], ahead.times[1])
 
     def finish(self) -> None:
-        """To be called when there is no more: raises what the source raised in place of a further job, if it did."""
+        """Call this when there are no more jobs: raises the source's error, if it had one."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Drop what was not taken and end the reading; jobs being prepared end in their own time.
+        """Drop the jobs that were not taken and end the reading; running preparations end in their own time.
 
-        The source is closed by the thread that reads it. If that waits for the source's next item for too long, it does
-        so, and ends, when it gets it.
+        The thread that reads the source closes it. If it has waited too long for the next item, it closes the source
+        after that item.
         """
         try:
             self._let_go()
@@ -197,9 +195,11 @@ class Feed:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Give back what Ctrl-C left: it may come where the lock is taken, before the block that would give it back.
+        """Release a lock that Ctrl-C left taken.
 
-        It comes to the main thread alone. Another may hold the lock with reason, and be collecting garbage.
+        It may interrupt between taking the lock and entering the block that releases it.
+
+        Only the main thread gets Ctrl-C. Another thread may hold the lock rightly, and run garbage collection.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -213,7 +213,7 @@ class Feed:
             self._ahead.clear()
             self._changed.notify_all()
         if self._pool is not None:
-            # Locks of others, one of them the whole process's.
+            # These take other locks, one of them process-wide.
             with uninterrupted():
                 self._pool.shutdown(wait=False, cancel_futures=True)
         if self._reader is None or not self._begun:
@@ -221,10 +221,10 @@ class Feed:
         elif self._reader is not threading.current_thread():
             self._reader.join(_PATIENCE_S)
             if self._reader.is_alive():
-                logger.info("The iterator of prompts is still at work on its next item; it is closed after that.")
+                logger.info("The iterator of prompts is still producing its next item; it is closed after that.")
 
     def _read(self) -> None:
-        """The reader's thread: from the first job to the last, or until the feed is closed."""
+        """The reading thread: runs from the first job to the last, or until the feed is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._dry or self._has_room())
@@ -233,12 +233,12 @@ class Feed:
             try:
                 self._read_one()
             except BaseException as error:
-                # Raised in this thread it would be lost.
+                # Raised in this thread, the error would be lost.
                 self._end(error)
         self._close_source()
 
     def _look_ahead(self) -> None:
-        """Read as far as there is room, if that is not a reader's work; that is begun."""
+        """Read as far as there is room, unless a thread reads, and start preparing."""
         if self._reader is not None and not self._begun:
             with uninterrupted():
                 self._begun = True
@@ -309,7 +309,7 @@ class Feed:
             self._changed.notify_all()
 
     def _prepare(self, ahead: _Ahead) -> None:
-        """Run a job's preparation and keep what it gives or raises, with the times of its start and end."""
+        """Prepare a job and record its result or error, with the times of start and end."""
         ahead.times.append(time.monotonic())
         try:
             requests = ahead.job.requests()
@@ -324,6 +324,6 @@ class Feed:
 
 
 def feature_bytes(requests: list[Request]) -> int:
-    """Bytes of the features of all items, each counted once; several answers to one prompt share theirs."""
+    """Bytes of the features of all items, each counted once: several answers to one prompt share them."""
     items = {id(span.item): span.item for request in requests for span in request.spans}
     return sum(item.feature_bytes for item in items.values())

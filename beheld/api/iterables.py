@@ -1,4 +1,4 @@
-"""What users iterate over to give prompts or conversations: which thread reads it, how long it is, how it ends."""
+"""Iterables of prompts or conversations: which thread reads them, their length and their end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from beheld.core.errors import PromptError
 
 
 def many(given: Any) -> Iterable[Any]:
-    """The same, if it can be a list of prompts or of messages.
+    """`given`, if it can be a list of prompts or of messages.
 
     Raises:
-        PromptError: it cannot; text and dictionaries are iterable, but their letters or keys are never meant.
+        PromptError: it cannot; texts and dictionaries are iterable, but never meant as lists.
     """
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise PromptError(f"A {type(given).__name__} is not a list of prompts or messages.", "Give a list.")
@@ -22,24 +22,24 @@ def many(given: Any) -> Iterable[Any]:
 
 
 def reading(items: Iterable[Any]) -> Reading:
-    """Who is to read it: of a list or another sequence, the next item is there already."""
+    """The thread that should read the items: a sequence has its next item at once."""
     return Reading.TAKER if isinstance(items, Sequence) else Reading.THREAD
 
 
 def length(items: Iterable[Any]) -> int | None:
-    """How many items there are, if anybody knows; of what is no sequence, it is a guess."""
+    """The number of items if known; a guess for iterables that are not sequences."""
     if isinstance(items, Sequence):
         return len(items)
     try:
         hint = operator.length_hint(items, 0)
     except Exception:
-        # It is for showing only, and what streams may have a length that raises.
+        # It is only for display, and the length of a stream may raise.
         return None
     return hint or None
 
 
 def each(items: Iterable[Any]) -> Generator[Any, None, None]:
-    """Its items. An error that it raises gets a note that says so; a generator is closed when this one is."""
+    """The items. An error of the source gets an explaining note; closing this generator closes a source generator."""
     source: Iterator[Any] | None = None
     index = 0
     try:
@@ -48,17 +48,17 @@ def each(items: Iterable[Any]) -> Generator[Any, None, None]:
             yield item
             index += 1
     except Exception as error:
-        where = "" if reading(items) is Reading.TAKER else " It is read in a thread of its own, 'beheld-read'."
-        error.add_note(f"Raised by what gives the prompts, when asked for item {index} (counted from 0).{where}")
+        where = "" if reading(items) is Reading.TAKER else " The thread 'beheld-read' reads it."
+        error.add_note(f"Raised by the iterable of prompts, at item {index} (counted from 0).{where}")
         raise
     finally:
         _close(source)
 
 
 def conversations(given: Iterable[Any]) -> Iterable[Any]:
-    """The conversations in what `chat` was given: one, as its messages, or several.
+    """The conversations in the argument of `chat`: one, as its messages, or several.
 
-    What is no sequence shows which of the two it is when it is read, not before.
+    An iterable that is not a sequence reveals which only when it is read.
     """
     if isinstance(given, Sequence):
         return [list(given)] if given and isinstance(given[0], Mapping) else given
@@ -78,6 +78,6 @@ def _conversations(given: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 def _close(source: Iterator[Any] | None) -> None:
-    """End a generator, so that its `finally` runs now; other iterators (files, say) remain their owner's."""
+    """Close a generator, so that its `finally` runs now. Other iterators, such as files, stay with their owner."""
     if isinstance(source, Generator):
         source.close()

@@ -1,4 +1,4 @@
-"""LLM: the offline front door, with the names and the meaning of vLLM's class."""
+"""LLM, the entry point for scripts, with the names and meaning of vLLM's class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Messages = list[dict[str, Any]]
 
 
 class LLM:
-    """A model, ready to answer. Give no model to use the small embedded one.
+    """A model for offline use. Without a model name it uses the small embedded one.
 
     Args:
         model: a folder, a hub name, or None.
@@ -39,20 +39,20 @@ class LLM:
 
     Raises:
         ConfigError: an option is unknown or not available; the message names the nearest known one.
-        ModelError, CapacityError: the model cannot be run here.
+        ModelError, CapacityError: the model cannot run here.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._args = EngineArgs.from_keywords({"model": model, **options})
-        # Before the weights are loaded: a wrong word should not cost minutes.
+        # Before loading the weights, so that a misspelt option does not cost minutes.
         option_checks.check(self._args)
         if self._args.served_model_name is not None:
-            logger.info("served_model_name has no meaning without a server and changes nothing.")
+            logger.info("served_model_name has no effect without a server.")
         setup, self._inputs = start_both(self._args)
         self._info: ModelInfo = setup.info
         self._config: EngineConfig = setup.config
         self._run: OfflineRun | None = OfflineRun(setup.core, setup.config)
-        # Counted by whichever thread reads the prompts.
+        # Incremented by whichever thread reads the prompts.
         self._numbers = itertools.count()
 
     # ------------------------------------------------------------------ asking
@@ -72,12 +72,12 @@ class LLM:
         Args:
             prompts: a string, a dict with "prompt" or "prompt_token_ids" and "multi_modal_data", or a list of these.
                 Any other iterable is read while its first prompts are answered, as by `generate_iter`.
-            sampling_params: one for all, or one per prompt; None takes the model's own defaults.
+            sampling_params: one for all, or one per prompt; None takes the model's defaults.
             use_tqdm: show progress bars on standard error.
             lora_request: one for all, or one per prompt.
             priority: one number per prompt; smaller runs sooner (scheduling_policy="priority").
-            on_error: "raise" stops at the first bad prompt; "return" gives it an output whose `error` is set, and the
-                others finish.
+            on_error: "raise" stops at the first bad prompt; "return" gives it an output with `error` set and finishes
+                the others.
 
         Returns:
             One output per prompt, in order.
@@ -94,19 +94,19 @@ class LLM:
         lora_request: LoRARequest | None = None,
         on_error: str = "return",
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Answer prompts from any iterable, which is read only as fast as they are needed.
+        """Answer prompts from any iterable, which is read only as fast as needed.
 
-        A list or another sequence is read by the thread that asks for the next output. Anything else may be slow, so it
-        is read from first to last in a thread of its own, in the caller's context (contextvars): prompts that are there
-        are answered while it is at work on the next. What may only be used in the thread that made it (a cursor of
-        sqlite3, say) has to be made in the generator itself.
+        The thread that asks for the next output reads a list or another sequence. Other iterables may be slow, so a
+        separate thread reads them, in the caller's context (contextvars): available prompts are answered while the next
+        is produced. Objects that only their own thread may use, such as a cursor of sqlite3, must be created inside of
+        the generator.
 
         Closing the returned iterator ends the reading; the thread that reads a generator closes it. If the generator
-        takes longer than a second for the prompt that it works on, it is closed after that prompt.
+        takes longer than a second for its current prompt, it is closed after that prompt.
 
         Args:
-            prompts: as those of a list for `generate`. An error it raises is raised here, with a note that says so,
-                after the outputs of all prompts before it, whatever `on_error` is.
+            prompts: entries as in a list for `generate`. An error of the iterable is raised here, with an explaining
+                note, after the outputs of all earlier prompts and for any `on_error`.
             lora_request: one for all.
             on_error: as for `generate`.
 
@@ -114,7 +114,7 @@ class LLM:
             (index of the prompt, its output) as each one finishes.
         """
         items = iterables.many(prompts)
-        jobs = self._jobs(items, sampling_params, _lone(lora_request), None)
+        jobs = self._jobs(items, sampling_params, _common_lora(lora_request), None)
         return self._live().results(jobs, on_error)
 
     def chat(
@@ -134,7 +134,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many, given as OpenAI messages; content may hold media.
 
-        An iterable that is no sequence is read while its first conversations are answered, as by `generate_iter`.
+        An iterable that is not a sequence is read while its first conversations are answered, as by `generate_iter`.
         """
         many = iterables.conversations(iterables.many(messages))
         options: dict[str, Any] = {
@@ -156,12 +156,12 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> Iterator[RequestOutput]:
-        """Answer one conversation piece by piece: each output holds only what is new since the one before.
+        """Answer one conversation piece by piece: each output holds only the new part.
 
         Args:
-            options: as the keywords of `chat` that concern the template and the processor.
+            options: keywords of `chat` for the template and the processor.
         """
-        (job,) = self._jobs([messages], sampling_params, _lone(lora_request), None, options).each
+        (job,) = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options).each
         return self._live().stream(job)
 
     # ------------------------------------------------------------------ asking about the engine
@@ -171,11 +171,11 @@ class LLM:
         return self._inputs.receipts(list(media))
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer. Prompts are tokenized by a copy from now on: calls of it change nothing."""
+        """The checkpoint's tokenizer. Prompts use a copy from now on, so changes to it have no effect on them."""
         return self._inputs.share_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters the model's own generation_config.json recommends."""
+        """The parameters that the model's generation_config.json recommends."""
         return self._inputs.default_params()
 
     def stats(self) -> EngineStats:
@@ -183,7 +183,7 @@ class LLM:
         return self._live().core.stats()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
+        """Clear the prefix cache."""
         self._live().core.scheduler.clear_prefix_cache()
         return True
 
@@ -193,20 +193,20 @@ class LLM:
         return self
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Read an adapter now, so that the first request that names it need not wait; True once it is in memory.
+        """Read an adapter now, so that its first request need not wait; True once it is in memory.
 
         Raises:
-            LoRAError: it cannot be used; the message says why and what to do.
+            LoRAError: the adapter cannot be used; the message says why and what to do.
         """
         self._live().core.executor.add_lora(lora_request)
         return True
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter by its number; sequences that run with it finish. False if it is not in memory."""
+        """Remove an adapter by its number; sequences that use it finish. False if it is not in memory."""
         return self._live().core.executor.remove_lora(lora_id)
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory until it is removed. False if it is not there."""
+        """Keep an adapter in memory until it is removed; False if it is not in memory."""
         return self._live().core.executor.pin_lora(lora_id)
 
     def list_loras(self) -> set[int]:
@@ -214,7 +214,7 @@ class LLM:
         return {lora.lora_int_id for lora in self._live().core.executor.loras()}
 
     def close(self) -> None:
-        """Give back the model's memory; the object is of no use afterwards."""
+        """Free the model's memory; the object cannot be used afterwards."""
         if self._run is not None:
             self._run.core.executor.close()
             self._run = None
@@ -230,7 +230,7 @@ class LLM:
 
     def _live(self) -> OfflineRun:
         if self._run is None:
-            raise EngineDeadError("This LLM was closed.", "Make a new one.")
+            raise EngineDeadError("This LLM is closed.", "Make a new one.")
         return self._run
 
     def _jobs(
@@ -241,10 +241,10 @@ class LLM:
         priority: Sequence[int] | None,
         chat: Mapping[str, Any] | None = None,
     ) -> Jobs:
-        """One job per item, each with its own or the common parameters.
+        """One job per item, with its own or the common parameters.
 
         Args:
-            chat: the fields of Chat where the items are conversations; None where they are prompts.
+            chat: the fields of Chat if the items are conversations; None if they are prompts.
         """
         if params is None:
             params = self.get_default_sampling_params()
@@ -265,16 +265,21 @@ class LLM:
             with closing(iterables.each(items)) as source:
                 for index, item in enumerate(source):
                     number = index + 1
-                    # Of an iterator, only reading it shows how many there are.
+                    # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
                     prompt = item if chat is None else Chat(item, **chat)
-                    yield self._job(prompt, _at(params, index), _at(lora, index), _at(priority, index) or 0)
+                    yield self._job(
+                        prompt,
+                        _entry_or_common(params, index),
+                        _entry_or_common(lora, index),
+                        _entry_or_common(priority, index) or 0,
+                    )
             _check_counts(counts, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
     def _job(self, prompt: PromptType | Chat, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
-        """A job whose n answers are numbered; answers without a seed of their own all differ."""
+        """A job with numbered answers; without a given seed, all answers differ."""
         number = next(self._numbers)
         self._live()
         light = _is_light(prompt) and lora is None and params.structured_outputs is None
@@ -284,13 +289,13 @@ class LLM:
     def _requests(
         self, number: int, prompt: PromptType | Chat, params: SamplingParams, lora: LoRARequest | None, priority: int
     ) -> list[Request]:
-        """Prepare one job: a request for each answer that is wanted. Called by the thread that prepares it."""
+        """Prepare one job in the calling thread: a request for each answer."""
         params.verify()
         base = params.seed if params.seed is not None else mix(self._config.seed, number)
         order = RequestOrder(prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base)
         first = self._inputs.prepare(order)
         if first.lora is not None:
-            # Here, in parallel with the engine's steps: its own reading would hold them up.
+            # Here it runs in parallel with the engine's steps; the engine's own reading would delay them.
             self._live().core.executor.read_lora(first.lora)
         return answers(first, params.n, base)
 
@@ -300,24 +305,24 @@ class LLM:
 
 
 def _is_one(prompts: Any) -> bool:
-    """A single prompt, not a list of them: a string, a dict, or a list of token ids."""
+    """True for a single prompt: a string, a dict, or a list of token ids."""
     return isinstance(prompts, str | dict) or _is_ids(prompts)
 
 
 def _is_ids(prompt: Any) -> bool:
-    """A list of token ids."""
+    """True for a list of token ids."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _is_light(prompt: Any) -> bool:
-    """A prompt of token ids without media."""
+    """True for a prompt of token ids without media."""
     if isinstance(prompt, Mapping):
         return "prompt_token_ids" in prompt and not prompt.get("multi_modal_data")
     return _is_ids(prompt)
 
 
 def _check_counts(counts: Mapping[str, int], num_prompts: int) -> None:
-    """Refuse lists that are not as long as there are prompts."""
+    """Refuse lists whose length differs from the number of prompts."""
     for name, count in counts.items():
         if count != num_prompts:
             raise ParamsError(f"There are {count} {name} for {num_prompts} prompts.", param=name)
@@ -330,17 +335,17 @@ def _check_enough(counts: Mapping[str, int], num_prompts: int) -> None:
             raise ParamsError(f"There are {count} {name} for {num_prompts} prompts or more.", param=name)
 
 
-def _lone(lora: LoRARequest | None) -> LoRARequest | None:
-    """The adapter of all prompts, where their number is unknown, so that no list can fit."""
+def _common_lora(lora: LoRARequest | None) -> LoRARequest | None:
+    """The adapter of all prompts. If their number is unknown, a list is refused."""
     if isinstance(lora, list | tuple):
         raise ParamsError(
-            f"lora_request is one LoRARequest here, not a {type(lora).__name__}.",
+            f"lora_request must be one LoRARequest here, not a {type(lora).__name__}.",
             "`generate` and `chat` take a list of them, one for each prompt.",
             param="lora_request",
         )
     return lora
 
 
-def _at(values: Any, index: int) -> Any:
+def _entry_or_common(values: Any, index: int) -> Any:
     """The entry of a list, or the common value."""
     return values[index] if isinstance(values, list | tuple) else values

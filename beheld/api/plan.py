@@ -1,4 +1,4 @@
-"""What a model and some media would take, from the configuration alone: no weights are read."""
+"""Sizes of a model and of some media, from the configuration alone, without weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads in which requests are prepared, apart by what they wait for."""
+"""Thread pools that prepare requests, separated by what they wait for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _GRAMMAR_THREADS = 8
 
 
 class Pools:
-    """Prompts with media wait for decoders, and those with a grammar for compilers; they must not keep plain text
-    waiting, nor must long texts keep short ones. What waits for other machines waits in the event loop, so that none
-    of them waits for those.
+    """The thread pools.
+
+    Prompts with media wait for decoders, and those with a grammar for compilers. Neither may delay plain text, and long
+    texts may not delay short ones. Fetching waits in the event loop and delays no thread.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class Pools:
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
 
     def of(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
-        """Where a prompt or a conversation is prepared."""
+        """The pool that prepares a prompt or a conversation."""
         if isinstance(prompt, Chat):
             if any(map(_holds_media, prompt.messages)):
                 return self.media
@@ -44,13 +45,13 @@ class Pools:
         return self.grammar if params is not None and params.structured_outputs is not None else self.text
 
     def close(self) -> None:
-        """Take nothing more; what runs is not waited for."""
+        """Accept no more work; does not wait for running work."""
         for pool in (self.text, self.long, self.media, self.grammar):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _letters(value: Any) -> int:
-    """Letters of all texts in plain JSON."""
+    """Number of characters of all texts in plain JSON."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

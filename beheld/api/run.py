@@ -1,4 +1,4 @@
-"""One offline run: jobs in, outputs out, with the device never waiting for more images than it must."""
+"""One offline run: jobs in, outputs out, with the device waiting for media as little as possible."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from beheld.text.collect import Collector
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 
-# How long the first step waits for one more job: several steps of few rows take longer than one of many, and who
-# launches them takes the interpreter from the threads that prepare the others. On an H200, 256 known images, 7B: 180
-# requests/s against 172, and none of six runs at 157.
+# How long the first step waits for one more job. Several steps of few rows take longer than one of many, and launching
+# them takes the interpreter from the preparing threads. On an H200, 256 known images, 7B: 180 requests/s against 172,
+# and none of six runs at 157.
 _LULL_S = 0.002
-# And from its first such wait on, at most so long in all: 256 known images take half of it.
+# The most such waiting in total; 256 known images use half of it.
 _MOST_LULLS_S = 0.25
 
 
@@ -35,7 +35,7 @@ class _LiveJob:
 
 
 class Bars:
-    """The two progress bars that users know, or none."""
+    """The two progress bars of vLLM, or none."""
 
     def __init__(self, total: int | None, progress: bool | Callable[..., Any]) -> None:
         self._adding: Any = None
@@ -56,12 +56,12 @@ class Bars:
             )
 
     def added(self) -> None:
-        """One job was queued."""
+        """Count a queued job."""
         if self._adding is not None:
             self._adding.update(1)
 
     def finished(self, output: RequestOutput) -> None:
-        """One job is done."""
+        """Count a finished job."""
         if self._answering is None:
             return
         self._tokens_in += output.usage.prompt_tokens
@@ -73,7 +73,7 @@ class Bars:
         self._answering.update(1)
 
     def close(self) -> None:
-        """Leave the bars as they stand."""
+        """Stop the bars as they are."""
         for bar in (self._adding, self._answering):
             if bar is not None:
                 bar.close()
@@ -86,7 +86,7 @@ class OfflineRun:
     core: EngineCore
     config: EngineConfig
     _live: dict[str, _LiveJob] = field(default_factory=dict)
-    # Of jobs that were queued and have not begun to answer: index -> bytes of the features they hold.
+    # Queued jobs without a first token: index -> bytes of their features.
     _unheard: dict[int, int] = field(default_factory=dict)
     _busy: bool = False
 
@@ -97,14 +97,14 @@ class OfflineRun:
         *,
         progress: bool | Callable[..., Any] = False,
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Yield (index of the job, its output) as each finishes.
+        """Yield (index of the job, its output) as each job finishes.
 
         Jobs are prepared a little ahead of the engine, never all at once, so that their media do not fill the memory.
-        While there is something to compute, nothing waits for a job that is not there yet.
+        While there is something to compute, nothing waits for a job that is not ready.
 
         Raises:
             UserError, EngineError: the first job's error, unless `on_error` is "return".
-            Exception: what the source of the jobs raised, after the outputs of all jobs before it.
+            Exception: the source's error, after the outputs of all earlier jobs.
         """
         if on_error not in ("raise", "return"):
             raise ParamsError(f"on_error must be 'raise' or 'return', got {on_error!r}.", param="on_error")
@@ -117,7 +117,7 @@ class OfflineRun:
             bars.close()
 
     def stream(self, job: Job) -> Iterator[RequestOutput]:
-        """Yield what is new of one job after every step; the last one is finished.
+        """Yield the new part of one job's output after every step; the last one is finished.
 
         Raises:
             UserError, EngineError: the job's error.
@@ -130,7 +130,7 @@ class OfflineRun:
     def _progress(
         self, jobs: Jobs, on_error: str, bars: Bars
     ) -> Iterator[tuple[int, RequestOutput | None, _LiveJob | None]]:
-        """The loop: add jobs, step, and tell after every event (index, the output if that was all, what is live)."""
+        """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event."""
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
         in_flight: InFlight | None = None
@@ -138,7 +138,7 @@ class OfflineRun:
         self._busy = True
         try:
             while feed.more or in_flight is not None or self.core.scheduler.has_work:
-                # Threads that prepare media want the interpreter as well.
+                # The preparing threads need the interpreter as well.
                 with quick_turns():
                     failures = self._fill(feed, bars, on_error, idle=in_flight is None, reading=jobs.reading)
                 for index, failed in failures:
@@ -167,7 +167,7 @@ class OfflineRun:
                     self._busy = False
 
     def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
-        """The engine's step; if the engine dies and errors are to be returned, every request gets one."""
+        """The engine's step; with `on_error="return"`, a dead engine gives every request an error."""
         try:
             return self.core.step(in_flight)
         except EngineDeadError as error:
@@ -181,14 +181,13 @@ class OfflineRun:
     def _fill(
         self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading
     ) -> list[tuple[int, RequestOutput]]:
-        """Queue jobs that are ready, and wait for one if there is nothing else to do; those that failed at once.
+        """Queue the ready jobs, and wait for one if nothing else is to do; returns the jobs that failed at once.
 
         Args:
-            idle: the device has nothing to do. It then gets its first step as soon as there is enough for one, or
-                nothing more comes soon. Otherwise only jobs that are prepared in this thread are bounded so, since
-                they hold up the next step.
-            reading: who reads the jobs. A list surely has more; for any other iterable the first job is not kept
-                waiting.
+            idle: the device has no work. Its first step then starts as soon as enough is queued, or nothing arrives for
+                a moment. Otherwise only jobs prepared in this thread are limited, because they delay the next step.
+            reading: which thread reads the jobs. A list surely has more; for other iterables the first job does not
+                wait.
         """
         failures: list[tuple[int, RequestOutput]] = []
         tokens, light = 0, 0
@@ -197,7 +196,7 @@ class OfflineRun:
         while self.core.scheduler.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 break
-            # A queue's length says nothing of its size: 256 videos may be more than a host has.
+            # A queue's length does not limit its size: 256 videos may exceed the host's memory.
             if sum(self._unheard.values()) >= MAX_BYTES:
                 break
             # Nor while a failure is still to be returned.
@@ -222,7 +221,7 @@ class OfflineRun:
         return failures
 
     def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:
-        """Queue a job; its output at once if it could not be prepared or queued."""
+        """Queue a job; returns its output if it could not be prepared or queued."""
         job = fed.job
         added: list[str] = []
         try:
@@ -241,11 +240,11 @@ class OfflineRun:
                 self._forget(request_id)
             if on_error == "raise":
                 raise
-            return RequestOutput(job.id, None, None, [], finished=True, error=_ours(error))
+            return RequestOutput(job.id, None, None, [], finished=True, error=_as_beheld_error(error))
         return None
 
     def _push(self, event: TokenEvent, live: _LiveJob) -> RequestOutput | None:
-        """Hand an event to its collector; the output if that was the job's last."""
+        """Pass an event to its collector; returns the output if the job is complete."""
         if live.first_token is None:
             live.first_token = time.monotonic()
             self._unheard.pop(live.index, None)
@@ -275,7 +274,7 @@ class OfflineRun:
             self._live.pop(request_id, None)
 
     def _drop(self, in_flight: InFlight | None) -> None:
-        """Abort what is left of a run that ended early, and read the step that may still be in flight."""
+        """Abort the rest of a run that ended early, and read the step that may be in flight."""
         for request_id in list(self._live):
             self._forget(request_id)
         self._unheard.clear()
@@ -283,8 +282,8 @@ class OfflineRun:
             in_flight, _ = self.core.step(in_flight)
 
 
-def _ours(error: Exception) -> BeheldError:
-    """An error of our own tree: nothing that goes wrong with one request may end a run that returns errors."""
+def _as_beheld_error(error: Exception) -> BeheldError:
+    """Convert any error to a BeheldError: with `on_error="return"` no request's error may end the run."""
     if isinstance(error, BeheldError):
         return error
     made = EngineError(f"Preparing the request failed: {type(error).__name__}: {error}.", "Please report this.")

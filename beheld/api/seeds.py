@@ -1,4 +1,4 @@
-"""Seeds of requests that name none, and of the several answers to one request."""
+"""Seeds for requests without one, and for several answers to one request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mix(seed: int, number: int) -> int:
 
 
 def answers(first: Request, count: int, seed: int) -> list[Request]:
-    """One request per answer wanted: the same prompt, and a seed of its own for each but the first."""
+    """One request per answer: the same prompt, with a different seed for each but the first."""
     if count == 1:
         return [first]
     return [_numbered(first, number, seed) for number in range(count)]
@@ -26,7 +26,7 @@ def answers(first: Request, count: int, seed: int) -> list[Request]:
 
 def _numbered(request: Request, number: int, seed: int) -> Request:
     params = request.params
-    assert isinstance(params, Sampling), "several answers are sampled"
+    assert isinstance(params, Sampling), "several answers need sampling"
     return replace(
         request, id=f"{request.id}#{number}", params=replace(params, seed=mix(seed, number)) if number else params
     )

@@ -1,4 +1,4 @@
-"""Starts an engine and its input pipeline, whose processes load what they need at the same time."""
+"""Starts an engine and its input pipeline, so that their processes load libraries at the same time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """The engine, and the pipeline that prepares its requests.
 
     Raises:
-        ConfigError, ModelError, CapacityError: with what to do; no process is left.
+        ConfigError, ModelError, CapacityError: the message says what to do; no process is left.
     """
     decided = resolve_and_decide(args)
-    # Before the weights are loaded: a wrong word should not cost minutes.
+    # Before loading the weights, so that a misspelt option does not cost minutes.
     processor = option_checks.load_for_options(args, decided.info)
     workers = MediaWorkers(decided.info, decided.config, args)
     try:
-        # Now, so that processes which will prepare media load a processor while the weights are loaded.
+        # Now, so that media workers load a processor while the weights are loaded.
         workers.warm()
         setup = start(args, decided)
         inputs = InputPipeline(setup.info, setup.config, args, workers, processor)
+        if args.load_format != "dummy":
+            setup.core.executor.try_items(inputs.sample_items())
     except BaseException:
         workers.sandbox.close()
         raise

@@ -1,4 +1,4 @@
-"""The one guarded global: what attention layers need while a forward pass runs."""
+"""The forward context, the only global: what attention layers read while a forward pass runs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class CrossContext:
 
 @dataclass(eq=False)
 class Tail:
-    """The last layers of a pass: only tokens whose logits are wanted go through them.
+    """The last layers of a pass, which only process tokens whose logits are needed.
 
     Attributes:
-        first_layer: from this one on.
+        first_layer: the first of these layers.
         rows_S: the tokens, as indices into the batch.
-        metadata: of these tokens, each a sequence that decodes; nothing is stored.
-        storing: True while a layer's attention is run to store keys and values, for all tokens, and nothing else
+        metadata: of these tokens, each a decoding sequence; nothing is stored.
+        storing: whether a layer's attention is run only to store all tokens' keys and values
             (models/surgery/last_layer.py).
-        stored: True once it has stored them.
+        stored: whether it has stored them.
     """
 
     first_layer: int
@@ -50,10 +50,10 @@ class Tail:
 
 @dataclass(eq=False)
 class ForwardContext:
-    """Backend, metadata and cache of the forward pass under way.
+    """Backend, metadata and caches of the current forward pass.
 
     Attributes:
-        lora: which tokens have which LoRA adapter (lora/step.py); None if none has any.
+        lora: the tokens' LoRA adapters (lora/step.py); None if no token has one.
         called: hook calls per layer.
         cross: None if no sequence of the step has states to attend to.
         tail: None if all tokens go through all layers.
@@ -84,11 +84,11 @@ def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
 
 
 def current() -> ForwardContext:
-    """The context of the forward pass under way."""
+    """Return the context of the current forward pass."""
     assert _current is not None, "attention was called outside a forward pass"
     return _current
 
 
 def tail() -> Tail | None:
-    """The tail of the pass under way, if one is and has it."""
+    """Return the tail of the current pass; None outside a pass or if it has none."""
     return None if _current is None else _current.tail

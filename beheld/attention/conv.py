@@ -1,10 +1,10 @@
 """Short causal convolutions on the paged cache.
 
-A convolution over L positions looks as far back as attention with a window of L does; so its inputs live in blocks as
-keys do. Chunks, shared prefixes, preemption and a step that is launched again then need nothing of their own.
+A convolution over L positions looks as far back as attention with a window of L, so its inputs are stored in blocks as
+keys are. Chunked prefill, shared prefixes, preemption and relaunched steps therefore need no extra code.
 
-Shapes: T tokens of the step, B sequences, C channels, L positions that a token looks at, itself the last; N blocks of a
-table, S slots.
+Shapes: T tokens of the step, B sequences, C channels, L positions that a token sees, its own last; N blocks of a table,
+S slots.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from beheld.core.errors import ModelError
 
 @dataclass(eq=False)
 class LayerInputs:
-    """What one layer has convolved, (num_blocks, block_size, C); see LayerCache."""
+    """One layer's convolution inputs, (num_blocks, block_size, C); see LayerCache."""
 
     inputs: Tensor
     group: int
 
     @property
     def num_blocks(self) -> int:
-        """The null block included."""
+        """Return the number of blocks, the null block included."""
         return len(self.inputs)
 
     def clear(self, blocks: slice) -> None:
-        """Make these blocks zero."""
+        """Zero these blocks."""
         self.inputs[blocks].zero_()
 
 
 def convolve(module: Any, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
-    """Convolve each channel of every sequence with its own weights, over this step and what came before; (T, C).
+    """Convolve each channel of every sequence over this step and earlier positions; returns (T, C).
 
-    `module` knows its layer: `layer_idx`, and in compiled code `layer_number`, the same as a tensor.
+    `module` has its layer number: `layer_idx`, and for compiled code `layer_number`, the same as a tensor.
     """
     if torch.compiler.is_compiling():
         return torch.ops.beheld.convolve(x_TC, module.layer_number, weight_CL, bias_C)
@@ -51,28 +51,28 @@ def _convolve_layer(layer: int, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor 
     context = current()
     cache = context.kv.get(layer)
     if not isinstance(cache, LayerInputs):
-        raise ModelError(f"A convolution was called for layer {layer}, which has no cache for one.")
+        raise ModelError(f"A convolution was called for layer {layer}, which has no convolution cache.")
     group = context.metadata.groups[cache.group]
     context.called[layer] = context.called.get(layer, 0) + 1
     length = weight_CL.shape[1]
     if group.window != length:
-        raise ModelError(f"Layer {layer} convolves {length} positions, its cache was made for {group.window}.")
+        raise ModelError(f"Layer {layer} convolves {length} positions, but its cache was made for {group.window}.")
     kept_SC = cache.inputs.view(-1, x_TC.shape[1])
     kept_SC.index_copy_(0, group.slots_T, x_TC.to(kept_SC.dtype))
-    # Slot 0 stands for what was before the first token, and padding writes there.
+    # Slot 0 represents positions before the first token; padding writes there.
     kept_SC[:1].zero_()
     found = group.extra.get("near")
     if found is None:
         found = group.extra["near"] = near_slots(context.metadata, group, length)
     out_TC = torch.einsum("tlc,cl->tc", kept_SC[found].to(weight_CL.dtype), weight_CL)
-    # As `_convolve_shape` says, however the inputs lie.
+    # Contiguous as `_convolve_shape` promises, whatever the inputs' strides.
     return (out_TC if bias_C is None else out_TC + bias_C).to(x_TC.dtype).contiguous()
 
 
 def near_slots(metadata: AttnMetadata, group: GroupMetadata, length: int) -> Tensor:
-    """The slots (T, L) of each token and of those before it; 0 where there is none. From what lies on the device.
+    """Return the slots (T, L) of each token and those before it, 0 for none, from tensors on the device.
 
-    The token at index t of the batch belongs to the last sequence that starts at or before it.
+    Token t of the batch belongs to the last sequence that starts at or before it.
     """
     bounds_B1 = metadata.cu_q_B1.long()
     token_T = torch.arange(group.slots_T.shape[0], device=bounds_B1.device)
@@ -96,7 +96,7 @@ def _convolve(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tensor | N
 
 
 def _convolve_shape(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tensor:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     return x_TC.new_empty(x_TC.shape)
 
 

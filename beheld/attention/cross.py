@@ -1,7 +1,7 @@
-"""Attention to states of media items: of images, or of an encoder.
+"""Cross-attention to states of media items, such as images, or of an encoder.
 
-Tokens that attend to the same states form a run, whichever sequences they belong to. Within a run every token sees
-every state, so no mask is needed.
+Tokens that attend to the same states form a run, whichever sequences they belong to. Every token of a run sees every
+state of the run, so no mask is needed.
 
 Shapes: T tokens of the step, P tokens of a run, H query heads, K key-value heads, C head size, E states, L layers of
 the cross group.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CrossView:
-    """Which positions of a sequence attend to an item.
+    """The positions of a sequence that attend to an item.
 
     Attributes:
         start, stop: the positions; to the end of the answer if `stop` is None.
@@ -32,7 +32,7 @@ class CrossView:
     count: int
 
     def covers(self, position: int) -> bool:
-        """True if the token at `position` attends to the item."""
+        """Return whether the token at `position` attends to the item."""
         return self.start <= position and (self.stop is None or position < self.stop)
 
 
@@ -41,8 +41,8 @@ class CrossRun:
     """Tokens of a step that attend to the same states.
 
     Attributes:
-        ranges: which: from start to stop of the step's tokens, once or more often.
-        states: keys and values of each item seen, (E, L, 2, K, C); of each layer, keys are contiguous, and values.
+        ranges: start and stop of one or more ranges of the step's tokens.
+        states: keys and values of each item, (E, L, 2, K, C); per layer, keys are contiguous, and so are values.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -51,11 +51,11 @@ class CrossRun:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are in the run."""
+        """Return the number of tokens in the run."""
         return sum(stop - start for start, stop in self.ranges)
 
     def place(self, device: torch.device) -> slice | Tensor:
-        """The tokens as an index: a slice if they are contiguous, else int64 numbers on `device`, made once."""
+        """Return the tokens as an index: a slice if contiguous, else int64 indices on `device`, made once."""
         if len(self.ranges) == 1:
             return slice(*self.ranges[0])
         if self._index_P is None:
@@ -70,8 +70,8 @@ class CrossMetadata:
 
     Attributes:
         runs: every token that attends to states is in one of them.
-        sighted_T: float32, 1.0 for tokens that are shown an item; 0.0 for those of sequences without items, and for
-            those that attend to all items because they are shown none.
+        sighted_T: float32, 1.0 for tokens with an item to see; 0.0 for tokens of sequences without items, and for
+            tokens that attend to all items because none precedes them.
         extra: what a backend prepares once per step for all layers of the group.
     """
 
@@ -81,16 +81,16 @@ class CrossMetadata:
 
 
 class CrossBackend(Protocol):
-    """A way to compute attention to states."""
+    """Computes attention to states."""
 
     name: str
 
     def attend(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Tensor:
-        """Attention of every token to its run's states in layer `index` of the group; zero where there is none."""
+        """Attend every token to its run's states in layer `index` of the group; zero for tokens without a run."""
 
 
 class SDPACross:
-    """One call of PyTorch's scaled_dot_product_attention for each run, over the states where they lie."""
+    """Cross-attention by one scaled_dot_product_attention call per run, without copying states."""
 
     name = "sdpa"
 
@@ -103,12 +103,12 @@ class SDPACross:
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """States of B runs of one token each, padded to one length and copied together.
+    """States of B one-token runs, padded to one length and copied into one tensor.
 
     Attributes:
-        states: those of each run; kept, so that no other tensor can get their addresses.
+        states: those of each run; kept, so that no other tensor can be allocated at their addresses.
         keys_LBKCE, values_LBKEC: of all L layers.
-        mask_B11E: what to add to scores: 0, or minus infinity where a run has no such state; None if all are as long.
+        mask_B11E: added to scores: 0, or minus infinity for padding; None if all runs are equally long.
     """
 
     states: tuple[tuple[Tensor, ...], ...]
@@ -117,7 +117,7 @@ class _Stack:
     mask_B11E: Tensor | None
 
     def holds(self, runs: Sequence[CrossRun]) -> bool:
-        """True if it is made of the states that these runs attend to."""
+        """Return whether the stack was made of the states that these runs attend to."""
         return len(runs) == len(self.states) and all(
             len(own) == len(run.states) and all(map(_same, own, run.states))
             for own, run in zip(self.states, runs, strict=True)
@@ -125,19 +125,20 @@ class _Stack:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """True for two views of the same states."""
+    """Return whether two views show the same states."""
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape
 
 
-# Memory that a stack of states may take in addition to the states themselves.
+# Memory that a stack may take in addition to the states themselves.
 _STACK_BYTES = 64 << 20
 
 
 class StackedCross:
-    """On a CPU: tokens that decode attend in one call, over a copy of their states, kept while these stay.
+    """Cross-attention on a CPU: decoding tokens attend in one call, over a stacked copy of their states.
 
-    One by one, eight such runs were a seventh of the time of a small Florence-2. Where the copy would be large, and so
-    the calls are long enough by themselves, they are as in SDPACross.
+    The copy is kept while the states stay the same. Separate calls for eight such runs took a seventh of a small
+    Florence-2's time. Where the copy would be large, each call is long enough by itself, and runs are computed as in
+    SDPACross.
     """
 
     name = "stacked"
@@ -161,13 +162,13 @@ class StackedCross:
     def _prepared(
         self, runs: Sequence[CrossRun], num_tokens: int
     ) -> tuple[_Stack | None, Tensor | None, Sequence[CrossRun]]:
-        """The stack, its tokens (None if they are all of the step's, in order), and the runs that are not in it."""
+        """Return the stack, its tokens (None for all of the step's, in order), and the runs outside it."""
         single = [run for run in runs if run.num_tokens == 1]
         if len(single) < 2 or _stacked_bytes(single) > _STACK_BYTES:
             self._kept = None
             return None, None, runs
         if self._kept is None or not self._kept.holds(single):
-            # What was kept goes first: there are never two.
+            # Dropped before the new stack is made: two never exist at once.
             self._kept = None
             self._kept = _stacked(single)
         tokens = [run.ranges[0][0] for run in single]
@@ -204,11 +205,11 @@ def _stacked(runs: Sequence[CrossRun]) -> _Stack:
 
 
 def _attend_stack(q_BHC: Tensor, stack: _Stack, index: int, scale: float) -> Tensor:
-    """One token of each run; returns (B, H, C)."""
+    """Attend one token per run; returns (B, H, C)."""
     k_BKCE, v_BKEC, mask_B11E = stack.keys_LBKCE[index], stack.values_LBKEC[index], stack.mask_B11E
     q_BKGC = q_BHC.unflatten(1, (k_BKCE.shape[1], -1))
     if q_BHC.dtype == torch.float32:
-        # PyTorch's own attention takes up to twice as long for one query.
+        # PyTorch's scaled_dot_product_attention takes up to twice as long for one query.
         scores_BKGE = torch.matmul(q_BKGC * scale, k_BKCE)
         if mask_B11E is not None:
             scores_BKGE += mask_B11E
@@ -220,7 +221,7 @@ def _attend_stack(q_BHC: Tensor, stack: _Stack, index: int, scale: float) -> Ten
 
 
 def _attend_runs(q_THC: Tensor, out_THC: Tensor, runs: Sequence[CrossRun], index: int, scale: float) -> None:
-    """Fill the rows of these runs in `out_THC`, one run after the other."""
+    """Fill these runs' rows of `out_THC`, one run after another."""
     for run in runs:
         k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
         place = run.place(q_THC.device)
@@ -233,7 +234,7 @@ def _joined(states: Sequence[Tensor], index: int, part: int) -> Tensor:
 
 
 def _attend(q_PHC: Tensor, k_EKC: Tensor, v_EKC: Tensor, scale: float) -> Tensor:
-    """Every query sees every key: the query heads of one key-value head are simply more queries of it."""
+    """Attend every query to every key, with the query heads of a group as additional queries of its key-value head."""
     P, H, C = q_PHC.shape
     K = k_EKC.shape[1]
     q_KNC = q_PHC.unflatten(1, (K, H // K)).permute(1, 2, 0, 3).reshape(K, -1, C)

@@ -1,16 +1,16 @@
-"""Dense copies of what decoding sequences see, one column per position, so that a CPU need not gather it in each step.
+"""Dense copies of decoding sequences' keys and values, so that a CPU need not gather them in each step.
 
-While the same sequences decode together, each step adds one column: the newest token's key and value of every sequence.
-So rows are aligned at their newest token, and a window is the same columns for all of them:
+While the same sequences decode together, each step appends one column: every sequence's newest key and value. Rows are
+therefore aligned at their newest token, and a window covers the same columns in all rows:
 
     sequence 0   . . k0 k1 k2 | k3        . hidden by the mask
     sequence 1   k0 k1 k2 k3 k4 | k5      | what the last step added, to its right
 
-The paged cache holds the same numbers and remains the source: another set of sequences is gathered from it as usual,
-and copied when it comes a second time. Copies take at most half of the memory of the paged cache, and at most
-`_MOST_BYTES`; layers for which there is no room are gathered.
+The paged cache holds the same numbers and remains authoritative: a new set of sequences is gathered from it as usual,
+and copied when the same set comes again. Copies take at most half of the paged cache's memory, and at most
+`_MOST_BYTES`; layers without room are gathered.
 
-Shapes: B sequences, K key-value heads, N = B K, G query heads to each of them, C key size, D value size, L columns.
+Shapes: B sequences, K key-value heads, N = B K, G query heads for each of them, C key size, D value size, L columns.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.platform.registry import platform_of
 
-# Copies are made with room for this many steps, and then made again.
+# Copies have room for this many steps, and are then made again.
 _ROOM = 64
 _MOST_BYTES = 1 << 30
 
 
 @dataclass(eq=False)
 class DenseColumns:
-    """What one step reads of the copies of a group's layers.
+    """The columns that one step reads of a group's copies.
 
     Attributes:
-        start, stop: the columns that are seen; the newest tokens stand in the last.
-        capacity: columns that there is room for.
-        serial: which set of copies this is, as a number that none before had.
-        slots_BL: where in the paged cache the columns up to `stop` lie, in the step that makes the copies; then None.
-        hidden_BL: of all columns, which are padding; None if none is.
+        start, stop: the visible columns; the newest tokens are in the last one.
+        capacity: the number of columns allocated.
+        serial: a unique number of this set of copies.
+        slots_BL: in the step that makes the copies, the paged cache's slots of the columns up to `stop`; otherwise
+            None.
+        hidden_BL: which columns are padding; None if none is.
     """
 
     start: int
@@ -59,7 +60,7 @@ class _Last:
 
 
 class DenseDecodeCache:
-    """The copies of all layers, and what is known of their groups."""
+    """The copies of all layers, and the state of their groups."""
 
     def __init__(self) -> None:
         self._last: dict[int, _Last] = {}
@@ -68,13 +69,13 @@ class DenseDecodeCache:
         self._filled: dict[LayerKV, int] = {}
 
     def advance(self, index: int, metadata: AttnMetadata) -> DenseColumns | None:
-        """What this step reads of group `index`; None if it is to be gathered."""
+        """Return the columns that this step reads of group `index`; None if keys are to be gathered."""
         if not platform_of(metadata.groups[index].tables_BN.device).dense_decode_cache:
             return None
         group, last = metadata.groups[index], self._last.setdefault(index, _Last())
         sequences = metadata.sequences[: metadata.num_decodes]
         starts, lengths = metadata.starts[: metadata.num_decodes], metadata.lengths[: metadata.num_decodes]
-        # A step that is launched again, after an error, does not follow itself.
+        # A relaunched step, after an error, does not follow itself.
         follows = bool(sequences) and sequences == last.sequences and starts == tuple(s + 1 for s in last.starts)
         last.sequences, last.starts = sequences, starts
         if not follows or (group.chunk is not None and max(lengths) > group.chunk):
@@ -89,7 +90,7 @@ class DenseDecodeCache:
         return last.columns
 
     def _first(self, metadata: AttnMetadata, group: GroupMetadata) -> DenseColumns:
-        """All that the sequences see, aligned at their newest tokens."""
+        """Return columns for all positions of the sequences, aligned at their newest tokens."""
         lengths_B1 = torch.tensor(metadata.lengths[: metadata.num_decodes]).unsqueeze(1)
         longest = int(lengths_B1.max())
         stop = min(longest, group.window) if group.window else longest
@@ -99,7 +100,7 @@ class DenseDecodeCache:
         positions_BL.clamp_(min=0)
         blocks_BL = group.tables_BN[: metadata.num_decodes].long().gather(1, positions_BL // metadata.block_size)
         slots_BL = blocks_BL * metadata.block_size + positions_BL % metadata.block_size
-        # The null block holds zeros; a freed one may hold NaN, which no mask hides.
+        # The null block holds zeros; a freed block may hold NaN, which no mask can hide.
         slots_BL.masked_fill_(padding_BL, 0)
         hidden_BL = None
         if padding_BL.any():
@@ -109,10 +110,10 @@ class DenseDecodeCache:
         return DenseColumns(0, stop, stop + _ROOM, self._serial, slots_BL, hidden_BL)
 
     def take(self, kv: LayerKV, columns: DenseColumns, q_BHC: Tensor) -> bool:
-        """True if this layer's copies hold, or can now be given, what the step reads."""
+        """Return whether the layer's copies hold, or can now be filled with, what the step reads."""
         if columns.slots_BL is None:
             return self._filled.get(kv) == columns.serial
-        # Products of 16-bit numbers would round the scores; PyTorch's own attention does not.
+        # Products of 16-bit numbers would round the scores; PyTorch's attention does not.
         if not kv.keys.dtype == q_BHC.dtype == torch.float32:
             return False
         blocks, block_size = kv.keys.shape[:2]
@@ -131,7 +132,10 @@ class DenseDecodeCache:
         scale: float,
         softcap: float | None,
     ) -> Tensor:
-        """One query per sequence over its columns, (B, H, D); new keys and values are in the paged cache already."""
+        """Attend one query per sequence to its columns, (B, H, D).
+
+        The paged cache already holds the new keys and values.
+        """
         B, K, C = k_BKC.shape
         N, D = B * K, v_BKD.shape[2]
         keys_NCL, values_NLD = self._copies(kv, N, C, D, columns.capacity)
@@ -163,7 +167,7 @@ class DenseDecodeCache:
         return torch.bmm(torch.softmax(scores_NGL, dim=-1), values_NLD).view(B, -1, D)
 
     def _copies(self, kv: LayerKV, N: int, C: int, D: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """The layer's copies, keys (N, C, capacity) and values (N, capacity, D), in memory that is taken once."""
+        """Return the layer's copies, keys (N, C, capacity) and values (N, capacity, D), allocated once."""
         keys, values = self._buffers.get(kv, (kv.keys.new_empty(0), kv.values.new_empty(0)))
         if keys.numel() < N * C * capacity or values.numel() < N * D * capacity:
             keys, values = keys.new_empty(N * C * capacity), values.new_empty(N * D * capacity)

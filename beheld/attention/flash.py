@@ -1,7 +1,7 @@
-"""FlashAttention-3 where it is installed, for what it does faster than the kernels here: whole prompts, long windows.
+"""FlashAttention-3, if installed, for what it computes faster than our kernels: whole prompts and long windows.
 
-On an H200, 8 prompts of 1024 tokens took 91 microseconds a layer instead of 106 (16 heads of 128 over 2), 8 windows of
-1024 patches of a tower 132 instead of 260.
+On an H200, 8 prompts of 1024 tokens took 91 microseconds per layer instead of 106 (16 heads of 128 over 2), and 8
+windows of 1024 patches of a tower 132 instead of 260.
 
 Shapes: T tokens, H query heads, K key-value heads, C head size, B sequences or windows.
 """
@@ -25,18 +25,18 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Its own name, and that of a distribution of its forward pass.
+# The package's name, and that of a distribution of its forward pass alone.
 _MODULES = ("flash_attn_interface", "fa3_fwd_interface")
-# Windows shorter than this on average are left to the Triton kernel, which took 35 microseconds instead of 80 for 128
-# windows of 64 patches.
+# The Triton kernel takes windows that are shorter than this on average: 35 microseconds instead of 80 for 128 windows
+# of 64 patches.
 _LONG_WINDOW = 256
-# Prompts shorter than this on average, too: one of 282 tokens took Triton 9 microseconds and FlashAttention 14, 29 of
-# them 62 and 65, and 16 of 512 tokens 126 and 119.
+# And prompts that are shorter than this on average: one of 282 tokens took Triton 9 microseconds and FlashAttention 14,
+# 29 of them 62 and 65, and 16 of 512 tokens 126 and 119.
 _LONG_PROMPT = 512
 
 
 class Flash(Protocol):
-    """Attention of sequences that are packed one after the other."""
+    """Computes attention of packed sequences."""
 
     def __call__(
         self,
@@ -49,12 +49,12 @@ class Flash(Protocol):
         causal: bool = False,
         softcap: float = 0.0,
     ) -> Tensor:
-        """q, k, v in bfloat16 -> (T, H, C); `bounds_B1`: int32, running sum of lengths."""
+        """Attend q, k, v in bfloat16 -> (T, H, C); `bounds_B1`: int32, cumulative lengths."""
 
 
 @functools.cache
 def installed(platform: Platform) -> Flash | None:
-    """FlashAttention-3 for this device, or None: it is not there, is for other hardware, or failed a trial."""
+    """Return FlashAttention-3 for this device; None if it is absent, not for this hardware, or failed a trial."""
     name = next((name for name in _MODULES if importlib.util.find_spec(name) is not None), None)
     if name is None or not platform.flash_attention:
         return None
@@ -62,7 +62,7 @@ def installed(platform: Platform) -> Flash | None:
         flash = _bound(importlib.import_module(name).flash_attn_varlen_func)
         _try(flash, platform.device)
     except Exception as error:
-        # Whatever a foreign build does wrong, there are other kernels.
+        # Any failure of an installed build falls back to other kernels.
         logger.warning("FlashAttention-3 (%s) is installed but not used: %s", name, first_line(error))
         return None
     return flash
@@ -79,7 +79,7 @@ def _bound(varlen: Any) -> Flash:
         causal: bool = False,
         softcap: float = 0.0,
     ) -> Tensor:
-        # The longest sequence need not be known: no sequence is longer than all together.
+        # The longest sequence need not be known: the total length is an upper bound.
         most = q_THC.shape[0]
         out = varlen(
             q_THC,
@@ -93,7 +93,7 @@ def _bound(varlen: Any) -> Flash:
             causal=causal,
             softcap=softcap,
         )
-        # Some versions give the sums of the softmax as well.
+        # Some versions also return the softmax sums.
         found: Tensor = out[0] if isinstance(out, tuple) else out
         return found
 
@@ -102,10 +102,10 @@ def _bound(varlen: Any) -> Flash:
 
 @functools.cache
 def computes(platform: Platform, size: int, group: int, softcap: float) -> bool:
-    """True if it is installed and computes heads of `size` elements, `group` of them to one of keys.
+    """Return whether it computes heads of `size` elements, `group` of them per key-value head.
 
-    A distribution may have been built without some sizes, or without soft caps. Tried at the first such layer, which
-    no graph holds.
+    A distribution may be built without some sizes, or without soft caps. Tried at the first such layer, outside any
+    graph.
     """
     flash = installed(platform)
     if flash is None or size % 8 or size > 256:
@@ -120,10 +120,10 @@ def computes(platform: Platform, size: int, group: int, softcap: float) -> bool:
 
 @torch.inference_mode()
 def _try(flash: Flash, device: torch.device, size: int = 64, group: int = 1, softcap: float = 0.0) -> None:
-    """Two small calls, compared with the definition of attention: of text, and of two windows of a tower.
+    """Compare two small calls with the definition of attention: of text, and of two windows of a tower.
 
     Raises:
-        ValueError: the results differ by more than rounding does.
+        ValueError: the results differ by more than rounding.
     """
     generator = torch.Generator(device).manual_seed(0)
     q, k, v = torch.randn(3, 100, 2 * group, size, generator=generator, device=device).bfloat16().unbind(0)
@@ -135,11 +135,11 @@ def _try(flash: Flash, device: torch.device, size: int = 64, group: int = 1, sof
         out = flash(q, k, v, bounds, 0.125, causal=causal, softcap=softcap)
         want = _defined(q, k, v, seen_TT[causal], 0.125, softcap)
         if not (out - want).norm() < 0.02 * want.norm():
-            raise ValueError("its results are not those of attention")
+            raise ValueError("its results are wrong")
 
 
 def _defined(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, seen_TT: Tensor, scale: float, softcap: float) -> Tensor:
-    """Attention by its definition, in float32."""
+    """Return attention by its definition, in float32."""
     group = q_THC.shape[1] // k_TKC.shape[1]
     k_THC, v_THC = (x.float().repeat_interleave(group, 1) for x in (k_TKC, v_TKC))
     scores_HTT = torch.einsum("thc,shc->hts", q_THC.float(), k_THC) * scale
@@ -150,13 +150,13 @@ def _defined(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, seen_TT: Tensor, scale
 
 
 def takes_windows(q_THC: Tensor, num_windows: int) -> bool:
-    """True if it can compute the windows of a tower, and does so faster."""
+    """Return whether it computes a tower's windows, and faster than Triton."""
     worth = q_THC.dtype == torch.bfloat16 and q_THC.shape[0] >= _LONG_WINDOW * num_windows
     return worth and computes(platform_of(q_THC.device), q_THC.shape[2], 1, 0.0)
 
 
 class FlashBackend(TritonBackend):
-    """Triton's kernels, but for steps of prompts that all begin at their start and look nowhere ahead."""
+    """Triton's kernels, except for steps in which all prompts start at position 0 and no token looks ahead."""
 
     name = "flash"
 
@@ -190,5 +190,5 @@ def _plain(metadata: AttnMetadata, group: GroupMetadata, num_tokens: int) -> boo
         return False
     if group.ahead != "never" and any(metadata.both_ways):
         return False
-    # In a captured pass the number of sequences is not known; passes without prefixes are large.
+    # A captured pass does not know its number of sequences; passes without prefixes are large.
     return metadata.starts_B is not None or num_tokens >= _LONG_PROMPT * len(metadata.starts)

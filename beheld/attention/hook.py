@@ -1,7 +1,7 @@
-"""Registers our attention under a name in transformers' AttentionInterface.
+"""Registers our attention in transformers' AttentionInterface.
 
-A name that the mask interface does not know makes transformers skip building masks, and the function is called once per
-text layer with query, key and value after the rotary embedding: all that a paged cache needs.
+transformers builds no masks for a name that its mask interface does not know, and calls the function once per text
+layer with query, key and value after the rotary embedding: all that a paged cache needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
 
 
 def register() -> str:
-    """Register the hook (again is harmless) and return its name."""
+    """Register the hook (repeated calls are harmless) and return its name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, paged_attention)
@@ -53,16 +53,16 @@ def paged_attention(
     query_scale: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer. query (1, H, T, C), key and value (1, K, T, C) -> (1, T, H, C).
+    """Compute attention of one layer: query (1, H, T, C), key and value (1, K, T, C) -> (1, T, H, C).
 
-    `query_scale` (1, 1, T, 1) multiplies the queries of those layers that were marked `scales_queries` at load.
+    `query_scale` (1, 1, T, 1) multiplies the queries of layers with `scales_queries` set at load.
 
     Raises:
-        ModelError: the layer asks for something the backends do not compute.
+        ModelError: the layer asks for something that the backends do not compute.
     """
     unknown = [name for name, given in options.items() if given is not None and name not in _HARMLESS]
     if attention_mask is not None or unknown:
-        raise ModelError(f"{type(module).__name__} needs attention options that are not built: {unknown or 'a mask'}.")
+        raise ModelError(f"{type(module).__name__} needs unsupported attention options: {unknown or 'a mask'}.")
     if query_scale is not None and getattr(module, "scales_queries", False):
         query = (query * query_scale).to(query.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5

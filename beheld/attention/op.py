@@ -1,7 +1,8 @@
-"""Attention as one operator, so that a compiler sees a call and does not look into it.
+"""Attention as one registered operator, so that torch.compile sees an opaque call.
 
-All that differs between layers of one shape comes in as tensors: the layer's number too (`number_layers`). One compiled
-layer then serves all of them. A Python integer would be compiled in, and each layer would be compiled separately.
+Everything that differs between layers of one shape is passed as a tensor, the layer's number too (`number_layers`), so
+one compiled layer serves all of them. A Python integer would be compiled in, and each layer would be compiled
+separately.
 
 Shapes: T tokens, H query heads, K key-value heads, C head size, D value size.
 """
@@ -22,7 +23,7 @@ from beheld.core.errors import ModelError
 def attend_layer(
     layer: int, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTD: Tensor, window: int | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention of one layer by the backend, cache and metadata of the pass under way; returns (1, T, H, D).
+    """Attend in one layer with the current pass's backend, cache and metadata; returns (1, T, H, D).
 
     Raises:
         ModelError: the text model has no such layer, or its cache was made for another window.
@@ -34,13 +35,13 @@ def attend_layer(
     group = context.metadata.groups[kv.group]
     known = group.window if group.chunk is None else None
     if window != known:
-        raise ModelError(f"Layer {layer} asks for the window {window}, its cache was made for {known}.")
+        raise ModelError(f"Layer {layer} has the window {window}, but its cache was made for {known}.")
     metadata, tail = context.metadata, context.tail
     if tail is not None and layer >= tail.first_layer:
         if tail.storing:
             context.backend.store(k_1KTC[0].transpose(0, 1), v_1KTD[0].transpose(0, 1), kv, metadata)
             tail.stored = True
-            # Nobody reads what comes of it: the attention is run for its keys and values alone.
+            # The output is unused: the attention is run only to store keys and values.
             return q_1HTC.new_zeros((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
         metadata = tail.metadata
     context.called[layer] = context.called.get(layer, 0) + 1
@@ -57,7 +58,7 @@ def attend_layer(
 
 
 def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
-    """Attention of one layer to the states of items in the current pass; returns (1, T, H, C).
+    """Attend to the states of items in one layer of the current pass; returns (1, T, H, C).
 
     Raises:
         ModelError: the pass has no states for this layer.
@@ -70,16 +71,16 @@ def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:
-    """Give every module that knows its layer index the same as a tensor, for compiled code; returns how many.
+    """Set the layer index as a tensor on every module that has one, for compiled code; returns the number of modules.
 
     Args:
-        give: sets an attribute.
+        give: sets an attribute of a module.
     """
     numbered = 0
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int):
-            # On the CPU, where reading it waits for nothing, and no buffer: it must not follow the model's moves.
+            # On the CPU, where reading it does not synchronize; not a buffer, because it must not move with the model.
             give(module, "layer_number", torch.tensor(layer, device="cpu"))
             numbered += 1
     return numbered
@@ -106,7 +107,7 @@ def _attend_shape(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
 
 

@@ -1,4 +1,4 @@
-"""Which attention backend to use: decided once and logged with its reason."""
+"""Selects the attention backend, once, and gives the reason for the log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ logger = get_logger(__name__)
 
 
 def select(platform: Platform, wanted: str | None, both_ways: str = "nowhere") -> AttentionBackend:
-    """The backend for a platform; `wanted` names one outright.
+    """Return the backend for a platform; `wanted` selects one by name.
 
-    `both_ways` is ModelInfo's: where several ranges see each other, "joint", the kernels cannot leave out what lies
-    between them.
+    `both_ways` is ModelInfo's: with "joint", the kernels cannot skip what lies between two ranges.
 
     Raises:
-        ConfigError: there is no backend of that name for this platform.
+        ConfigError: the platform has no backend of that name.
     """
     joint = both_ways == "joint"
     known = ("torch",) if joint else platform.attention_backends
@@ -35,7 +34,7 @@ def select(platform: Platform, wanted: str | None, both_ways: str = "nowhere") -
     if wanted not in (None, *known):
         use = " and media that see each other" if joint else ""
         raise ConfigError(
-            f"There is no attention backend {wanted!r} for {platform.name}{use}.",
+            f"The attention backend {wanted!r} does not exist for {platform.name}{use}.",
             f"Known: {', '.join(map(repr, known))}.",
             param="attention_backend",
         )
@@ -57,9 +56,9 @@ def select(platform: Platform, wanted: str | None, both_ways: str = "nowhere") -
 
 
 def select_tower(platform: Platform, wanted: str | None) -> str:
-    """What computes attention within the windows of towers that pack them: "flash", "triton" or "torch".
+    """Return what computes attention within a tower's windows: "flash", "triton" or "torch".
 
-    As for the text, `wanted` names it outright; that there is such a backend is for `select` to say.
+    `wanted` selects one by name, as for text; `select` checks that it exists.
     """
     if wanted == "torch" or not platform.has_triton:
         return "torch"
@@ -67,7 +66,7 @@ def select_tower(platform: Platform, wanted: str | None) -> str:
 
 
 def select_cross(platform: Platform) -> CrossBackend:
-    """How layers of a cross group attend on this platform."""
+    """Return the backend for layers of a cross group on this platform."""
     backend, reason = _cross_of(platform)
     logger.log(
         _level(platform),
@@ -79,7 +78,7 @@ def select_cross(platform: Platform) -> CrossBackend:
 
 
 def _level(platform: Platform) -> int:
-    """Where there is only one backend, there is little to say."""
+    """Return the log level: DEBUG where the platform has only one backend."""
     return logging.INFO if len(platform.attention_backends) > 1 else logging.DEBUG
 
 
@@ -90,7 +89,7 @@ def _flash(platform: Platform) -> Flash | None:
 
 
 def _cross_of(platform: Platform) -> tuple[CrossBackend, str]:
-    """The backend for layers of a cross group, and why it is this one."""
+    """Return the backend for layers of a cross group, and the reason for it."""
     if platform.synchronous:
         return StackedCross(), f"the device is {platform.name}"
     if not platform.has_triton:

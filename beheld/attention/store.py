@@ -1,4 +1,4 @@
-"""Writes the keys and values of a step into the paged cache, both in one launch.
+"""A kernel that writes a step's keys and values into the paged cache, both in one launch.
 
 Shapes: T tokens, K key-value heads, C head size.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from beheld.attention.backend import LayerKV
 
-# Elements that one program moves of keys, and as many of values.
+# Elements of keys, and as many of values, that one program moves.
 _ELEMENTS = 2048
 
 
@@ -36,11 +36,11 @@ def _store(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """One program moves TOKENS tokens; a token's heads lie one after the other in the cache."""
+    """One program moves TOKENS tokens; a token's heads are contiguous in the cache."""
     tokens_T = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside_T = tokens_T < num_tokens
     slots_T = tl.load(slots_ptr + tokens_T, mask=inside_T, other=0).to(tl.int64)
-    # Slots of the null block are padding's: it stays as it is.
+    # Padding has slots of the null block, which stays unchanged.
     inside_T1 = (inside_T & (slots_T >= BLOCK_SIZE))[:, None]
     tokens_T1 = tokens_T.to(tl.int64)[:, None]
     cells = tl.arange(0, WIDTH)[None, :]
@@ -54,7 +54,7 @@ def _store(
 
 
 def store(k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, slots_T: Tensor) -> None:
-    """Write token t's key and value to slot `slots_T[t]`; slots of the null block are left alone.
+    """Write token t's key and value to slot `slots_T[t]`; tokens with slots of the null block are skipped.
 
     Keys and values may be strided over tokens and heads; within a head they are contiguous.
     """

@@ -1,4 +1,4 @@
-"""Attention on the paged cache in plain PyTorch: the CPU backend, and every other backend's oracle.
+"""Attention on the paged cache in plain PyTorch: the CPU backend, and the oracle of all other backends.
 
 Shapes as in backend.py; G = H / K query heads share one key-value head; P tokens of one prefilling sequence.
 """
@@ -16,7 +16,7 @@ from beheld.attention.dense_decode_cache import DenseDecodeCache
 
 
 class TorchBackend:
-    """Decoding sequences are padded to one length and computed together; prefilling ones are computed one by one."""
+    """Pads decoding sequences and computes them together; computes prefilling sequences one by one."""
 
     name = "torch"
     captures_prefill = False
@@ -27,9 +27,9 @@ class TorchBackend:
         self._dense = DenseDecodeCache()
 
     def begin(self, metadata: AttnMetadata) -> None:
-        """Work out, once for all layers, which slots are read and which of them are padding."""
+        """Compute once for all layers which slots are read and which of them are padding."""
         for index, group in enumerate(metadata.groups):
-            # A tail is no step: it must not be taken for the one after the last.
+            # A tail is not a step: the dense copies must not take it for the next one.
             if metadata.num_decodes and metadata.sequences:
                 group.extra["columns"] = self._dense.advance(index, metadata)
             group.extra["prefill"] = [
@@ -85,10 +85,10 @@ class TorchBackend:
 
 
 def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor, Tensor | None]:
-    """Slots (B, L) that the decoding sequences read, and which of them are padding (None if none is).
+    """Return the slots (B, L) that decoding sequences read, and which of them are padding (None if none is).
 
-    A window keeps only the last positions: position p of sequence b stands in column p - (length_b - L_b). A chunk
-    keeps those from its start.
+    A window keeps only the last positions: position p of sequence b is in column p - (length_b - L_b). A chunk keeps
+    positions from its start on.
     """
     lengths = metadata.lengths[: metadata.num_decodes]
     seen = [_seen_from(n - 1, group) for n in lengths]
@@ -106,21 +106,21 @@ def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor,
 
 
 def _seen_from(position: int, group: GroupMetadata) -> int:
-    """How many positions a query sees, itself included."""
+    """Return how many positions a query sees, its own included."""
     if group.chunk is not None:
         return position % group.chunk + 1
     return min(position + 1, group.window) if group.window else position + 1
 
 
 def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tuple[Tensor | None, Tensor | None]:
-    """Slots (L,) that sequence `b` reads and its mask (P, L); no slots if all it reads is of this very step.
+    """Return the slots (L,) that sequence `b` reads and its mask (P, L); no slots if it reads only this step's tokens.
 
-    Query i stands at position start + i and sees the positions up to itself, at most `window` of them, or of its chunk:
+    Query i is at position start + i and sees the positions up to itself, at most `window` of them, or of its chunk:
 
         position   first .. start .. start+i .. length-1
         query i      1  ..   1   ..    1     0 .. 0
 
-    Within a range that is read both ways, a query also sees later positions; where ranges are joint, of all of them.
+    Within a both-ways range, a query also sees later positions; with joint ranges, those of all ranges.
     """
     start, length = metadata.starts[b], metadata.lengths[b]
     first = max(0, start - group.window + 1) if group.window else 0
@@ -155,12 +155,13 @@ def _decode(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """One query per sequence over its whole context; returns (B, H, C)."""
+    """Attend one query per sequence to its whole context; returns (B, H, C)."""
     B, L = slots_BL.shape
     K = keys_SKC.shape[1]
     k_BKLC = keys_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
     v_BKLC = values_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
-    # The heads that share a key stand where queries of one head would; so keys are read as they lie, never repeated.
+    # Query heads that share a key are laid out as queries of one head, so that keys are read in place and never
+    # repeated.
     q_BKGC = q_BHC.unflatten(1, (K, -1)).to(k_BKLC.dtype)
     if softcap is None:
         mask_BKGL = None
@@ -180,7 +181,7 @@ def _decode(
 def _prefill(
     q_PHC: Tensor, k_LKC: Tensor, v_LKC: Tensor, mask_PL: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """Causal attention of one sequence's P new tokens over L positions; returns (P, H, C)."""
+    """Attend one sequence's P new tokens causally to L positions; returns (P, H, C)."""
     G = q_PHC.shape[1] // k_LKC.shape[1]
     q_HPC = q_PHC.transpose(0, 1)
     k_HLC = k_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)

@@ -1,9 +1,9 @@
 """Attention of vision towers that pack images and windows into one sequence.
 
-transformers gives such attention the running sum of the packed lengths (`cu_seq_lens_q`) only when the name of
-the implementation holds "flash"; under any other name it calls once per window, which for a 448 x 448 image in
-Qwen2.5-VL is some 450 calls. So this registers under such a name, and computes all windows in one call: an operator,
-so that a compiler sees a call and does not look into it.
+transformers passes the cumulative packed lengths (`cu_seq_lens_q`) only to implementations with "flash" in their names;
+others it calls once per window, about 450 times for a 448 x 448 image in Qwen2.5-VL. This function therefore registers
+under such a name and computes all windows in one call, a registered operator, so that torch.compile sees an opaque
+call.
 
 Shapes: T tokens of all windows, W windows, H heads, C head size.
 """
@@ -18,15 +18,15 @@ from torch import Tensor
 
 NAME = "beheld_flash_tower"
 
-# With more lengths than this, windows are computed one by one.
+# With more distinct lengths than this, windows are computed one by one.
 _MOST_LENGTHS = 8
 
 
 def register(how: str = "torch") -> str:
-    """Register the function (again is harmless) and return its name.
+    """Register the function (repeated calls are harmless) and return its name.
 
     Args:
-        how: what computes it: "flash", "triton" or "torch"; see select.select_tower.
+        how: "flash", "triton" or "torch"; see select.select_tower.
     """
     from transformers import AttentionInterface
 
@@ -46,7 +46,7 @@ def tower_attention(
     how: str = "torch",
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention within each window, both ways. query, key, value (1, H, T, C) -> (1, T, H, C)."""
+    """Attend within each window, both ways: query, key, value (1, H, T, C) -> (1, T, H, C)."""
     assert attention_mask is None
     assert cu_seq_lens_q is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -77,7 +77,7 @@ def _tower(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, sc
 
 
 def _tower_shape(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, bounds_W1: Tensor, scale: float, how: str) -> Tensor:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], q_1HTC.shape[3]))
 
 
@@ -86,7 +86,7 @@ def _dense(x_THC: Tensor) -> Tensor:
 
 
 def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
-    """Windows of one length are a batch; a tower has few lengths (whole windows, and those at two edges)."""
+    """Batch windows of equal length; a tower has few lengths (whole windows, and those at two edges)."""
     lengths_W = bounds_W1[1:] - bounds_W1[:-1]
     lengths = lengths_W.tolist()
     if len(set(lengths)) == 1:
@@ -103,7 +103,7 @@ def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tensor, sca
 
 
 def _batch(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, length: int, scale: float) -> Tensor:
-    """Windows of this length, one after the other."""
+    """Compute windows of this length, one after another."""
     q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THC, k_THC, v_THC))
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(0, 1)
 

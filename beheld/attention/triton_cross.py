@@ -1,17 +1,17 @@
-"""Attention to states of media items in one Triton kernel, which reads the states where they lie.
+"""Cross-attention to states of media items in one Triton kernel that reads the states in place.
 
 Shapes: T tokens of the step, H query heads, K key-value heads, G = H / K of them in a group, C head size, E states, W
 work items, P pieces, R rows of a tile (queries: tokens times G), N states of a tile.
 
-Tokens of a run are cut into tiles of a few tokens. The states of a run may lie in several tensors; a work item is one
-tile and a part of the run's states, as a range of pieces, each of which lies in one tensor:
+A run's tokens are cut into tiles of a few tokens. A run's states may be spread over several tensors; a work item is one
+tile and a part of the run's states, given as a range of pieces, each within one tensor:
 
     run 0, tile 0      |item 0: piece 0     |item 1: piece 1, 2   |      two items of states, the second one short
     run 0, tile 1      |item 2: piece 0, 1, 2 ...                        (simplified)
     tokens of no run   |item 3: no piece                                 their rows are zero
 
-Parts of one tile leave their sums in a workspace, and the last of them to finish joins all: one launch a layer. All
-numbers come from one table, which goes up once a step; what differs between layers is found from it.
+Parts of one tile leave their sums in a workspace, and the last part to finish joins them: one launch per layer. All
+numbers come from one table, copied to the device once per step; layers compute what differs between them from it.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -32,31 +32,31 @@ from beheld.attention.cross import CrossMetadata, CrossRun
 from beheld.attention.triton_math import accumulate, join, products, unit
 from beheld.platform.registry import platform_of
 
-# Fields of a work item: first and stop of its tokens in the list of tokens, first and stop of its pieces, its number
-# among its tile's parts, number of parts, place of the tile's first part in the workspace.
+# Fields of a work item: first and stop of its tokens in the token list, first and stop of its pieces, its number among
+# its tile's parts, number of parts, index of the tile's first part in the workspace.
 _ITEM_FIELDS = 8
 # Fields of a piece: address of its first key in the first layer, bytes to the next layer, bytes from keys to values,
 # number of states.
 _PIECE_FIELDS = 4
-# Parts are made of whole tiles, whatever a tile is.
+# Parts consist of whole tiles, whatever the tile size.
 _TILES = 64
-# A part shorter than this costs more in joining than it saves in reading.
+# A shorter part costs more to join than it saves in reading.
 _MIN_PART = 128
-# One program joins all parts of a tile, and that takes longer the more they are.
+# One program joins all parts of a tile, which takes longer the more there are.
 _MAX_PARTS = 32
-# Programs of the kernel that one multiprocessor runs side by side.
+# Programs of the kernel that run concurrently on one multiprocessor.
 _PROGRAMS_PER_SM = 3
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """How one program works.
+    """The launch shape of a program.
 
     Attributes:
-        tokens: of a tile.
-        rows: queries of a tile, a power of two.
-        states: of a tile.
-        joined: parts that are joined at a time: what the registers hold.
+        tokens: per tile.
+        rows: queries per tile, a power of two.
+        states: per tile.
+        joined: parts that are joined at a time, limited by registers.
     """
 
     tokens: int
@@ -73,7 +73,7 @@ class _Plan:
 
     Attributes:
         items_W8, pieces_P4, tokens_T: the table, int64; tokens are indices into the step's, each in one item's range.
-        arrived: how many parts have finished, per place of the workspace and key-value head; zero between launches.
+        arrived: the number of finished parts, per workspace index and key-value head; zero between launches.
         acc, sums: the workspace.
     """
 
@@ -110,7 +110,7 @@ def _cross(
     WIDTH: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """One program: one work item, one key-value head with all its query heads."""
+    """One program computes one work item and one key-value head with all its query heads."""
     head = tl.program_id(0)
     item_ptr = items_ptr + tl.program_id(1) * 8
     first = tl.load(item_ptr + 0)
@@ -152,14 +152,14 @@ def _cross(
             m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)
     out_RC = out_ptr + ((token_R * KV_HEADS * GROUP + head_R) * SIZE)[:, None] + c_C[None, :]
     if parts == 1:
-        # Without a state, zero.
+        # A tile without states gives zero.
         tl.store(out_RC, acc_RC / tl.where(l_R == 0.0, 1.0, l_R)[:, None], mask=inside_RC)
     else:
         line_R = ((place + part) * KV_HEADS + head) * ROWS + row_R
         tl.store(acc_ptr + line_R[:, None] * SIZE + c_C[None, :], acc_RC, mask=inside_C[None, :])
         tl.store(sums_ptr + line_R * 2, m_R * factor)
         tl.store(sums_ptr + line_R * 2 + 1, l_R)
-        # Every thread's results must be written before one thread says so.
+        # All threads' results must be written before one thread signals that they are.
         tl.debug_barrier()
         counter_ptr = arrived_ptr + place * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
@@ -169,7 +169,7 @@ def _cross(
 
 
 class TritonCross:
-    """See CrossBackend; any head and group size. Nothing is copied, and nothing waits for the device."""
+    """See CrossBackend; any head and group size. It copies no states and never synchronizes."""
 
     name = "triton"
 
@@ -209,7 +209,7 @@ class TritonCross:
         )
 
     def _side_by_side(self, device: torch.device) -> int:
-        """Programs that the device runs at a time."""
+        """Return the number of programs that the device runs at a time."""
         known = self._programs.get(device)
         if known is None:
             facts = platform_of(device).kernel_facts(device)
@@ -218,26 +218,26 @@ class TritonCross:
 
 
 class _Table:
-    """The numbers of a step, gathered on the host.
+    """Builds a step's table on the host.
 
     Args:
         num_tokens: T.
-        tile: tokens of a tile.
-        state_bytes: of the keys of one state in one layer; the next state's follow at once.
+        tile: tokens per tile.
+        state_bytes: of one state's keys in one layer; the next state's follow directly.
     """
 
     def __init__(self, num_tokens: int, tile: int, state_bytes: int) -> None:
         self._tile = tile
         self._num_tokens = num_tokens
         self._state_bytes = state_bytes
-        # Field after field, without a bound between one item and the next: lists of lists take long to copy.
+        # Flat lists of fields: nested lists take long to copy.
         self._items: list[int] = []
         self._pieces: list[int] = []
         self._tokens: list[int] = []
         self.num_places = 0
 
     def fill(self, runs: Sequence[CrossRun], target: int) -> None:
-        """Take in all runs, in about `target` work items or as many as there are tiles, and the tokens of none."""
+        """Add all runs, as about `target` work items or one per tile if there are more, and tokens without a run."""
         blind = np.ones(self._num_tokens, dtype=bool)
         num_states = [sum(len(item) for item in run.states) for run in runs]
         total = sum(-(-run.num_tokens // self._tile) * count for run, count in zip(runs, num_states, strict=True))
@@ -246,7 +246,7 @@ class _Table:
             for low, high in run.ranges:
                 blind[low:high] = False
             parts = min(_MAX_PARTS, -(-count // share))
-            # Parts of one tile are made equally long, to whole tiles.
+            # Parts of one tile are equally long, in whole tiles.
             length = -(-count // (parts * _TILES)) * _TILES
             bounds = self._add_pieces(run.states, length)
             for low, high in run.ranges:
@@ -257,7 +257,7 @@ class _Table:
         self._add_items(len(nothing), [0, 0])
 
     def _add_pieces(self, states: Sequence[Tensor], length: int) -> list[int]:
-        """Cut the states into parts of `length`; where each part's pieces begin, and where the last one's end.
+        """Cut the states into parts of `length`; return where each part's pieces begin, and where the last one's end.
 
         states    |--------- a ---------|--- b ---|
         parts     |--- 0 ---|--- 1 ---|--- 2 ---|3|       pieces: a, a, a and b, b
@@ -279,7 +279,7 @@ class _Table:
         return [*bounds, len(self._pieces) // _PIECE_FIELDS]
 
     def _add_items(self, num_tokens: int, bounds: list[int]) -> None:
-        """The tiles of the last `num_tokens` tokens, each with the parts whose pieces `bounds` divides."""
+        """Add the tiles of the last `num_tokens` tokens, each with the parts whose pieces `bounds` separates."""
         parts = len(bounds) - 1
         stop = len(self._tokens)
         for first in range(stop - num_tokens, stop, self._tile):
@@ -290,9 +290,9 @@ class _Table:
                 self.num_places += parts
 
     def upload(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Items (W, 8), pieces (P, 4) and tokens (T) on the device, in one copy that nothing waits for."""
+        """Return items (W, 8), pieces (P, 4) and tokens (T) on the device, by one asynchronous copy."""
         parts = (self._items, self._pieces, self._tokens)
-        # Its memory is used again only when the copy from it is over.
+        # Its memory is reused only after the copy from it has finished.
         host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=platform_of(device).pinned_memory)
         host.numpy()[:] = list(itertools.chain(*parts))
         items, pieces, tokens_T = host.to(device, non_blocking=True).split([len(part) for part in parts])
@@ -330,12 +330,12 @@ def _launch(q_THC: Tensor, out_THC: Tensor, kv_heads: int, index: int, plan: _Pl
 
 
 def alignment_of(size: int, element_bytes: int) -> int:
-    """Bytes to whose multiples all addresses of states go: those of one head, or as many as a load takes at most."""
+    """Return the alignment in bytes of all states' addresses: one head's bytes, or the largest load if that is less."""
     return math.gcd(16, size * element_bytes)
 
 
 def shape_of(most: int, group: int, element_bytes: int) -> _Shape:
-    """How programs work in a step whose runs have `most` tokens at most: what fits every GPU's shared memory."""
+    """Return the launch shape for runs of at most `most` tokens; it fits every GPU's shared memory."""
     if most == 1:
         rows = max(16, triton.next_power_of_2(group))
         return _Shape(1, rows, *((16, 4, 3) if element_bytes == 4 else (64, 4, 3)), joined=4)

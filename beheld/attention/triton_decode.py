@@ -1,16 +1,16 @@
-"""Decoding on the paged cache: one query per sequence, its keys split over programs that then join their results.
+"""Decoding on the paged cache: one query per sequence, its keys split over programs that join their results.
 
-Shapes: B sequences, W work items, K key-value heads, H query heads, G = H / K of them in a group, C head size,
-R = G padded for the matrix units, N keys of a tile, P parts.
+Shapes: B sequences, W work items, K key-value heads, H query heads, G = H / K of them in a group, C head size, R = G
+padded for the matrix units, N keys of a tile, P parts.
 
-A work item is a range of positions of one sequence. The list of items is made on the device from `lengths_B`, once a
-step, so that a CUDA graph that holds the launches serves any lengths:
+A work item is a range of positions of one sequence. The device makes the list of items from `lengths_B`, once per step,
+so that one CUDA graph of the launches serves any lengths:
 
     sequence 0   |item 0    |item 1    |item 2  |new      a part reads chunk positions of the cache;
     sequence 1   |item 3   |new                           the last one also takes the step's own key and value,
     sequence 2   |new                        (item 4)     and writes them to the cache: no store kernel runs before
 
-Parts of one sequence leave their sums in a workspace, and the last of them to finish joins all: one launch a layer.
+Parts of one sequence leave their sums in a workspace, and the last part to finish joins them: one launch per layer.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -28,15 +28,15 @@ from beheld.attention.backend import GroupMetadata, LayerKV
 from beheld.attention.triton_math import accumulate, capped, join, products, unit
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
-# first item. Eight numbers make one memory sector.
+# first item. Eight numbers fill one memory sector.
 _FIELDS = 8
-# A part shorter than this costs more in joining than it saves in reading; with few sequences there is room for more.
+# A shorter part costs more to join than it saves in reading; with few sequences the device has idle programs to spare.
 _MIN_CHUNK = 128
 _MIN_CHUNK_OF_FEW = 64
 _FEW = 4
-# One program joins all parts of a row, and that takes longer the more they are.
+# One program joins all parts of a row, which takes longer the more there are.
 _MAX_PARTS = 32
-# Parts that are joined at a time: what the registers hold.
+# Parts that are joined at a time, limited by registers.
 _JOINED = 4
 _NO_WINDOW = 1 << 30
 
@@ -47,11 +47,12 @@ class DecodePlan:
 
     Attributes:
         items_W8: the work items, int32; made on the device.
-        arrived_BK: how many parts have finished, zero between launches.
-        acc_WHC, sums_WH2: workspace for the parts' results; made by the first layer that knows its shape.
-        settled: made before anything of the step's layers ran, as block tables are, with a kernel between that does not
-            start early: the embeddings' is one. To wait is not enough where a kernel signals before it does.
-        crowded: the rows alone, in one part each, take more than half of the programs asked for; see shape_of.
+        arrived_BK: the number of finished parts, zero between launches.
+        acc_WHC, sums_WH2: workspace for the parts' results, made by the first layer, which knows its shape.
+        settled: whether the items and block tables were made before the step's layers, with a kernel in between that
+            does not start early, such as the embeddings'. Waiting for the previous kernel is not enough if it signals
+            before its end.
+        crowded: the rows alone, one part each, take more than half of the requested programs; see shape_of.
     """
 
     items_W8: Tensor
@@ -84,12 +85,12 @@ def _plan(
     inside_B = row_B < num_rows
     length_B = tl.load(lengths_ptr + row_B, mask=inside_B, other=1)
     stop_B = tl.maximum(length_B - 1, 0)
-    # A query sees the positions of its window that lie in its own span: those from the last multiple of it on.
+    # Within its window, a query sees only positions from the last multiple of its span on.
     first_B = tl.maximum(length_B - window, stop_B // span * span)
     seen_B = tl.maximum(stop_B - first_B, 0)
     share = tl.cdiv(tl.sum(seen_B, 0), target_items)
     chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, min_chunk)
-    # A row's parts are made equally long, to whole tiles.
+    # Parts of one row are equally long, in whole tiles.
     parts_B = tl.minimum(tl.maximum(tl.cdiv(seen_B, chunk), 1), MAX_PARTS)
     chunk_B = tl.cdiv(tl.cdiv(seen_B, parts_B), TILE) * TILE
     chunk_B = tl.maximum(chunk_B, TILE)
@@ -130,7 +131,7 @@ def _tile(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """Keys (N, C) and values of the positions from `position` on that are before `stop`, and zeros after it."""
+    """Return keys (N, C) and values of positions from `position` to `stop`, zeros after it."""
     c_C = tl.arange(0, WIDTH)
     d_C = tl.arange(0, V_WIDTH)
     position_N = position + tl.arange(0, TILE)
@@ -162,7 +163,7 @@ def _take(
     SOFTCAP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The running maximum, sums and weighted values with those of a tile."""
+    """Add a tile to the running maximum, sums and weighted values."""
     s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
     s_RN = tl.where((position + tl.arange(0, TILE) < stop)[None, :], s_RN, float("-inf"))
     return accumulate(s_RN, v_NC, m_R, l_RN, acc_RC, factor, False, True)
@@ -205,10 +206,10 @@ def _decode(
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """One program: one item, one key-value head with all its query heads.
+    """One program computes one item and one key-value head with all its query heads.
 
-    EARLY: this kernel may have been started before the one before it has ended, and lets the next one start.
-    AHEAD: it reads its first tile before it waits for that one.
+    EARLY: this kernel may start before the previous one ends, and lets the next one start early. AHEAD: it reads its
+    first tile before it waits for the previous kernel.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -231,7 +232,7 @@ def _decode(
     inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
     table_ptr = tables_ptr + row.to(tl.int64) * table_row
     if AHEAD:
-        # What earlier steps stored, and where it lies, was there all along.
+        # Safe to read before waiting: earlier steps stored it.
         k_NC, v_NC = _tile(
             keys_ptr, values_ptr, table_ptr, first, stop, head, KV_HEADS, SIZE, V_SIZE, BLOCK_SIZE, TILE, WIDTH, V_WIDTH
         )
@@ -242,7 +243,7 @@ def _decode(
         mask=inside_RC,
         other=0.0,
     )
-    # The step's own key and value: the last part stores them, and takes them into its sums.
+    # The last part stores the step's key and value, and adds them to its sums.
     last = (part == parts - 1).to(tl.int32)
     own_C = c_C < SIZE * last
     own_D = d_C < V_SIZE * last
@@ -251,19 +252,19 @@ def _decode(
     own_k_C = own_k_C.to(keys_ptr.dtype.element_ty)
     own_v_C = own_v_C.to(values_ptr.dtype.element_ty)
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    # Slots of the null block are padding's: it stays as it is.
+    # Padding has slots of the null block, which stays unchanged.
     if slot >= BLOCK_SIZE:
         tl.store(keys_ptr + (slot * KV_HEADS + head) * SIZE + c_C, own_k_C, mask=own_C)
         tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, own_v_C, mask=own_D)
     factor = unit(scale, SOFTCAP)
     s_R = capped(tl.sum(q_RC.to(tl.float32) * own_k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
     m_R = tl.where(last > 0, s_R, float("-inf"))
-    # Sums over a tile's keys go from warp to warp and cost a barrier: kept apart until the end.
+    # Summing over a tile's keys crosses warps and costs a barrier, so sums per key are kept until the end.
     l_RN = tl.zeros([ROWS, TILE], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     q_RC = q_RC.to(keys_ptr.dtype.element_ty)
     if AHEAD:
-        # A part without positions is its row's only one, whose maximum is its own key's already.
+        # A part without positions is its row's only one, and its maximum is already its new key's.
         m_R, l_RN, acc_RC = _take(
             q_RC, k_NC, v_NC, first, stop, m_R, l_RN, acc_RC, factor, scale, softcap, SOFTCAP, TILE
         )
@@ -287,7 +288,7 @@ def _decode(
         m_R, l_RN, acc_RC = _take(
             q_RC, k_NC, v_NC, position, stop, m_R, l_RN, acc_RC, factor, scale, softcap, SOFTCAP, TILE
         )
-    # Weighed last, and its weight rounded like those of all others.
+    # The new value is added last, its weight rounded like all others.
     p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
     l_R = tl.sum(l_RN, 1) + p_R
     acc_RC += p_R.to(own_v_C.dtype).to(tl.float32)[:, None] * own_v_C.to(tl.float32)[None, :]
@@ -299,7 +300,7 @@ def _decode(
         tl.store(acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :], acc_RC, mask=inside_RD)
         tl.store(sums_ptr + line_R * 2, m_R * factor, mask=heads_R < GROUP)
         tl.store(sums_ptr + line_R * 2 + 1, l_R, mask=heads_R < GROUP)
-        # Every thread's results must be written before one thread says so.
+        # All threads' results must be written before one thread signals that they are.
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
@@ -341,7 +342,7 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
 
 
 def _padded(count: int) -> int:
-    """Room for `count` numbers in few different sizes: each one is a kernel to compile."""
+    """Round `count` up to one of few sizes: each size is a kernel to compile."""
     return max(256, triton.next_power_of_2(count))
 
 
@@ -361,7 +362,7 @@ def decode(
     """Store and attend for the first rows of the step, one token each; writes those rows of `out_THC`.
 
     Args:
-        early: start before the kernel before this one has ended; only where the hardware can.
+        early: start before the previous kernel ends; only if the hardware can.
     """
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
@@ -417,11 +418,11 @@ def _workspace(plan: DecodePlan, heads: int, v_size: int, device: torch.device) 
 
 
 def shape_of(width: int, element_bytes: int, crowded: bool) -> tuple[int, int, int]:
-    """Keys of a tile, warps and pipeline stages for a head of `width` elements: what fits every GPU's shared memory.
+    """Return keys per tile, warps and pipeline stages for heads of `width` elements; fits every GPU's shared memory.
 
-    Of many programs, more run side by side if they have fewer warps, and some read while others begin or end: on an
-    H200, 7B's heads, 256 rows of 350 positions, 53 microseconds instead of 60, 64 of 4000 128 instead of 160. Heads of
-    64 gain by that in some cases and lose in others.
+    With many programs, fewer warps each let more of them run concurrently, and some read while others begin or end: on
+    an H200 with 7B's heads, 256 rows of 350 positions take 53 microseconds instead of 60, and 64 rows of 4000 take 128
+    instead of 160. Heads of 64 gain in some cases and lose in others.
     """
     if element_bytes == 4:
         return 16, 4, 3

@@ -1,4 +1,4 @@
-"""The piece of mathematics that the attention kernels share: scores, and a softmax that goes tile by tile.
+"""Mathematics that the attention kernels share: scores, and a softmax computed tile by tile.
 
 Shapes: R rows (query heads of one key-value head, times queries), N keys of a tile, C head size.
 """
@@ -14,9 +14,9 @@ _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def capped(s, scale, softcap, SOFTCAP: tl.constexpr):
-    """Products of queries and keys as `accumulate` wants them: with the soft cap, if there is one.
+    """Return products of queries and keys as `accumulate` takes them, with the soft cap if there is one.
 
-    tanh(x) = 1 - 2 / (e^2x + 1), right at both ends also where the exponential overflows.
+    tanh(x) = 1 - 2 / (e^2x + 1), correct at both ends even where the exponential overflows.
     """
     if SOFTCAP:
         s = softcap * (1.0 - 2.0 / (tl.exp2(s * (2 * _LOG2_E * scale / softcap)) + 1.0))
@@ -25,19 +25,19 @@ def capped(s, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def unit(scale, SOFTCAP: tl.constexpr):
-    """What to multiply `capped` with to get scores as powers of two, the exponential that the hardware computes."""
+    """Return the factor that turns `capped` into exponents of two, which is what the hardware computes."""
     return _LOG2_E if SOFTCAP else scale * _LOG2_E
 
 
 @triton.jit
 def weigh(s_RN, m_R, l_R, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
-    """Take a tile's scores into the running maximum and sum.
+    """Add a tile's scores to the running maximum and sum.
 
-    Returns both, what to shrink the values weighted so far by (R), and the weights of this tile's (R, N).
+    Returns both, the factor (R) that rescales earlier weighted values, and the weights of this tile's values (R, N).
 
-    factor: see `unit`; it comes in here, positive, so that scaling and subtracting the maximum are one operation.
-    LATE: `l_R` is kept as (R, N), one sum for each place in a tile; who wants the sum of a row adds them up at the end.
-    GUARD: a row may have seen no key yet; its maximum is minus infinity, and inf - inf must not become NaN.
+    factor: see `unit`; it is applied here, and positive, so that scaling and subtracting the maximum are one operation.
+    LATE: `l_R` is kept as (R, N), one sum per position in a tile; the caller adds them up at the end. GUARD: a row may
+    not have seen a key yet; its maximum is minus infinity, and inf - inf must not become NaN.
     """
     new_R = tl.maximum(m_R, tl.max(s_RN, 1))
     base_R = tl.where(new_R == float("-inf"), 0.0, new_R) if GUARD else new_R
@@ -49,20 +49,20 @@ def weigh(s_RN, m_R, l_R, factor, GUARD: tl.constexpr, LATE: tl.constexpr = Fals
 
 @triton.jit
 def add_values(acc_RC, shrink_R, p_RN, v_NC):
-    """The weighted values so far, with a tile's."""
+    """Add a tile's weighted values."""
     return tl.dot(p_RN.to(v_NC.dtype), v_NC, acc_RC * shrink_R[:, None], input_precision="ieee")
 
 
 @triton.jit
 def accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
-    """Take a tile into the running maximum, sum and weighted values, and return these; see `weigh`."""
+    """Add a tile to the running maximum, sum and weighted values, and return these; see `weigh`."""
     m_R, l_R, shrink_R, p_RN = weigh(s_RN, m_R, l_R, factor, GUARD, LATE)
     return m_R, l_R, add_values(acc_RC, shrink_R, p_RN, v_NC)
 
 
 @triton.jit
 def products(q_RC, k_NC):
-    """Queries times keys, (R, N) in float32; exact products where the inputs are float32."""
+    """Return queries times keys, (R, N) in float32; products are exact for float32 inputs."""
     return tl.dot(q_RC, tl.trans(k_NC), input_precision="ieee")
 
 
@@ -80,7 +80,7 @@ def join(
     V_WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The parts' sums as one. Their maxima come first, so that the loads of the long loop wait for nothing."""
+    """Join the parts' sums. Their maxima come first, so that the loads of the long loop wait for nothing."""
     heads_R = tl.arange(0, ROWS)
     d_C = tl.arange(0, V_WIDTH)
     inside_RD = (heads_R < GROUP)[:, None] & (d_C < V_SIZE)[None, :]
@@ -91,7 +91,7 @@ def join(
         there_PR = (part + few_P < parts)[:, None] & (heads_R < GROUP)[None, :]
         m_PR = tl.load(sums_ptr + line_PR * 2, mask=there_PR, other=float("-inf"), cache_modifier=".cg")
         m_R = tl.maximum(m_R, tl.max(m_PR, 0))
-    # Rows that pad the group have no sums; 0 / 1 keeps them harmless.
+    # Rows that pad the group have no sums; dividing by 1 keeps them finite.
     m_R = tl.where(heads_R < GROUP, m_R, 0.0)
     l_R = tl.where(heads_R < GROUP, 0.0, 1.0)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)

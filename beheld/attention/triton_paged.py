@@ -1,10 +1,10 @@
 """Attention on the paged cache in Triton kernels: the backend of NVIDIA GPUs.
 
-A step's layer is one launch where all sequences decode (it stores, attends and joins), and where some prefill two more:
-store, and attend. Nothing is read back to the host. The decoding part takes every number that changes from step to step
-from device tensors, so that a CUDA graph may hold it: capture `begin` and the layers with tensors that stay in place
-(lengths_B, tables_BN, slots_T) and change their contents between replays. Rows that pad such a graph have length 1 and
-slot 0: they read nothing, write nothing to the cache, and their output is their own value.
+One launch per layer if all sequences decode (it stores, attends and joins), and two more if some prefill: store, and
+attend. Nothing is read back to the host. The decoding part reads every number that changes between steps from device
+tensors, so that a CUDA graph may contain it: capture `begin` and the layers with tensors that stay in place (lengths_B,
+tables_BN, slots_T) and change their contents between replays. Rows that pad such a graph have length 1 and slot 0: they
+read nothing, write nothing to the cache, and their output is their new value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, 
 from beheld.platform.platform import KernelFacts
 from beheld.platform.registry import platform_of
 
-# Programs of the decode kernel that one multiprocessor runs side by side.
+# Programs of the decode kernel that run concurrently on one multiprocessor.
 _PROGRAMS_PER_SM = 3
 
 
@@ -34,7 +34,7 @@ class TritonBackend:
         self._facts: dict[torch.device, KernelFacts] = {}
 
     def begin(self, metadata: AttnMetadata) -> None:
-        """Forget what the groups' layers shared in an earlier step on the same metadata."""
+        """Forget what the groups' layers shared in an earlier step with the same metadata."""
         for group in metadata.groups:
             group.extra.clear()
             if group.kv_heads is not None and metadata.num_decodes:
@@ -73,7 +73,7 @@ class TritonBackend:
         store(_dense_heads(k_TKC), _dense_heads(v_TKC), kv, metadata.groups[kv.group].slots_T)
 
     def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
-        """Made when the group's first layer asks, unless `begin` has made it."""
+        """Return the shared data of the group, made by its first layer unless `begin` made it."""
         plan = group.extra.get("decode")
         if plan is None:
             programs = _PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
@@ -87,7 +87,7 @@ class TritonBackend:
         plan = group.extra.get("prefill")
         if plan is None:
             known = self._facts_of(q_THC.device)
-            # The kernel in which the copy engine fetches knows neither prefixes nor windows: see triton_prefill.
+            # The kernel that uses the copy engine supports neither prefixes nor windows: see triton_prefill.
             captured = metadata.starts_B is not None
             plain = group.window is None and not any(metadata.starts[metadata.num_decodes :])
             fetch = "engine" if plain and known.copies_tiles else "threads"
@@ -107,5 +107,5 @@ class TritonBackend:
 
 
 def _dense_heads(x_TKC: Tensor) -> Tensor:
-    """The kernels take any strides over tokens and heads, but a head's elements lie side by side."""
+    """Make a head's elements contiguous; the kernels take any strides over tokens and heads."""
     return x_TKC if x_TKC.stride(2) == 1 else x_TKC.contiguous()

@@ -1,20 +1,20 @@
-"""Prefill on the paged cache: many queries per sequence, causal, over a cached prefix and the step's own tokens.
+"""Prefill on the paged cache: many queries per sequence, causal, over a cached prefix and the step's tokens.
 
 Shapes: T tokens, K key-value heads, H query heads, G = H / K of them in a group, C head size, N keys of a tile,
 R rows of a tile, L tiles.
 
-The queries of one sequence and the heads of one group are one long list of rows, query by query, cut into tiles:
+The queries of one sequence and the heads of one group form one list of rows, query by query, cut into tiles:
 
     row        0    1    2    3    4    5    6    7        row r: query r // G, head r % G of the group
     query      0    0    0    1    1    1    2    2 ..     (here G = 3)
     tile      |---------- 0 ---------|------- 1 ----
 
-so no row of a tile is idle whatever G is, a key is read once for all heads of its group, and a tile spans few queries,
-which leaves little of the causal triangle's edge to compute in vain. Keys and values of the step's own tokens are read
-where the model left them; only the prefix goes through the block table.
+No row of a tile is idle whatever G is, a key is read once for all heads of its group, and a tile spans few queries, so
+little beyond the edge of the causal triangle is computed. Keys and values of the step's tokens are read from the
+model's output; only the prefix is read through the block table.
 
-Two kernels come of it. In the general one, threads fetch everything. Where no sequence has a prefix, or a window, a GPU
-with a copy engine (Hopper and later) fetches whole tiles itself, which leaves registers for two programs side by side.
+There are two kernels. In the general one, threads load everything. Where no sequence has a prefix or a window, a GPU
+with a copy engine (Hopper and later) loads whole tiles, which leaves registers for two concurrent programs.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -35,10 +35,10 @@ from beheld.attention.triton_math import accumulate, capped, products, unit
 
 @dataclass(frozen=True)
 class TileShape:
-    """Rows and keys of a tile, warps of a program, stages of its pipeline, and who fetches tiles of keys and values.
+    """Rows and keys per tile, warps per program, pipeline stages, and what loads tiles of keys and values.
 
     Attributes:
-        fetch: "threads" or "engine", the copy engine of Hopper and later.
+        fetch: "threads", or "engine" for the copy engine of Hopper and later.
     """
 
     rows: int
@@ -54,8 +54,8 @@ class PrefillPlan:
 
     Attributes:
         tiles_L8: see `make_tiles`.
-        sees_T: for each token of the step, how many of its sequence's own tokens it sees, int32; None where all see up
-            to themselves.
+        sees_T: per token of the step, how many of its sequence's tokens in this step it sees, int32; None if every
+            token sees up to itself.
     """
 
     tiles_L8: Tensor
@@ -99,7 +99,10 @@ def _prefill(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """One program: one tile of rows, one key-value head. WINDOW and CHUNK are 0 where there is none; CHUNK has both."""
+    """One program computes one tile of rows and one key-value head.
+
+    WINDOW and CHUNK are 0 if absent; with CHUNK, both are set.
+    """
     tile = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     sequence = tl.load(tiles_ptr + tile * 8 + 0)
@@ -126,7 +129,7 @@ def _prefill(
     l_R = tl.zeros([ROWS], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     low = first_row // GROUP
-    # Of the step's own tokens, a query sees those before `sees_R`: up to itself, or to the end of its image.
+    # Of the step's tokens, a query sees those before `sees_R`: up to itself, or to the end of its image.
     if sees_ptr is None:
         sees_R = query_R + 1
         high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
@@ -135,7 +138,7 @@ def _prefill(
         high = tl.max(sees_R, 0)
 
     factor = unit(scale, SOFTCAP)
-    # The prefix, through the block table; all of it lies before every query.
+    # The prefix, through the block table; all of it precedes every query.
     if PREFIX:
         begin = 0
         if WINDOW > 0:
@@ -147,7 +150,7 @@ def _prefill(
             position_N = position + tile_N
             live_N = position_N < start
             line_N = (block_N.to(tl.int64) * BLOCK_SIZE + position_N % BLOCK_SIZE) * KV_HEADS + head
-            # A tile's blocks are looked up one tile ahead: keys are then fetched without waiting for the table.
+            # A tile's blocks are looked up one tile ahead, so that loading keys does not wait for the table.
             next_N = position_N + TILE
             block_N = tl.load(table_ptr + next_N // BLOCK_SIZE, mask=next_N < start, other=0)
             k_NC = tl.load(
@@ -166,7 +169,7 @@ def _prefill(
             )
             m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
-    # The step's own tokens: first those that every row of the tile sees, then the edge of the triangle.
+    # The step's tokens: first those that every row of the tile sees, then the edge of the triangle.
     k_base = k_ptr + token.to(tl.int64) * k_token + head * k_head
     v_base = v_ptr + token.to(tl.int64) * v_token + head * v_head
     begin = 0
@@ -190,7 +193,7 @@ def _prefill(
             seen_RN = seen_RN & (start + own_N[None, :] >= (start + query_R[:, None]) // CHUNK * CHUNK)
         s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
         v_NC = _own(v_base, v_tiles, v_token, token, own, count, head, V_SIZE, TILE, V_WIDTH)
-        # A whole tile may run on into the next sequence: a NaN of another request times a weight of zero is still NaN.
+        # A whole tile may extend into the next sequence: a NaN of another request times a weight of zero is still NaN.
         if v_tiles is not None:
             v_NC = tl.where((own_N < count)[:, None], v_NC, 0.0)
         GUARD: tl.constexpr = WINDOW > 0 or sees_ptr is not None
@@ -205,9 +208,9 @@ def _prefill(
 
 @triton.jit
 def _own(base, tiles, stride, token, own, count, head, SIZE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr):
-    """Keys or values (N, C) of the sequence's tokens `own` and following of this step.
+    """Return keys or values (N, C) of the sequence's tokens of this step, from `own` on.
 
-    The copy engine fetches whole tiles; threads read element by element, and zeros past the sequence's end.
+    The copy engine loads whole tiles; threads load elements, and zeros past the sequence's end.
     """
     if tiles is None:
         own_N = own + tl.arange(0, TILE)
@@ -220,11 +223,11 @@ def _own(base, tiles, stride, token, own, count, head, SIZE: tl.constexpr, TILE:
 
 
 def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens: int) -> Tensor:
-    """The tiles (L, 8) of all prefilling sequences, int32 on the device; `num_tokens` is T.
+    """Return the tiles (L, 8) of all prefilling sequences, int32 on the device; `num_tokens` is T.
 
-    Fields: sequence, first row, first token, tokens of the sequence in this step, their first position. Long sequences
-    come first, and of each the last rows, which see most keys: a long tile started last would keep the device waiting.
-    A sequence's tiles stay together, so that its keys stay in the device's cache.
+    Fields: sequence, first row, first token, the sequence's tokens in this step, their first position. Long sequences
+    come first, and within each the last rows, which see most keys: a long tile that starts last would keep the device
+    waiting. A sequence's tiles stay together, so that its keys stay in the device's cache.
     """
     first = metadata.num_decodes
     starts = np.array(metadata.starts[first:], dtype=np.int64)
@@ -242,9 +245,9 @@ def make_tiles(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens:
 
 
 def make_tiles_on_device(metadata: AttnMetadata, heads_per_kv: int, rows: int, num_tokens: int) -> Tensor:
-    """The same from numbers on the device, so that a CUDA graph may hold it.
+    """Return the tiles from numbers on the device, so that a CUDA graph may contain the computation.
 
-    There are as many tiles as T tokens can need; those that are not needed have no tokens.
+    There are as many tiles as T tokens can need; unneeded tiles have no tokens.
     """
     assert metadata.starts_B is not None
     first, most = metadata.num_decodes, len(metadata.starts) - metadata.num_decodes
@@ -263,9 +266,9 @@ def make_tiles_on_device(metadata: AttnMetadata, heads_per_kv: int, rows: int, n
 
 
 def make_sees(metadata: AttnMetadata) -> Tensor | None:
-    """For each token of the step, how many of its sequence's tokens of this step it sees: more where read both ways.
+    """Return, per token of the step, how many of its sequence's tokens in this step it sees; more in both-ways ranges.
 
-    None where nothing is.
+    None if there are no such ranges.
     """
     if not any(metadata.both_ways):
         return None
@@ -336,7 +339,7 @@ def prefill(
 def _tiles_of(
     k_TKC: Tensor, v_TKC: Tensor, shape: TileShape
 ) -> tuple[TensorDescriptor, TensorDescriptor] | tuple[None, None]:
-    """What the copy engine must know to fetch (keys of a tile, one head, C) of both; Nones if it is not to."""
+    """Return the copy engine's descriptors (keys of a tile, one head, C) of keys and values; None without it."""
     if shape.fetch == "threads" or not (_engine_can(k_TKC) and _engine_can(v_TKC)):
         return None, None
     k_tiles, v_tiles = (
@@ -346,7 +349,10 @@ def _tiles_of(
 
 
 def _engine_can(x_TKC: Tensor) -> bool:
-    """The copy engine wants addresses and strides in multiples of 16 bytes, Triton sizes that are powers of two."""
+    """Return whether the copy engine can load the tensor.
+
+    It requires addresses and strides in multiples of 16 bytes; Triton requires sizes that are powers of two.
+    """
     size, strides = x_TKC.shape[2], x_TKC.stride()[:2]
     return (
         size & (size - 1) == 0
@@ -356,7 +362,7 @@ def _engine_can(x_TKC: Tensor) -> bool:
 
 
 def shape_of(size: int, element_bytes: int, shared_bytes: int, fetch: str) -> TileShape:
-    """A tile shape for heads of `size` elements on a GPU that gives a program `shared_bytes` of shared memory."""
+    """Return a tile shape for heads of `size` elements on a GPU with `shared_bytes` of shared memory per program."""
     row_bytes = max(16, triton.next_power_of_2(size)) * element_bytes
     large = shared_bytes >= 200_000
     if element_bytes == 4:

@@ -1,10 +1,10 @@
-"""Attention of vision towers on packed windows in one Triton kernel: nothing is read back, whatever the lengths.
+"""Attention of vision towers on packed windows in one Triton kernel, without reading lengths back to the host.
 
-Shapes: T tokens of all windows, W windows, H heads, C head size, R rows (queries) of a tile, N keys of a tile, D what
-is left of a head behind the greatest power of two.
+Shapes: T tokens of all windows, W windows, H heads, C head size, R rows (queries) of a tile, N keys of a tile, D
+elements of a head beyond the largest power of two.
 
-Queries are cut into tiles without regard to windows; a tile visits the keys from its first window's start to its last
-window's end, and each row sees its own window's:
+Tiles of queries ignore window boundaries; a tile visits the keys from its first window's start to its last window's
+end, and each row sees only its window:
 
     windows   |---- 0 ----|-- 1 --|--------- 2 ---------|
     tiles     |=======|=======|=======|=======|=======|=|       tile 1: keys of windows 0 and 1
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from beheld.attention.triton_math import add_values, products, unit, weigh
 
-# Elements of 16 bits that are loaded at once, at most.
+# The largest number of 16-bit elements that one load takes.
 _UNIT = 8
-# Windows longer than this on average are worth tiles of more rows.
+# Longer windows on average use tiles with more rows.
 _LONG_WINDOW = 256
 
 
@@ -52,11 +52,11 @@ def _tower(
     REST: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """One program: one tile of queries, one head.
+    """One program computes one tile of queries and one head.
 
-    A head of 80 elements is worked on as 64 and 16: as 128 it would take much longer.
+    A head of 80 elements is computed as 64 and 16: as 128 it would take much longer.
 
-    UNIT: strides are given in so many elements, so that the compiler knows how much can be loaded at once.
+    UNIT: strides are multiples of this many elements, so that the compiler knows how much one load can take.
     """
     head = tl.program_id(1)
     q_ptr += head * (q_head * UNIT)
@@ -64,7 +64,7 @@ def _tower(
     v_ptr += head * (v_head * UNIT)
     token_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there_R = token_R < num_tokens
-    # Each query's window, by halving: bounds[low] <= token < bounds[high] all the way.
+    # Binary search for each query's window: bounds[low] <= token < bounds[high] throughout.
     low_R = tl.zeros([ROWS], tl.int32)
     high_R = low_R + num_windows
     for _ in range(num_halvings):
@@ -112,12 +112,12 @@ def _tower(
 
 
 def attend_windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tensor, scale: float) -> Tensor:
-    """Attention within each window, both ways; (T, H, C), contiguous.
+    """Attend within each window, both ways; returns (T, H, C), contiguous.
 
     q, k, v may be strided over tokens and heads; within a head they are contiguous.
 
     Args:
-        bounds_W1: integers, where each window starts, and T at the end; not decreasing.
+        bounds_W1: integers, where each window starts, and T at the end; non-decreasing.
     """
     num_tokens, heads, size = q_THC.shape
     num_windows = bounds_W1.shape[0] - 1
@@ -152,14 +152,14 @@ def attend_windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tenso
 
 
 def _split(size: int) -> tuple[int, int]:
-    """A head's size as a power of two and another one behind it, 0 if one is enough; both together may be more."""
+    """Return a head's size as two powers of two, the second 0 if one is enough; their sum may exceed the size."""
     whole = max(16, triton.next_power_of_2(size))
     rest = max(16, triton.next_power_of_2(size - whole // 2))
     return (whole // 2, rest) if whole > 16 and whole // 2 + rest < whole else (whole, 0)
 
 
 def shape_of(window: int, element_bytes: int) -> tuple[int, int, int]:
-    """Rows and keys of a tile, and warps, for windows of `window` tokens on average."""
+    """Return rows and keys per tile, and warps, for windows of `window` tokens on average."""
     if element_bytes == 4:
         return 32, 32, 4
     return (128, 64, 8) if window > _LONG_WINDOW else (64, 64, 4)

@@ -25,7 +25,7 @@ _SHOW = (
     *("*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.svg", "*.mp4", "*.webm", "*.mov", "*.avi"),
     *("*.wav", "*.mp3", "*.flac", "*.ogg", ".git*"),
 )
-# A tokenizer's vocabularies, any one of which makes a tokenizer; what is said about it; and the code of its own.
+# A tokenizer's vocabularies, any one of which makes a tokenizer; its settings; and the code of its own.
 _VOCABULARIES = (
     *("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "*.spm", "*.vocab"),
     "bpe.codes",
@@ -178,7 +178,8 @@ class Repository:
         names = self._listed(folder)
         if names is not None:
             return _all_there(folder, _SMALL.among(names))
-        # Nobody knows what the repository holds. Whoever fetched the weights and what reads text and media took it all.
+        # The repository's file list is unknown. A folder with weights, vocabulary and processors was fetched
+        # completely.
         config = read_json(folder / CONFIG)
         parts = {name for name, value in config.items() if name.endswith("_config") and isinstance(value, dict)}
         seen = parts - {"text_config", "generation_config", "quantization_config"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint import quantized
+from beheld.checkpoint.checks.config import check_activations, check_heads
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
@@ -24,6 +25,8 @@ _TOKEN_FIELDS = {
     "video": ("video_token_id", "video_token_index"),
     "audio": ("audio_token_id", "audio_token_index"),
 }
+# What comes of entries that are missing or of another kind than the class expects.
+_OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 # Files that name the processor's class.
 _NAMING_PROCESSORS = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # What a text part's class must not take its defaults for.
@@ -49,6 +52,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
     _need_package(family, raw)
     _refuse_undefined(family, raw)
     quantized.check(args.quantization, raw)
+    check_activations(raw)
     from transformers import AutoConfig
 
     try:
@@ -130,8 +134,11 @@ def _refuse_undefined(family: Family, raw: Mapping[str, Any]) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    text = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not text:
+        return type(error).__name__
+    # Some first lines only announce what follows.
+    return " ".join(text[:2]) if text[0].endswith(":") else text[0]
 
 
 def _override(config: Any, overrides: Mapping[str, Any] | Callable[[Any], Any] | None) -> Any:
@@ -160,7 +167,22 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         ModelError: the layout is one that the engine cannot run, named.
     """
     config = read_config(path, args) if config is None else config
+    try:
+        return _info(path, args, config)
+    except ModelError:
+        raise
+    except _OF_VALUES as error:
+        # What a value means is known to the class that reads it, and that it is of the wrong kind only here.
+        raise ModelError(
+            f"config.json cannot be used: an entry of {type(config).__name__} is missing or of the wrong kind "
+            f"({type(error).__name__}: {_first_line(error)}).",
+            "Mend config.json, or fetch the checkpoint again.",
+        ) from error
+
+
+def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
     text = config.get_text_config(decoder=True)
+    check_heads(text)
     generation = read_json(path / "generation_config.json")
     package = _family(path, config)
     family = registry.facts(package)
@@ -254,13 +276,13 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
     types = list(types[: text.num_hidden_layers])
-    beside = frozenset(getattr(text, "cross_attention_layers", None) or ())
+    cross_layers = frozenset(getattr(text, "cross_attention_layers", None) or ())
     # The last layers of some models read the keys and values of the last one of their kind before them.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     layers_by_form: dict[tuple[str, int, int], list[int]] = {}
     readers_by_source: dict[int, list[int]] = {}
     for layer, name in enumerate(types):
-        if layer in beside:
+        if layer in cross_layers:
             continue
         kind = _LAYER_KINDS.get(name)
         if kind is None:
@@ -302,10 +324,9 @@ def _form(text: Any, layer: int) -> tuple[int, int]:
 def _reach(text: Any) -> int:
     """The longest sequence that a text configuration is made for, rotary scaling counted in.
 
-    Of the scalings, "linear" and "yarn" say how far they stretch the positions that a model was trained on. "llama3"
-    and "longrope" stand beside the stretched length already, and "dynamic" follows the longest sequence of a batch, so
-    that answers would depend on what runs beside them. Where every kind of layer has a scaling of its own, the length
-    beside them is the model's.
+    "linear" and "yarn" scalings multiply the length that the model was trained on. With "llama3" and "longrope" the
+    configuration gives the scaled length already. "dynamic" follows the longest sequence of a batch, so answers would
+    depend on their batch mates. If every kind of layer has its own scaling, the configuration gives the model's length.
     """
     known = int(getattr(text, "max_position_embeddings", None) or 2048)
     rope = _rope(text) or {}

@@ -12,7 +12,7 @@ from beheld.core.errors import ModelError
 # In the order in which transformers' loader looks for them; each may be cut into shards, which an index names.
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDEX = ".index.json"
-# What may lie beside them: the publisher's own layout, which no class of transformers reads, and a trainer's notes.
+# Files to ignore: the publisher's own layout, which no class of transformers reads, and a trainer's state.
 _OTHERS = ("consolidated*", "adapter_model*", "training_args*", "optimizer*", "scheduler*")
 _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = "adapter_model.safetensors"

@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         first = remote.first_model(client)
     model = arguments.model or first
     lines = climb(at, key, model, ladder, arguments)
-    told = {"url": at, "model": model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
-    print(json.dumps(told))
+    report = {"url": at, "model": model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
+    print(json.dumps(report))
     if arguments.plot:
         what = f"{arguments.tokens} tokens" + (f", images of {arguments.side} pixels" if arguments.side else "")
         Path(arguments.plot).write_text(plot.svg(lines, what), encoding="utf-8")

@@ -63,8 +63,8 @@ def chunk_of(data: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise ValueError("no object")
     if chunk.get("error"):
-        told = chunk["error"] if isinstance(chunk["error"], dict) else {"message": chunk["error"]}
-        return {"error": {name: shown(str(value)) for name, value in told.items() if value is not None}}
+        details = chunk["error"] if isinstance(chunk["error"], dict) else {"message": chunk["error"]}
+        return {"error": {name: shown(str(value)) for name, value in details.items() if value is not None}}
     for choice in chunk["choices"] if isinstance(chunk.get("choices"), list) else [None]:
         delta = choice.get("delta") if isinstance(choice, dict) else None
         if not isinstance(delta, dict) or not isinstance(delta.get("content") or "", str):

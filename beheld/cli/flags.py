@@ -72,18 +72,20 @@ def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
     """Add one flag per operator-settable field of ServerOptions; values are stored under the field names."""
     made = []
     for field in _server_fields():
-        told = field.metadata
+        metadata = field.metadata
         how: dict[str, Any]
         if isinstance(field.default, bool):
             how = {"action": "store_false" if field.default else "store_true"}
-        elif told.get("many"):
-            how = {"nargs": "+", "metavar": told["metavar"]}
+        elif metadata.get("many"):
+            how = {"nargs": "+", "metavar": metadata["metavar"]}
         else:
-            words = partial(vllm_flags.same, told["flag"])
+            words = partial(vllm_flags.same, metadata["flag"])
             kind = type(field.default) if isinstance(field.default, int | float) else words
-            how = {"type": kind, "choices": told.get("choices")} | ({} if "choices" in told else {"metavar": "VALUE"})
-        how["help"] = plain(told["meaning"])
-        made.append(group.add_argument(*_spellings(told["flag"]), default=None, dest=field.name, **how))
+            how = {"type": kind, "choices": metadata.get("choices")} | (
+                {} if "choices" in metadata else {"metavar": "VALUE"}
+            )
+        how["help"] = plain(metadata["meaning"])
+        made.append(group.add_argument(*_spellings(metadata["flag"]), default=None, dest=field.name, **how))
     return made
 
 

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if refs and arguments.text_only:
         raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
     from beheld.core.config import EngineArgs
-    from beheld.verify.asking import made_up_of, question_of
+    from beheld.verify.questions import made_up_of, question_of
     from beheld.verify.run import verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"first_difference": None, "stages": [], "error": str(error)}))
         raise
     if arguments.json:
-        told = None if culprit is None else culprit.name
-        print(json.dumps({"first_difference": told, "stages": [dataclasses.asdict(stage) for stage in stages]}))
+        first = None if culprit is None else culprit.name
+        print(json.dumps({"first_difference": first, "stages": [dataclasses.asdict(stage) for stage in stages]}))
     else:
         for stage in stages:
             print(f"{stage.name:24s} {stage.verdict:13s} {stage.detail}")

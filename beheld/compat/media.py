@@ -66,13 +66,13 @@ def convert_image_mode(image: Any, to_mode: str) -> Any:
 
 def frames_and_metadata(clip: video.Clip) -> tuple[Any, dict]:
     """A video as `generate` takes it: its frames, with timing metadata where known."""
-    told = {
+    metadata = {
         "total_num_frames": clip.total,
         "fps": clip.fps,
         "duration": clip.total / clip.fps if clip.fps else None,
         "frames_indices": list(range(len(clip.frames)) if clip.indices is None else clip.indices),
     }
-    return clip.frames, told
+    return clip.frames, metadata
 
 
 def _bytes(url: str, modality: str) -> bytes:

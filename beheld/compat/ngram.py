@@ -29,19 +29,19 @@ class NGramPerReqLogitsProcessor:
         Raises:
             ParamsError: an argument has the wrong type; the message names it.
         """
-        told = params.extra_args or {}
-        for name in told:
+        extra = params.extra_args or {}
+        for name in extra:
             if name not in _NAMES:
                 remedy = nearest(name, _NAMES) or f"Known: {', '.join(_NAMES)}."
                 raise ParamsError(f"extra_args holds the unknown {name!r}.", remedy, param="extra_args")
-        if told.get("ngram_size") is None:
+        if extra.get("ngram_size") is None:
             for name in _NAMES:
-                if told.get(name) is not None:
+                if extra.get(name) is not None:
                     raise ParamsError(f"{name} means nothing without ngram_size.", param="extra_args")
             return
-        whole("ngram_size", told["ngram_size"], 1)
-        whole("window_size", told.get("window_size", _DEFAULT_WINDOW), 1)
-        allowed = told.get("whitelist_token_ids")
+        whole("ngram_size", extra["ngram_size"], 1)
+        whole("window_size", extra.get("window_size", _DEFAULT_WINDOW), 1)
+        allowed = extra.get("whitelist_token_ids")
         if isinstance(allowed, str | bytes) or not hasattr(allowed or (), "__iter__"):
             raise ParamsError(f"whitelist_token_ids must hold token ids, got {allowed!r}.", param="extra_args")
         for token in allowed or ():
@@ -58,11 +58,11 @@ class NGramPerReqLogitsProcessor:
             ParamsError: an extra argument has the wrong type.
         """
         self.validate_params(params)
-        told = params.extra_args or {}
-        if told.get("ngram_size") is None:
+        extra = params.extra_args or {}
+        if extra.get("ngram_size") is None:
             return None
-        size, window = told["ngram_size"], told.get("window_size", _DEFAULT_WINDOW)
-        allowed = frozenset(told.get("whitelist_token_ids") or ())
+        size, window = extra["ngram_size"], extra.get("window_size", _DEFAULT_WINDOW)
+        allowed = frozenset(extra.get("whitelist_token_ids") or ())
 
         def bar(output_ids: Sequence[int], logits_V: Any) -> Any:
             barred = sorted(repeating(output_ids, size, window) - allowed)

@@ -1,1 +1,1 @@
-"""The vocabulary: frozen dataclasses that both halves of the engine speak."""
+"""The vocabulary: frozen dataclasses that both halves of the engine use."""

@@ -1,4 +1,4 @@
-"""Configuration: what the user says, what was decided, what the checkpoint says, what the device measured."""
+"""Configuration: the user's options, the engine's decisions, the checkpoint's facts and the device's measurements."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from beheld.core.request import LoRARequest
 
 @dataclass
 class EngineArgs:
-    """Everything a user can say about an engine. Names and meaning are those of vLLM's class of this name.
+    """Every option that a user can give to an engine. Names and meaning follow vLLM's class of the same name.
 
-    Mutable on purpose: scripts change fields after construction, and pass `asdict(args) | {...}` to `LLM`. A field that
-    is None was not said. What has no meaning here is not a field, and `LLM` refuses it by name.
+    The class is mutable on purpose: scripts change fields after construction and pass `asdict(args) | {...}` to `LLM`.
+    None means that the user did not set the field. Options that mean nothing here are not fields, and `LLM` refuses
+    them by name.
     """
 
     model: str | None = None
@@ -88,27 +89,28 @@ class EngineArgs:
     enable_sleep_mode: bool = False
 
     def __new__(cls, *_: Any, **options: Any) -> EngineArgs:
-        """Refuse unknown keywords by name, where dataclasses would only raise a TypeError."""
+        """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
         known_keywords(cls, options, ConfigError, "engine option")
         return super().__new__(cls)
 
     @classmethod
     def from_keywords(cls, options: Mapping[str, Any]) -> EngineArgs:
-        """Build from keywords; an unknown one is a ConfigError that names it and the nearest known one."""
+        """Build from keywords; an unknown one raises a ConfigError that names it and the nearest known one."""
         return cls(**options)
 
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers that keep the same on the device and share one block table.
+    """Layers that keep the same kind of state on the device and share one block table.
 
     Attributes:
-        kind: what they keep, as scheduler/cache/registry.py and runner/cache/registry.py name it.
-        layers: the text model's layer indices.
-        num_kv_heads, head_dim, value_dim: shape of a key and of a value at one position.
-        window: for how many positions back something is kept, the position itself included; None for all.
-        readers: pairs (layer, layer of `layers` whose keys and values it reads): layers without any of their own.
-        num_states: if they attend to states of media items and not to positions, the most states of one item; else 0.
+        kind: what they keep; a key of scheduler/cache/registry.py and runner/cache/registry.py.
+        layers: layer indices in the text model.
+        num_kv_heads, head_dim, value_dim: shape of the key and the value at one position.
+        window: how many positions the layers look back, the current one included; None for all.
+        readers: pairs (layer, source layer). The layer has no keys and values of its own and reads those of the source,
+            which is in `layers`.
+        num_states: the most states of one media item, if the layers attend to item states instead of positions; else 0.
     """
 
     kind: str
@@ -121,43 +123,43 @@ class KVGroup:
     num_states: int = 0
 
     def bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values of one position, or of one state of an item, over all layers of the group."""
+        """Bytes of keys and values over all layers of the group, for one position or one item state."""
         return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the checkpoint says.
+    """Facts about the model, read from its checkpoint.
 
     Attributes:
-        path: local folder of the checkpoint.
-        name: what the user called it.
+        path: the checkpoint's local folder.
+        name: the model's name as the user gave it.
         architecture: the class name in config.json.
         model_type: transformers' model_type.
-        family: the package of its family, see families/registry.py; empty if it has none of its own.
-        checkpoint_dtype: the type its weights are stored in, as "bfloat16".
+        family: the model family's package, see families/registry.py; empty if there is none.
+        checkpoint_dtype: the data type of the stored weights, such as "bfloat16".
         vocab_size: width of the logits.
-        num_ids: ids below this may stand in a prompt; in some families that are more than the head knows.
-        hidden_size: of the text model, hence of an embedding.
-        num_layers: of the text model.
-        max_model_len: positions the model was made for.
-        modalities: what it accepts besides text.
-        placeholder_ids: modality -> the token id that marks one embedding's place.
+        num_ids: a prompt's ids are below this number; in some families it exceeds `vocab_size`.
+        hidden_size: hidden size of the text model and of its embeddings.
+        num_layers: number of layers in the text model.
+        max_model_len: the number of positions that the model supports.
+        modalities: the media that the model accepts.
+        placeholder_ids: modality -> the token id at the position of one embedding.
         position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones.
         eos_ids: ids that end an answer.
-        bos_id, pad_id: if it has them.
-        kv_groups: what its layers keep on the device; a group that attends to states of items comes last.
-        atomic_spans: True if each run of a media span's embeddings must be computed in one step (attention within it
-            runs both ways).
-        both_ways: where attention also looks ahead: "nowhere", "media" (within each run of a media item's embeddings),
-            "windowed media" (the same in sliding layers alone), "joint" (between all positions of the prompt whose ids
-            are in `joint_ids`; from the first to the last, they are computed in one step), or "prompt" (within the
-            whole prompt, which is then computed in one step and never shared).
+        bos_id, pad_id: None if the model has none.
+        kv_groups: the cache groups of the layers; a group that attends to item states comes last.
+        atomic_spans: True if one step must compute each run of a media span's embeddings, because attention inside the
+            run is bidirectional.
+        both_ways: where attention is bidirectional: "nowhere", "media" (inside each run of a media item's embeddings),
+            "windowed media" (the same, in sliding layers only), "joint" (between all prompt positions whose ids are in
+            `joint_ids`; one step computes the first to the last of them), or "prompt" (the whole prompt; one step
+            computes it, and no other prompt shares it).
         joint_ids: see `both_ways`.
-        is_encoder_decoder: True for models whose encoder reads the prompt, and whose decoder writes the answer alone.
-        decoder_start_id: the token that starts every answer of such a model.
-        rope_switch: in models with two rotary scales, the longest sequence that has the short one. A longer prompt has
-            the long one from its start; an answer ends where a sequence would change.
+        is_encoder_decoder: True if an encoder reads the prompt and the decoder writes only the answer.
+        decoder_start_id: the token that starts every answer of an encoder-decoder model.
+        rope_switch: for models with two rotary scales, the longest sequence that uses the short scale. A longer prompt
+            uses the long scale from its start; an answer ends where its sequence would have to switch.
     """
 
     path: str
@@ -187,18 +189,18 @@ class ModelInfo:
 
     @property
     def cross(self) -> KVGroup | None:
-        """The group whose layers attend to states of media items, if there is one."""
+        """The group whose layers attend to states of media items, or None."""
         last = self.kv_groups[-1]
         return last if last.num_states else None
 
     @property
     def paged_groups(self) -> tuple[KVGroup, ...]:
-        """The groups that keep something of the text itself, in blocks."""
+        """The groups that keep state of the text itself, in blocks."""
         return self.kv_groups if self.cross is None else self.kv_groups[:-1]
 
 
 class MediaWork(StrEnum):
-    """What the processes that open media do: decode, which needs no torch, or run the model's processor too."""
+    """What the media workers do: decode only, which needs no torch, or also run the model's processor."""
 
     DECODE = "decode"
     PROCESS = "process"
@@ -206,28 +208,29 @@ class MediaWork(StrEnum):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What was decided from EngineArgs, ModelInfo and the machine; every field is final.
+    """The engine's final decisions, made from EngineArgs, ModelInfo and the machine.
 
     Attributes:
-        device: the name of its platform, as torch has it.
-        dtype: type of weights and activations, as "float32".
-        kv_dtype: type of keys and values.
-        max_model_len: prompt and answer together, in tokens.
-        max_num_seqs: rows on the device.
-        max_num_batched_tokens: positions computed in one step.
+        device: the platform's name in torch.
+        dtype: data type of weights and activations, such as "float32".
+        kv_dtype: data type of keys and values.
+        max_model_len: the most tokens of prompt and answer together.
+        max_num_seqs: the number of rows on the device.
+        max_num_batched_tokens: the most positions that one step computes.
         block_size: positions in one KV block.
-        max_encoder_tokens: embeddings, or states of items, kept on the device.
-        processor_cache_bytes: bound of the cache of processed media; 0 switches it off.
-        limit_per_prompt: modality -> most items in one request.
-        overlap: plan and launch step N+1 before step N's tokens were read.
-        media_workers: processes that open media; 0 means the caller's own.
-        media_work: what else they do.
-        prepare_threads: threads that prepare requests ahead of the engine; 0 means the caller's own.
-        max_loras: different LoRA adapters in one step; 0 if requests cannot have any.
-        max_lora_rank: the greatest rank of one.
-        max_cpu_loras: how many are kept in the host's memory.
-        media_loras: pairs (modality, adapter) for requests that name none, most important modality first.
-        num_draft_tokens: the most draft tokens that one slice checks; 0: the engine does not speculate.
+        max_encoder_tokens: the most embeddings, or item states, that the device keeps.
+        processor_cache_bytes: size limit of the cache of processed media; 0 turns it off.
+        limit_per_prompt: modality -> the most items in one request.
+        overlap: plan and launch step N+1 before reading the tokens of step N.
+        media_workers: number of processes that open media; 0 opens media in the caller's process.
+        media_work: whether these processes also run the model's processor.
+        prepare_threads: number of threads that prepare requests ahead of the engine; 0 prepares them in the caller's
+            thread.
+        max_loras: the most different LoRA adapters in one step; 0 turns LoRA off.
+        max_lora_rank: the greatest rank of an adapter.
+        max_cpu_loras: the most adapters in host memory.
+        media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
+        num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
     """
 
     device: str
@@ -264,18 +267,18 @@ class EngineConfig:
     num_draft_tokens: int = 0
 
     def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
-        """The adapter for a request with these items by modality, if it names none itself."""
+        """The adapter for a request that names none, chosen by its media; `items` maps modality to items."""
         return next((lora for modality, lora in self.media_loras if items.get(modality)), None)
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the device measured: what the scheduler may hand out.
+    """The device's measured capacity, from which the scheduler allocates.
 
     Attributes:
-        num_blocks: for each KV group, how many blocks there are, the null block 0 included.
-        kv_bytes: memory that they take.
-        max_encoder_tokens: embeddings, or states of items, that may live at once.
+        num_blocks: number of blocks of each KV group, including the null block 0.
+        kv_bytes: memory of these blocks.
+        max_encoder_tokens: the most embeddings, or item states, that may exist at once.
     """
 
     num_blocks: tuple[int, ...]
@@ -285,20 +288,21 @@ class Capacity:
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Bounds on media, applied before the work that they bound.
+    """Limits on media. Each is checked before the work that it limits.
 
     Attributes:
         max_item_bytes: compressed size of one item.
-        max_fetched_bytes: of items that were fetched from other machines, of all requests in preparation.
-        max_pixels: of one decoded image or of one frame.
-        max_pixels_per_byte: of an image's file, where it has more than 16 million pixels. A photograph has some 10, a
-            drawing some 100; far more of them is emptiness that only costs its reader.
-        max_frames: decoded from one video.
-        max_decoded_bytes: of one item's pixels or samples, and of those of all requests that are opened at a time.
+        max_fetched_bytes: bytes of fetched items, over all requests in preparation.
+        max_pixels: pixels of one decoded image or one frame.
+        max_pixels_per_byte: pixels per byte of an image file, checked above 16 million pixels. A photograph has about
+            10, a drawing about 100; a far higher value means an empty image that only costs memory and time.
+        max_frames: frames decoded from one video.
+        max_decoded_bytes: bytes of decoded pixels or samples, for one item and for all requests that are opened at
+            once.
         max_audio_s: seconds of audio.
-        max_audio_samples: samples of audio as they are decoded, of all channels.
+        max_audio_samples: decoded audio samples, summed over all channels.
         work_timeout_s: modality -> seconds for decoding and processing one item in a worker.
-        max_work_bytes: memory that a worker may take for one item.
+        max_work_bytes: memory that a worker may use for one item.
     """
 
     max_item_bytes: int = 256 << 20
@@ -314,7 +318,7 @@ class MediaLimits:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> MediaLimits:
-        """The defaults with what was said of them.
+        """The defaults, overridden by `options`.
 
         Raises:
             ConfigError: a name is unknown, or a value is not a number above 0.

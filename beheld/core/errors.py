@@ -1,27 +1,27 @@
-"""The exception tree: one root, one half for what the user can mend, one for what we must mend.
+"""The exception tree: UserError for what the user can fix, EngineError for the rest.
 
 BeheldError
 |-- UserError (ValueError)         the input or an option is at fault; the message says what to do
-|   |-- ConfigError                an engine option: unknown, out of range, or not available here
-|   |-- ModelError                 no such model, not a model, no weights, or an unsupported architecture
-|   |-- ParamsError                a sampling parameter
-|   |-- PromptError                a prompt
-|   |   |-- MarkerError            its markers are not as many as its media
-|   |   `-- PromptTooLongError     longer than the model or the engine's limits allow
+|   |-- ConfigError                an engine option is unknown, out of range or unavailable
+|   |-- ModelError                 the model is missing, has no weights or an unsupported architecture
+|   |-- ParamsError                a sampling parameter is wrong
+|   |-- PromptError                a prompt is malformed
+|   |   |-- PlaceholderError       the numbers of placeholders and media differ
+|   |   `-- PromptTooLongError     the prompt exceeds the limits of the model or the engine
 |   |-- TemplateError              the chat template is missing or fails
-|   |-- LoRAError                  an adapter: unknown, broken, or not one for this model
-|   `-- MediaError                 one picture, video or sound
-|       |-- FetchError             could not be fetched, or may not be
-|       |-- DecodeError            is not what it claims to be, or is broken
-|       |-- LimitError             too many, too large, too long
+|   |-- LoRAError                  an adapter is unknown, broken or made for another model
+|   `-- MediaError                 an image, video or audio clip is at fault
+|       |-- FetchError             it cannot be fetched, or fetching it is not allowed
+|       |-- DecodeError            it is broken, or not of the type that it claims
+|       |-- LimitError             there are too many, or one is too large or too long
 |       |-- ProcessError           the model's processor refused it
-|       `-- MediaLossError         strict_media was set and something would be lost
-`-- EngineError (RuntimeError)     our fault, or the machine's
-    |-- StepError                  this request failed while others went on
+|       `-- MediaLossError         strict_media is set and information would be lost
+`-- EngineError (RuntimeError)     the engine or the machine is at fault
+    |-- StepError                  this request failed; others continue
     |   `-- CulpritError           its step failed because of it: it fails alone as well
-    |-- WorkerError                the process that prepared this request ended, or could not begin
+    |-- WorkerError                the process that prepared this request ended or could not start
     |-- CapacityError              the model or a request does not fit into memory
-    `-- EngineDeadError            the engine has stopped and takes no more work
+    `-- EngineDeadError            the engine has stopped and accepts no more work
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ E = TypeVar("E", bound="BeheldError")
 
 
 class BeheldError(Exception):
-    """The root of all errors raised on purpose.
+    """The root of all errors that beheld raises on purpose.
 
     Args:
-        reason: what is wrong, one sentence.
-        remedy: what to do about it, one sentence; may be empty.
-        stage: where it was found ("fetch", "decode", "process", "prompt", "params", "step", ...).
-        param: the option or field concerned, if one can be named.
-        item: the media item concerned, as "image 2" (counted from 1), if any.
-        detail: what a library said of it. It stands in the message, but clients of a server are not told: nobody has
-            read what it may hold.
-        or_engine: what else helps, but only the operator who starts the engine can do; words that follow "or": "raise
-            max_model_len". Clients of a server are told it as the operator's.
+        reason: what is wrong, in one sentence.
+        remedy: what the user can do, in one sentence; may be empty.
+        stage: where the error was found ("fetch", "decode", "process", "prompt", "params", "step", ...).
+        param: the option or field at fault, if there is one.
+        item: the media item at fault, such as "image 2" (counted from 1), if there is one.
+        detail: a library's own message. The server leaves it out of its responses, because it may contain private data.
+        or_engine: an alternative that only the operator of the engine has, as words that follow "or": "raise
+            max_model_len". The server's responses attribute it to the operator.
     """
 
     stage = "engine"
@@ -75,23 +74,22 @@ class BeheldError(Exception):
         return f"{where}{reason} {self._advice()}".rstrip()
 
     def _advice(self) -> str:
-        """All that helps, for somebody who has the engine."""
+        """The remedy followed by the operator's alternative."""
         if not (self.remedy and self.or_engine):
             return self.remedy or (f"{self.or_engine[0].upper()}{self.or_engine[1:]}." if self.or_engine else "")
         return f"{self.remedy.rstrip('.')}, or {self.or_engine}."
 
-    def told(self) -> tuple[str, str, str, str | None, str | None, str, str]:
-        """Everything it says, as `rebuild` takes it."""
+    def arguments(self) -> tuple[str, str, str, str | None, str | None, str, str]:
+        """The error's contents, in the order of the parameters of `rebuild`."""
         return (self.reason, self.remedy, self.stage, self.param, self.item, self.detail, self.or_engine)
 
-    def of(self, item: str, place: str | None = None) -> Self:
-        """The same error, which says that it is about this item, and where that was given, as far as it says nothing of
-        them yet."""
-        reason, remedy, stage, param, own, detail, or_engine = self.told()
-        return rebuild(type(self), reason, remedy, stage, param or place, own or item, detail, or_engine)
+    def for_item(self, item: str, place: str | None = None) -> Self:
+        """A copy of this error with `item` and `place` filled in where the error does not name its own."""
+        reason, remedy, stage, param, named, detail, or_engine = self.arguments()
+        return rebuild(type(self), reason, remedy, stage, param or place, named or item, detail, or_engine)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return rebuild, (type(self), *self.told())
+        return rebuild, (type(self), *self.arguments())
 
 
 def rebuild(
@@ -104,12 +102,12 @@ def rebuild(
     detail: str,
     or_engine: str,
 ) -> E:
-    """An error of what `told` gave, on the other side of a process border."""
+    """Build an error from its `arguments`, on the other side of a process boundary."""
     return kind(reason, remedy, stage=stage, param=param, item=item, detail=detail, or_engine=or_engine)
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line without a full stop."""
+    """An exception's message in one line, without a full stop."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
@@ -127,7 +125,7 @@ class ConfigError(UserError):
 
 
 class ModelError(UserError):
-    """There is no such model, or it cannot be run."""
+    """The model does not exist or cannot run."""
 
     stage = "model"
 
@@ -144,8 +142,8 @@ class PromptError(UserError):
     stage = "prompt"
 
 
-class MarkerError(PromptError):
-    """A prompt has more markers than media, or fewer."""
+class PlaceholderError(PromptError):
+    """The numbers of placeholders and media in a prompt differ."""
 
 
 class PromptTooLongError(PromptError):
@@ -159,25 +157,25 @@ class TemplateError(UserError):
 
 
 class LoRAError(UserError):
-    """A LoRA adapter is unknown, broken, or not one that this model can carry."""
+    """A LoRA adapter is unknown, broken, or made for another model."""
 
     stage = "lora"
 
 
 class MediaError(UserError):
-    """One media item is at fault; `item` says which."""
+    """One media item is at fault; `item` names it."""
 
     stage = "media"
 
 
 class FetchError(MediaError):
-    """The item could not be fetched, or may not be."""
+    """The item cannot be fetched, or fetching it is not allowed."""
 
     stage = "fetch"
 
 
 class DecodeError(MediaError):
-    """The item's bytes or arrays are not what they claim to be."""
+    """The item's bytes or arrays are broken, or not of the type that they claim."""
 
     stage = "decode"
 
@@ -195,17 +193,17 @@ class ProcessError(MediaError):
 
 
 class MediaLossError(MediaError):
-    """`strict_media` was set and part of the item would be lost."""
+    """`strict_media` is set and part of the item would be lost."""
 
     stage = "strict"
 
 
 class EngineError(BeheldError, RuntimeError):
-    """Our fault, or the machine's."""
+    """The engine or the machine is at fault."""
 
 
 class StepError(EngineError):
-    """This request failed while it was being computed; others went on."""
+    """The computation of this request failed; other requests continue."""
 
     stage = "step"
 
@@ -215,18 +213,18 @@ class CulpritError(StepError):
 
 
 class WorkerError(EngineError):
-    """The process that prepared this request ended, or could not begin; others go on."""
+    """The process that prepared this request ended or could not start; other requests continue."""
 
     stage = "worker"
 
 
 class CapacityError(EngineError):
-    """The model, or one request, does not fit into the memory there is."""
+    """The model or one request does not fit into memory."""
 
     stage = "capacity"
 
 
 class EngineDeadError(EngineError):
-    """The engine has stopped and takes no more work."""
+    """The engine has stopped and accepts no more work."""
 
     stage = "engine"

@@ -1,4 +1,4 @@
-"""What comes out: token events from the scheduler, request outputs for the user."""
+"""The engine's outputs: token events from the scheduler, request outputs for the user."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 
 class TokenEvent(NamedTuple):
-    """What one step gave to one request: new tokens, its vector, or its end.
+    """The outcome of one step for one request: new tokens, its vector, or its end.
 
     Attributes:
         request_id: the request.
-        token_ids: the new tokens; none when the event only says that the request has ended (abort, error), or brings
-            its vector.
-        finish: set on the last event of the request.
-        stop_id: the token id that ended it, if one of the request's own stop ids did.
-        logprobs: of each new token, where asked for.
-        prompt_logprobs: those of the prompt (without its first token), once, where asked for.
-        num_cached: prompt tokens that came from the prefix cache; in the first event.
-        error: why it failed, when finish is ERROR.
-        waited_s: from its arrival at the scheduler to its first step; in the first event.
-        pooled: the vector (D), scores (C) or vectors (N, D) of a request that pools, float32.
+        token_ids: the new tokens; empty if the event only ends the request (abort, error) or carries its vector.
+        finish: set on the request's last event.
+        stop_id: the token id that ended the request, if it is one of the request's own stop ids.
+        logprobs: log-probabilities of each new token, if requested.
+        prompt_logprobs: log-probabilities of the prompt without its first token, once, if requested.
+        num_cached: prompt tokens that came from the prefix cache; set in the first event.
+        error: why the request failed, if `finish` is ERROR.
+        waited_s: seconds from arrival at the scheduler to the first step; set in the first event.
+        pooled: the vector (D), scores (C) or vectors (N, D) of a pooling request, float32.
     """
 
     request_id: str
@@ -46,7 +45,7 @@ class TokenEvent(NamedTuple):
 
 @dataclass(slots=True)
 class Logprob:
-    """One candidate: natural-log probability, rank from 1, and its text."""
+    """One candidate: its natural-log probability, its rank from 1, and its text."""
 
     logprob: float
     rank: int | None = None
@@ -55,7 +54,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens: of the prompt, of the answer, and how many of the prompt came from the cache."""
+    """Token counts: the prompt, the answer, and the part of the prompt that came from the cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -64,7 +63,7 @@ class Usage:
 
 @dataclass
 class CompletionOutput:
-    """One answer. Field names are those of vLLM's class of this name."""
+    """One answer. Field names follow vLLM's class of the same name."""
 
     index: int
     text: str
@@ -82,13 +81,15 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """All that is known of one request. Field names are those of vLLM's class of this name, and three of ours.
+    """The state of one request, finished or not.
+
+    Field names follow vLLM's class of the same name, with three additions.
 
     Attributes:
-        media: one receipt per media item: what was given, what the model saw, what was lost.
-        error: set when the request failed and `on_error="return"` was asked for; `outputs` is then empty.
-        milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start), and of
-            AsyncLLM also "queue", "prefill" and "decode", which follow one another after "prepare".
+        media: one receipt per media item: the input, what the model saw, what was lost.
+        error: why the request failed, with `on_error="return"`; `outputs` is then empty.
+        milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start). AsyncLLM
+            adds "queue", "prefill" and "decode", which follow one another after "prepare".
     """
 
     request_id: str

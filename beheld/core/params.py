@@ -1,4 +1,4 @@
-"""Sampling parameters: what the user says (SamplingParams), and what the engine needs (Sampling)."""
+"""Sampling parameters: SamplingParams is the user's form, Sampling the engine's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ LogitsProcessor = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Thoughts:
-    """How a model marks its thoughts before an answer: `open` and `close`. `begun`: the prompt has opened them."""
+class ReasoningFormat:
+    """How a model delimits its reasoning: the texts `open` and `close`.
+
+    `begun` is True if the prompt already contains `open`.
+    """
 
     open: str
     close: str
@@ -26,34 +29,38 @@ class Thoughts:
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar as text; `kind` is "json" (a schema), "regex", "grammar" (in llguidance's form of Lark) or "calls" (see
-    structured/calls.py). It begins behind the `thoughts`, if there may be any."""
+    """A grammar as text.
+
+    `kind` is "json" (a schema), "regex", "grammar" (llguidance's dialect of Lark) or "calls" (see structured/calls.py).
+    With `reasoning`, the grammar starts after the reasoning.
+    """
 
     kind: str
     text: str
-    thoughts: Thoughts | None = None
+    reasoning: ReasoningFormat | None = None
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sealed sampling parameters of one sequence: complete and checked, with nothing left to look up.
+    """Resolved sampling parameters of one sequence: complete, checked, without further look-ups.
 
     Attributes:
         temperature: 0.0 means greedy.
         top_p, top_k, min_p: filters; off at 1.0, 0 and 0.0.
-        seed: 64 bits; the noise of position i depends on (seed, i) only, never on the batch.
+        seed: 64 bits; the noise at position i depends only on (seed, i), never on the batch.
         max_tokens, min_tokens: length of the answer in tokens.
-        stop_ids: token ids that end the answer (end-of-sequence ids and the request's own).
-        own_stop_ids: the part of them that the request named itself.
+        stop_ids: token ids that end the answer: end-of-sequence ids and the request's own.
+        own_stop_ids: the stop ids that the request named.
         presence_penalty, frequency_penalty, repetition_penalty: off at 0, 0 and 1.
         logit_bias: pairs (token id, bias).
-        allowed_token_ids: only these, if given.
-        bad_words_ids: token sequences that must not be completed.
-        logprobs, prompt_logprobs: how many candidates to report besides the token itself; None means no report.
-        grammar: what the answer must follow; the sequence then has at most one token in flight.
+        allowed_token_ids: if given, no other ids are sampled.
+        bad_words_ids: token sequences that the answer must not contain.
+        logprobs, prompt_logprobs: number of candidates to report besides the token itself; None means no report.
+        grammar: the answer's grammar; the sequence then has at most one token in flight.
         processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
-        no_repeat_ngram: so many tokens in a row may not stand in prompt and answer twice; 0 is off.
-        forced_ids: pairs (position, the token id that must stand there), prompt included in the count.
+        no_repeat_ngram: no sequence of this many tokens occurs twice in prompt and answer; 0 is off.
+        forced_ids: pairs (position, token id): the token is forced at this position, counted from the start of the
+            prompt.
     """
 
     temperature: float = 0.0
@@ -80,7 +87,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """True if the most likely token is always taken."""
+        """True if sampling always takes the most likely token."""
         return self.temperature < GREEDY_BELOW
 
     @property
@@ -91,14 +98,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Sealed pooling parameters of one sequence: nothing is sampled, and its prompt gives a vector or scores.
+    """Resolved pooling parameters of one sequence: nothing is sampled; the prompt gives a vector or scores.
 
     Attributes:
         task: "embed" (a vector), "token_embed" (a vector for each position), "classify" or "score".
-        method: which hidden states count: those of the "last" position, of the first ("cls"), the "mean" of all, or
-            "all" of them.
-        normalize: vectors have the length 1.
-        dimensions: vectors are cut to so many numbers; None: the whole.
+        method: which hidden states are pooled: those of the "last" position, of the first ("cls"), the "mean" of all,
+            or "all" of them.
+        normalize: scale vectors to length 1.
+        dimensions: truncate vectors to this many numbers; None keeps all.
     """
 
     task: str = "embed"
@@ -108,14 +115,16 @@ class Pooling:
 
     @property
     def reads_all(self) -> bool:
-        """True if hidden states before the last position's are needed: they exist only for positions computed now."""
+        """True if pooling needs hidden states before the last position. They exist only for positions computed now."""
         return self.method != "last"
 
 
 @dataclass
 class StructuredOutputs:
-    """A grammar that the answer must follow: exactly one of them. `calls` is the server's own: see
-    structured/calls.py."""
+    """A grammar that the answer must follow: exactly one field is set.
+
+    Only the server sets `calls`, see structured/calls.py.
+    """
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None
@@ -126,13 +135,13 @@ class StructuredOutputs:
 
 @dataclass
 class SamplingParams:
-    """How to choose tokens. Names, meaning and defaults are those of vLLM's class of this name.
+    """How to choose tokens. Names, meaning and defaults follow vLLM's class of the same name.
 
-    Numbers may be numpy's; they become Python's.
+    numpy's numbers are accepted and become Python's.
 
     Raises:
-        ParamsError: from the constructor for an unknown keyword, and from `verify()`, which the constructor calls; it
-            names the parameter.
+        ParamsError: a keyword is unknown or a value is wrong; the error names the parameter. The constructor raises it,
+            and so does `verify()`, which the constructor calls.
     """
 
     n: int = 1
@@ -165,7 +174,7 @@ class SamplingParams:
     extra_args: dict[str, Any] | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
-        """Refuse unknown keywords by name, where dataclasses would only raise a TypeError."""
+        """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
         known_keywords(cls, options, ParamsError, "sampling parameter")
         return super().__new__(cls)
 
@@ -175,7 +184,7 @@ class SamplingParams:
         self.verify()
 
     def verify(self) -> None:
-        """Check every field; called again when the request is sealed, since fields may be changed in between."""
+        """Check every field. Called again when the request is resolved, because fields may have changed."""
         self._verify_counts()
         self._verify_floats()
         self._verify_lists()
@@ -192,7 +201,7 @@ class SamplingParams:
             )
         self.seed = whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         self.top_k = whole("top_k", self.top_k, -1)
-        # The engine's max_logprobs bounds them when the request is sealed.
+        # The engine's max_logprobs limits them when the request is resolved.
         self.logprobs = whole("logprobs", self.logprobs, 0, optional=True)
         self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
         self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
@@ -222,7 +231,7 @@ class SamplingParams:
             sequence(name, getattr(self, name))
         for name in ("stop_token_ids", "allowed_token_ids"):
             given = getattr(self, name) or ()
-            # Lists as long as a vocabulary come often; of Python's own numbers no other is made.
+            # Lists as long as a vocabulary are common, so a list of Python's own ints is not copied.
             if set(map(type, given)) <= {int} and (not given or min(given) >= 0):
                 continue
             plain = [whole(name, token, 0) for token in given]
@@ -253,14 +262,14 @@ class SamplingParams:
             )
 
     def clone(self) -> SamplingParams:
-        """An independent copy (lists copied one level deep)."""
+        """An independent copy; lists are copied one level deep."""
         copied: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         copied = {k: list(v) if isinstance(v, list) else v for k, v in copied.items()}
         return SamplingParams(**copied)
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:
-        """Build from keywords where None means "the default"; an unknown name is an error that names the nearest."""
+        """Build from keywords where None means the default; refuse an unknown one and name the nearest."""
         return cls(**{k: v for k, v in options.items() if v is not None})
 
 
@@ -272,21 +281,21 @@ class PoolingParams:
     extra_args: dict[str, Any] = field(default_factory=dict)
 
 
-# Letters of a name that may be a known one with mistakes.
+# Longer names are not compared with the known ones.
 _MAX_MISSPELT = 128
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy sentence that names the nearest known name, or an empty string if none is near."""
+    """A remedy that names the nearest known name; empty if none is near."""
     if len(name) > _MAX_MISSPELT:
-        # Near to none; and comparing takes time and memory that grow with it.
+        # No known name is as long, and time and memory of a comparison grow with the length.
         return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"Did you mean {close[0]!r}?" if close else ""
 
 
 def known_keywords(kind: Any, options: Iterable[str], error: type[BeheldError], what: str) -> None:
-    """Raise `error` for an option that is no field of the dataclass `kind`; it names the nearest field."""
+    """Raise `error` for an option that is not a field of the dataclass `kind`; it names the nearest field."""
     known = {f.name for f in fields(kind)}
     for name in options:
         if name not in known:
@@ -301,7 +310,7 @@ def whole(name: str, value: Any, low: int, high: int | None = None, *, optional:
     """
     if value is None and optional:
         return None
-    # Asking an abstract class takes longer than all else here, and each request asks twenty times.
+    # isinstance with an abstract class is the slowest step here, and each request runs this twenty times.
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise ParamsError(f"{name} must be a whole number, got {value!r}.", "Leave it out for the default.", param=name)
     value = int(value)
@@ -317,7 +326,7 @@ def number(name: str, value: Any, low: float, high: float) -> Any:
     Raises:
         ParamsError: it is not a finite number (Python's or numpy's, no bool) within `low` to `high`, both included.
     """
-    # A whole number of any size is finite, but too large a one is no float.
+    # A whole number is always finite, but too large a number does not fit into a float.
     whole_one = type(value) is int or (type(value) is not float and isinstance(value, numbers.Integral))
     known = type(value) is float or (isinstance(value, numbers.Real) and not isinstance(value, bool))
     if not known or not (whole_one or math.isfinite(value)):

@@ -1,4 +1,4 @@
-"""Everything that host and device say to each other: the plan of a step, and its result."""
+"""The messages between host and device: the plan of a step and its result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from beheld.core.request import LoRARequest
 if TYPE_CHECKING:
     import numpy as np
 
-# Why a row failed: its logits hold no finite candidate; its grammar allows nothing more.
+# Why a row failed: its logits hold no finite candidate, or its grammar allows no token.
 NAN = "nan"
 STUCK = "stuck"
-# The most draft tokens of one slice. Whatever a sampler remembers of a row must reach this far back.
+# The most draft tokens in one slice. A sampler remembers at least this many past tokens of a row.
 MAX_DRAFT_TOKENS = 24
 
 
 @dataclass(frozen=True, eq=False)
 class SpanView:
-    """A media span as the device needs it: its identity, place and layout, without features.
+    """A media span as the device needs it: identity, position and layout, without features.
 
-    `embed_mask` is None when every position of the span takes an embedding. No position does if the item has
-    `num_states`: the layers of a cross group attend to its states instead.
+    `embed_mask` is None if every position of the span takes an embedding. If the item has `num_states`, no position
+    takes one: the layers of a cross group attend to the item's states instead.
     """
 
     modality: str
@@ -39,17 +39,17 @@ class SpanView:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """A sequence takes a row. It is sent once, and again when the sequence resumes after a preemption.
+    """A sequence takes a row. The plan carries it once, and again when the sequence resumes after a preemption.
 
     Attributes:
-        row: the row it takes, 0 <= row < max_num_seqs.
-        token_ids: the prompt, and what was generated before a preemption.
-        num_prompt: how many of them are the prompt.
-        spans: its media.
-        params: how to sample, or what to pool.
+        row: the row, 0 <= row < max_num_seqs.
+        token_ids: the prompt, and the tokens generated before a preemption.
+        num_prompt: number of prompt tokens.
+        spans: the media.
+        params: sampling or pooling parameters.
         lora: the adapter, if any.
-        num_computed: positions whose keys and values are already in the cached blocks below.
-        blocks: for each KV group, the block ids that hold those positions (0, the null block, where a sliding group no
+        num_computed: number of positions whose keys and values are in `blocks`.
+        blocks: for each KV group, the block ids that hold these positions (0, the null block, where a sliding group no
             longer needs one).
     """
 
@@ -64,23 +64,23 @@ class Admission:
 
 
 class SeqSlice(NamedTuple):
-    """Compute positions `start` to `stop` (half-open) of a row: the whole scheduling language.
+    """Compute positions `start` to `stop` (half-open) of a row: the only unit of scheduling.
 
-    Prefill, a chunk of it, decoding, the rest after a prefix hit, and the check of draft tokens differ in nothing else.
+    Prefill, chunked prefill, decoding, the rest after a prefix hit and the check of draft tokens are all slices.
 
         position        6    7    8    9   10        known so far: 0 to 6, and three draft tokens are to be checked:
         token         newest d0   d1   d2  .         start 6, stop 10, wanted 4, token_ids (newest, d0, d1, d2)
         gives           t7   t8   t9  t10            d0 == t7 and d1 != t8: the device answers with (t7, t8)
 
     Attributes:
-        row: the row whose positions are computed.
+        row: the row.
         start, stop: the positions.
         new_blocks: for each KV group, block ids appended to the row's table before computing.
-        wanted: how many of the last positions give something. Of a row that samples, each gives the token after it, so
-            0 means that none is sampled and 1 that one is; more means that the last `wanted - 1` tokens are drafts,
-            and the row gives the drafts that are right and one token more. Of a row that pools, hidden states.
-        token_ids: with drafts, the ids at the last `wanted` positions: the newest token and the drafts. Empty
-            otherwise: the device knows them.
+        wanted: number of last positions with an output. In a sampling row each gives the next token: 0 samples nothing
+            and 1 samples one token; with more, the last `wanted - 1` tokens are drafts, and the row gives the correct
+            drafts and one further token. In a pooling row each gives its hidden state.
+        token_ids: with drafts, the ids at the last `wanted` positions: the newest token and the drafts. Otherwise
+            empty: the device has them.
     """
 
     row: int
@@ -93,7 +93,7 @@ class SeqSlice(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodeItem:
-    """Run the tower for one item and keep its embeddings, or its states, `num_embeds` of them, under `digest`."""
+    """Run the tower on one item and keep its `num_embeds` embeddings, or states, under `digest`."""
 
     digest: bytes
     modality: str
@@ -105,9 +105,9 @@ class EncodeItem:
 class StepPlan:
     """One step of the device.
 
-    The device works through it in this order: `released` rows become free, `forget` drops embeddings, `encode` runs
-    towers, `admitted` fills rows, and `slices` are computed in one batch. `masks` holds, for each row under a grammar,
-    one bit mask of allowed tokens (32 to a little-endian word) for each of its wanted positions.
+    The device executes it in this order: free the `released` rows, drop the embeddings in `forget`, run towers on
+    `encode`, fill the `admitted` rows, and compute `slices` in one batch. `masks` holds, for each row with a grammar,
+    one bit mask of allowed tokens (32 per little-endian word) for each wanted position.
     """
 
     id: int
@@ -120,13 +120,13 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Positions computed in this step."""
+        """Number of positions that this step computes."""
         return sum(s.stop - s.start for s in self.slices)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLogprobs:
-    """Log-probabilities at one position: of the token itself, its rank (from 1), and of the best few."""
+    """Log-probabilities at one position: the token's own, its rank from 1, and those of the best few."""
 
     token_id: int
     logprob: float
@@ -137,20 +137,21 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """What the device answers.
+    """The device's result of one step.
 
     Attributes:
-        plan_id: the plan that was carried out.
-        tokens: row -> sampled token ids, for every sampling slice with `wanted` positions: the drafts that are right,
-            and one more token. A row that failed has those from before the failure, or no entry.
-        logprobs: row -> log-probabilities of each of these tokens, where asked for.
-        prompt_logprobs: row -> those of the prompt's tokens at positions start + 1 to stop of the slice, if asked for.
+        plan_id: the plan.
+        tokens: row -> sampled token ids, for every sampling slice with `wanted` positions: the correct drafts and one
+            further token. A failed row has the tokens from before the failure, or no entry.
+        logprobs: row -> log-probabilities of each of these tokens, if requested.
+        prompt_logprobs: row -> log-probabilities of the prompt tokens at positions start + 1 to stop of the slice, if
+            requested.
         pooled: row -> the vector (D), scores (C) or vectors (N, D) of a prompt whose last position was computed.
-        draft_ids: row -> token ids that the runner expects to follow; none from a runner that does not speculate.
-        failed: row -> why this row cannot go on (NAN, STUCK, or an error's text).
-        culprits: those of them that failed while they were computed alone, after their step had failed.
-        lost: digests of the plan's `encode` whose embeddings are not on the device.
-        encode_s: seconds of towers that ended since the last result.
+        draft_ids: row -> token ids that the runner predicts to follow; empty without speculation.
+        failed: row -> why the row cannot continue (NAN, STUCK, or an error's text).
+        culprits: those of them that failed alone, after their step failed.
+        lost: digests in `encode` whose embeddings are not on the device.
+        encode_s: seconds of tower runs that ended since the last result.
     """
 
     plan_id: int

@@ -1,4 +1,4 @@
-"""A request as the engine takes it: sealed, complete, and frozen."""
+"""A request as the engine takes it: resolved, complete, and frozen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from beheld.core.params import Grammar, Pooling, Sampling
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended, in the words of the OpenAI API where it has one."""
+    """Why a sequence ended. The values are the OpenAI API's where it has one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -20,7 +20,7 @@ class FinishReason(StrEnum):
 
 
 class ForeignTemplate(str):
-    """A chat template that a stranger sent: never a file's name, and rendered where that can be killed."""
+    """A chat template from an untrusted client: never a file name, and rendered in a process that can be killed."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class LoRARequest:
     """A LoRA adapter.
 
     Attributes:
-        lora_name: what it is called.
-        lora_int_id: its number, at least 1; one number stands for one adapter as long as the engine keeps it.
-        lora_path: the folder that holds it, in PEFT's form.
-        digest: of its files, once the engine has read them; users leave it out.
+        lora_name: the adapter's name.
+        lora_int_id: its number, at least 1; a number stands for one adapter as long as the engine keeps it.
+        lora_path: the folder with the adapter in PEFT's format.
+        digest: hash of its files, set by the engine; users leave it out.
 
     Raises:
-        LoRAError: a field is not what it should be.
+        LoRAError: a field has a wrong type or value.
     """
 
     lora_name: str
@@ -54,20 +54,20 @@ class LoRARequest:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One sequence to be generated, or one prompt to be pooled.
+    """One sequence to generate, or one prompt to pool.
 
     Attributes:
-        id: unique while the request lives.
-        token_ids: the prompt with every placeholder already replaced.
-        spans: where the media stand in it, in order.
-        params: the sealed sampling or pooling parameters.
+        id: unique among the requests that have not finished.
+        token_ids: the prompt, with every placeholder replaced.
+        params: the resolved sampling or pooling parameters.
+        spans: positions of the media in the prompt, in order.
         lora: the adapter, if any.
-        salt: separates the prefix cache of one user from another's.
+        salt: separates the prefix caches of different users.
         priority: smaller runs sooner under the priority policy.
         arrival: seconds of a monotonic clock.
         client: opaque; clients share prefill fairly. All requests without one are one client's.
         receipts: one per media item.
-        prompt: the prompt as text, if it came as text.
+        prompt: the prompt's text, if the user gave text.
     """
 
     id: str
@@ -84,5 +84,5 @@ class Request:
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must follow."""
+        """The answer's grammar, if there is one."""
         return self.params.grammar if isinstance(self.params, Sampling) else None

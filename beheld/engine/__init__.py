@@ -1,1 +1,1 @@
-"""The engine: plan, run, update."""
+"""The engine: it plans, runs and updates."""

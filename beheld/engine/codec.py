@@ -1,4 +1,4 @@
-"""What may cross the border of the engine's process."""
+"""The classes of messages that may cross the boundary of the engine's process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CODEC = Codec(
         *(config.EngineArgs, config.EngineConfig, config.ModelInfo, config.KVGroup, config.Capacity, config.MediaWork),
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs),
-        *(params.Sampling, params.Grammar, params.Thoughts, params.Pooling),
+        *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling),
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(
@@ -24,7 +24,7 @@ CODEC = Codec(
             messages.Ready,
             messages.Failed,
         ),
-        *(messages.AddLoRA, messages.LoRAAdded, columns.EventColumns),
+        *(messages.AddLoRA, messages.LoRAAdded, messages.TryItems, messages.Tried, columns.EventColumns),
         *(stats.EngineStats, SchedulerStats),
     )
 )

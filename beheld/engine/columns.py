@@ -1,6 +1,6 @@
-"""Events as they cross the border of a process: those that bring tokens and nothing else travel as columns.
+"""Token events in columns, the form in which they cross a process boundary.
 
-Written out one by one, an event takes six microseconds on either side, and a step of many sequences has many events.
+Serialized one by one, an event takes six microseconds on either side, and a step with many sequences has many events.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from beheld.core.outputs import TokenEvent
 from beheld.engine.messages import Events
 
-# Stands for the tokens of an event that travels whole.
+# Placeholder tokens of an event that is sent whole.
 _ONE = (0,)
 
 
@@ -21,13 +21,13 @@ class EventColumns:
 
     Attributes:
         request_ids: the request of each event.
-        token_ids: the tokens of all events, one after the other; one 0 for an event that is in `others`.
-        counts: how many tokens each event has; empty if each has one.
-        places: which events are in `others`, ascending.
-        others: the events that bring more than tokens.
+        token_ids: the tokens of all events, concatenated; an event in `others` has one 0.
+        counts: number of tokens of each event; empty if each has one.
+        places: indices of the events that are in `others`, ascending.
+        others: the events that carry more than tokens.
 
     Raises:
-        ValueError: the columns do not fit together.
+        ValueError: the columns are inconsistent.
     """
 
     request_ids: tuple[str, ...]
@@ -44,11 +44,11 @@ class EventColumns:
         if len(self.places) != len(self.others):
             raise ValueError("the columns of events differ in length")
         if not all(0 <= place < count for place in self.places):
-            raise ValueError("an event stands outside the columns")
+            raise ValueError("an event's index is outside the columns")
 
 
 def columns_of(message: Events) -> EventColumns:
-    """The same events as columns."""
+    """The events as columns."""
     request_ids: list[str] = []
     token_ids: list[int] = []
     counts: list[int] = []
@@ -68,7 +68,7 @@ def columns_of(message: Events) -> EventColumns:
 
 
 def events_of(columns: EventColumns) -> Events:
-    """The events that the columns hold."""
+    """The events in `columns`."""
     ids = iter(columns.token_ids)
     if columns.counts:
         tokens = [tuple(itertools.islice(ids, count)) for count in columns.counts]
@@ -81,7 +81,7 @@ def events_of(columns: EventColumns) -> Events:
 
 
 def _is_plain(event: TokenEvent) -> bool:
-    """True if the event brings tokens and nothing else."""
+    """True if the event carries tokens and nothing else."""
     return (
         bool(event.token_ids)
         and event.finish is None

@@ -1,4 +1,4 @@
-"""The engine: one step plans, runs and updates; everything else is a noun it calls."""
+"""The engine core: each step plans, runs and updates by calling the scheduler and the executor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """A launched step whose result has not been read: its plan, and a handle, or the result if it had to be retried."""
+    """A launched step whose result is not read yet: its plan, and its handle or, after a retry, its result."""
 
     plan: StepPlan
     handle: Any
@@ -31,10 +31,10 @@ class InFlight:
 
 
 class EngineCore:
-    """Scheduler and executor, and the step that joins them."""
+    """The scheduler, the executor and the step that connects them."""
 
     def __init__(self, info: ModelInfo, executor: Executor) -> None:
-        # Set where a tokenizer is at hand; without it no request has a grammar.
+        # Set together with a tokenizer; without one, no request has a grammar.
         self.grammars: GrammarRows | None = None
         self.executor = executor
         self.scheduler = Scheduler(executor.config, info, executor.capacity)
@@ -45,9 +45,13 @@ class EngineCore:
         self._encode_s = 0.0
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises a UserError or CapacityError if it can never run, EngineDeadError if nothing can.
+        """Queue a request.
 
-        Its adapter is read first if it is not in memory and was not read ahead; nothing else is computed meanwhile.
+        If its adapter is neither in memory nor read ahead, it is read here, and nothing else runs meanwhile.
+
+        Raises:
+            UserError, CapacityError: the request can never run.
+            EngineDeadError: the engine has stopped.
         """
         self._check_alive()
         if request.lora is not None:
@@ -55,15 +59,15 @@ class EngineCore:
         self.scheduler.add(request)
 
     def step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
-        """Plan and launch the next step, then read the one in flight.
+        """Plan and launch the next step, then read the result of the one in flight.
 
-        With overlap the device works on the new step while the host reads the old one; without it, the new step is
+        With overlap the device computes the new step while the host processes the old one. Without it, the new step is
         read at once and nothing stays in flight.
 
         Raises:
-            EngineDeadError: the device is lost, or the engine has made a mistake; it takes no more work.
-            KeyboardInterrupt: as it came. To go on, abort all requests first; then step with `in_flight` again, whether
-                it was read or not.
+            EngineDeadError: the device is lost or the engine has an internal error; the engine accepts no more work.
+            KeyboardInterrupt: the user's own. To continue, abort all requests, then step with the same `in_flight`
+                again, whether it was read or not.
         """
         self._check_alive()
         try:
@@ -73,21 +77,21 @@ class EngineCore:
             self._death = error
             raise
         except Exception as error:
-            # Host and device may disagree now on who holds what: no later answer could be trusted.
-            self._death = EngineDeadError(f"The engine has failed ({type(error).__name__}).", "Start it anew.")
+            # Host and device may now disagree about rows and blocks, so no later result is reliable.
+            self._death = EngineDeadError(f"The engine has failed ({type(error).__name__}).", "Start it again.")
             raise self._death from error
         except BaseException:
             self._interrupted(in_flight)
             raise
 
     def _interrupted(self, in_flight: InFlight | None) -> None:
-        """Give up what was planned since `in_flight`: how far that got is not known."""
+        """Discard all plans made since `in_flight`: how far they ran is unknown."""
         known = None if in_flight is None else in_flight.plan
         for plan in (*self.scheduler.abandon(known), *(() if known is None else (known,))):
             self.scheduler.lose(self._missing(plan))
 
     def _missing(self, plan: StepPlan) -> tuple[bytes, ...]:
-        """What the plan should have encoded and is not on the device."""
+        """The digests of the plan's `encode` that are not on the device."""
         return self.executor.missing(item.digest for item in plan.encode)
 
     def _step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
@@ -102,7 +106,7 @@ class EngineCore:
 
     @property
     def alive(self) -> bool:
-        """False once a step has failed in a way that concerns no single sequence."""
+        """False after a step failed for a reason other than a single sequence."""
         return self._death is None
 
     def _check_alive(self) -> None:
@@ -121,7 +125,7 @@ class EngineCore:
             raise
         except Exception as error:
             reason = _reason(error)
-        # Not within the block above: as long as the error is there, so is the memory of what has failed.
+        # Outside of the `except` block: inside it, the exception still holds the failed step's memory.
         return InFlight(plan, None, self._retry(plan, reason))
 
     def _update(self, step: InFlight) -> list[TokenEvent]:
@@ -135,10 +139,9 @@ class EngineCore:
         return self.scheduler.update(step.plan, result)
 
     def _collect(self, step: InFlight) -> StepResult:
-        """The result of a launched step, or what to tell if it cannot be read.
+        """The result of a launched step. If it is lost: without overlap the step is retried.
 
-        Without overlap it is then retried. With overlap the next step may have reused its rows and blocks already, so
-        all its sequences fail.
+        With overlap the next step may have reused its rows and blocks already, so all its sequences fail.
         """
         try:
             return self.executor.collect(step.handle)
@@ -154,7 +157,7 @@ class EngineCore:
         return StepResult(plan.id, {}, failed=failed, lost=self._missing(plan))
 
     def _retry(self, plan: StepPlan, reason: str) -> StepResult:
-        """Run a failed plan again, one sequence at a time: only the culprit fails."""
+        """Run a failed plan again, one sequence at a time, so that only the faulty one fails."""
         self._retried += 1
         logger.warning("A step failed (%s); retrying its %d sequences one by one.", reason, len(plan.slices))
         parts: list[StepResult] = []
@@ -166,12 +169,12 @@ class EngineCore:
             except Exception as culprit:
                 own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)}, culprits=frozenset({piece.row}))
             parts.append(own)
-        # The device is asked what is lost: a part may have failed before it could say so.
+        # Ask the device for lost items: a part may have failed before it could report them.
         return _merged(plan.id, parts, self._missing(plan))
 
 
 def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> StepResult:
-    """The result of a plan from those of its sequences."""
+    """The result of a plan, merged from those of its sequences."""
     by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
     merged = {name: {row: own for part in parts for row, own in getattr(part, name).items()} for name in by_row}
     culprits = frozenset[int]().union(*(part.culprits for part in parts))
@@ -179,7 +182,7 @@ def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> S
 
 
 def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
-    """The part of a plan that computes one sequence; what belongs to no sequence goes with the first.
+    """The part of a plan that computes one sequence; the first part also has what belongs to no sequence.
 
     Every part carries all of `encode`: items that are on the device already cost nothing.
     """

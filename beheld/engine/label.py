@@ -1,4 +1,4 @@
-"""What is written on a frame outside its body: whom the message concerns, should the body not be readable."""
+"""Frame labels: they name the requests of a message outside of its body, in case the body cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def label_of(message: Message | Reply) -> bytes:
-    """The requests and the number that a message is about; of more requests than a label holds, the first."""
+    """The label of a message: its request ids and its number. If the ids do not fit, only the first ones."""
     ids: list[str] = []
     if isinstance(message, Submit):
         ids = [request.id for request in message.requests]
@@ -24,27 +24,27 @@ def label_of(message: Message | Reply) -> bytes:
     number = message.number if isinstance(message, Ping | Pong | AddLoRA | LoRAAdded) else None
     label = _encoded([number, *ids]).encode()
     while len(label) > MAX_LABEL_BYTES:
-        # Ids of the server are short; those of other users may be of any length.
+        # The server's ids are short; other callers' may have any length.
         ids = ids[: len(ids) // 2]
         label = _encoded([number, *ids]).encode()
     return label
 
 
 def unread_of(label: bytes | None) -> Unread:
-    """What a label says.
+    """The contents of a label.
 
     Raises:
-        ValueError: there is none, or it is not one.
+        ValueError: the label is missing or malformed.
     """
     if label is None:
         raise ValueError("there is no label")
     try:
-        said = json.loads(label)
+        content = json.loads(label)
     except RecursionError as error:
         raise ValueError("this is not a label") from error
-    if not isinstance(said, list) or not said:
+    if not isinstance(content, list) or not content:
         raise ValueError("this is not a label")
-    number, *ids = said
+    number, *ids = content
     if not (number is None or type(number) is int) or not all(isinstance(name, str) for name in ids):
         raise ValueError("this is not a label")
     return Unread(tuple(ids), number)

@@ -1,4 +1,4 @@
-"""What a front end and an engine that runs elsewhere (a thread, a process) say to each other."""
+"""The messages between a front end and an engine in another thread or process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError
+from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
@@ -15,48 +16,55 @@ from beheld.engine.stats import EngineStats
 
 @dataclass(frozen=True, eq=False)
 class Submit:
-    """Queue these requests; one that can never run is answered by an event with its error."""
+    """Queue these requests. A request that can never run gets an event with its error."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True)
 class Abort:
-    """Nobody wants these requests any more."""
+    """Abort these requests: nobody needs them any more."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The text of this request is complete."""
+    """End this request: its text is complete."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class Ping:
-    """Answer with Pong of this number."""
+    """Ask for a Pong with the same number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AddLoRA:
-    """Read an adapter, and answer with LoRAAdded of this number."""
+    """Read an adapter; the answer is a LoRAAdded with the same number."""
 
     number: int
     lora: LoRARequest
 
 
+@dataclass(frozen=True, eq=False)
+class TryItems:
+    """Run the towers for these items, and answer with Tried; before any request."""
+
+    items: tuple[MediaItem, ...]
+
+
 @dataclass(frozen=True)
 class ClearCache:
-    """Forget all cached prefixes."""
+    """Clear the prefix cache."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What compiles grammars: the tokenizer as text of the tokenizers library, None if it has no such form."""
+    """The tokenizer for compiling grammars, serialized by the tokenizers library; None if it has no such form."""
 
     text: str | None
     vocab_size: int
@@ -65,7 +73,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request waited for is there, or cannot be had; the engine's side tells itself."""
+    """A waiting request's grammar and adapter are ready, or failed. The engine's side sends this to itself."""
 
     request_id: str
     error: BeheldError | None = None
@@ -73,7 +81,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Read:
-    """The adapter of AddLoRA was read, or cannot be; the engine's side tells itself."""
+    """The adapter of AddLoRA was read, or could not be. The engine's side sends this to itself."""
 
     number: int
     lora: LoRARequest
@@ -82,10 +90,9 @@ class Read:
 
 @dataclass(frozen=True)
 class Unread:
-    """A message between the processes could not be read; these are the requests, and the number of the question, that
-    it was about, as far as its label said.
+    """A message could not be read. The fields name its requests and its number, as far as its label gives them.
 
-    It is told to whichever side it concerns: the engine drops what it knows of the requests and passes it on.
+    Whichever side fails to read a message, the engine aborts the requests and the front end is notified.
     """
 
     request_ids: tuple[str, ...]
@@ -94,12 +101,12 @@ class Unread:
 
 @dataclass(frozen=True)
 class Close:
-    """End."""
+    """End the engine."""
 
 
 @dataclass(frozen=True)
 class Events:
-    """What one step brought."""
+    """The events of one step."""
 
     events: tuple[TokenEvent, ...]
 
@@ -114,22 +121,29 @@ class Pong:
 
 @dataclass(frozen=True)
 class LoRAAdded:
-    """The answer to AddLoRA: what was wrong with the adapter, if anything."""
+    """The answer to AddLoRA; `error` is None on success."""
 
     number: int
     error: BeheldError | None
 
 
 @dataclass(frozen=True)
+class Tried:
+    """The answer to TryItems: what was wrong, if anything."""
+
+    error: BeheldError | None
+
+
+@dataclass(frozen=True)
 class Died:
-    """The engine has stopped and answers nothing any more."""
+    """The engine has stopped and answers no more."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine was made."""
+    """The engine is ready."""
 
     info: ModelInfo
     config: EngineConfig
@@ -137,40 +151,40 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The engine could not be made."""
+    """The engine could not start."""
 
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | AddLoRA | ClearCache | Tokenizer | Prepared | Read | Unread | Close
-Reply = Events | Pong | LoRAAdded | Unread | Died
+Message = Submit | Abort | Stop | Ping | AddLoRA | TryItems | ClearCache | Tokenizer | Prepared | Read | Unread | Close
+Reply = Events | Pong | LoRAAdded | Tried | Unread | Died
 
 
 class Engine(Protocol):
-    """An engine that runs beside its user, seen from the user's side. All methods may be called from any thread."""
+    """An engine in another thread or process, as its user sees it. All methods are thread-safe."""
 
     def start(self, receive: Callable[[Reply], None]) -> None:
-        """Begin; `receive` is called from a thread of the engine's side and must be quick."""
+        """Start; a thread of the engine's side calls `receive`, which must be quick."""
 
     def send(self, message: Message) -> None:
-        """Hand over a message; a dead engine ignores it, having said so with Died."""
+        """Send a message. A dead engine, which has sent Died, ignores it."""
 
     @property
     def alive(self) -> bool:
-        """False once it has died or was closed."""
+        """False after the engine died or was closed."""
 
     def close(self) -> None:
-        """End it, wait for that, and give everything back."""
+        """End the engine, wait for its end and free everything."""
 
 
 class Inbox(Protocol):
-    """Where the engine's side finds its messages."""
+    """The queue from which the engine's side takes its messages."""
 
     def wait(self) -> Message:
-        """The next message, as soon as there is one."""
+        """Wait for the next message."""
 
     def poll(self) -> Message | None:
-        """The next message, if there is one now."""
+        """The next message if there is one, else None."""
 
     def put(self, message: Message) -> None:
-        """A message of the engine's side to itself; may be called from any thread."""
+        """Add a message from the engine's side to itself; thread-safe."""

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, behind a pair of sockets; either end notices the death of the other."""
+"""The engine in its own process, connected by a pair of sockets; either side notices the end of the other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
+from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.codec import CODEC
@@ -32,6 +33,8 @@ from beheld.engine.messages import (
     Reply,
     Submit,
     Tokenizer,
+    Tried,
+    TryItems,
     Unread,
 )
 from beheld.sandbox.link import FrameError, Link, pair
@@ -40,26 +43,26 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# There is nothing to save: what does not end by itself is killed.
+# There is nothing to save, so a process that does not end in time is killed.
 _CLOSE_S = 1.0
-# Features of this many requests are on their way at a time before new memory is taken for them.
+# Shared memory files that are reused for features; beyond this many in transit, new memory is allocated.
 _MAX_KEPT = 4
 
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process that loads its libraries and waits to be told what to serve, and our end of the sockets."""
+    """A process that loads its libraries and waits for its options, and this side's end of the sockets."""
 
     process: subprocess.Popen[bytes]
     end: socket.socket
 
 
 def spawn() -> Spawned:
-    """Begin a process; called before this one loads the same libraries, both load at the same time."""
+    """Start a process. Call it before this process imports the same libraries, so that both import at the same time."""
     ours, theirs = pair()
     with theirs:
         command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
-        # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
+        # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
         return Spawned(subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True), ours)
 
 
@@ -67,15 +70,15 @@ class EngineProcess:
     """An engine in a new process; see messages.Engine for the meaning of its methods.
 
     Args:
-        args: what the user said.
-        spawned: the process, if it was begun before.
+        args: the user's options.
+        spawned: the process, if it is already running.
 
     Attributes:
-        info, config: what the engine's side found and decided.
+        info, config: the model's facts and the engine's decisions.
 
     Raises:
-        ConfigError, ModelError, CapacityError: as setup.start, from the other side.
-        EngineDeadError: the process ended while it was being made.
+        ConfigError, ModelError, CapacityError: from setup.start on the engine's side.
+        EngineDeadError: the process ended during its start.
     """
 
     def __init__(self, args: EngineArgs, spawned: Spawned | None = None) -> None:
@@ -105,34 +108,51 @@ class EngineProcess:
         self.config: EngineConfig = answer.config
 
     def use(self, tokenizer: Callable[[], Tokenizer]) -> None:
-        """Where to find the tokenizer once the first request has a grammar."""
+        """Set the function that gives the tokenizer; the first request with a grammar calls it."""
         self._tokenizer = tokenizer
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items on the other side; before `start`.
+
+        Raises:
+            ModelError, CapacityError: as Executor.try_items.
+            EngineDeadError: the process has ended.
+        """
+        assert not self._threads, "the engine has started"
+        try:
+            self._link.send(TryItems(tuple(items)))
+            answer = self._link.receive()
+        except (EOFError, OSError, FrameError) as error:
+            raise EngineDeadError("The engine's process ended before it was ready.", "Its log says why.") from error
+        assert isinstance(answer, Tried)
+        if answer.error is not None:
+            raise answer.error
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def start(self, receive: Callable[[Reply], None]) -> None:
-        """Begin; `receive` is called from a thread."""
+        """Start; a thread calls `receive`."""
         assert not self._threads, "an engine starts once"
         self._receive = receive
-        for work in (self._listen, self._speak):
+        for work in (self._listen, self._send_all):
             thread = threading.Thread(target=work, name="beheld-engine-link", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def send(self, message: Message) -> None:
-        """Hand over a message; it is put into bytes in another thread."""
+        """Send a message; another thread serializes it."""
         self._outbox.put(message)
 
     @property
     def alive(self) -> bool:
-        """False once it has died or was closed."""
+        """False after the engine died or was closed."""
         return self._alive
 
     def close(self) -> None:
-        """End the process, by force if it does not end by itself."""
+        """End the process; kill it if it does not end in time."""
         self._alive = False
         self.send(Close())
         self._outbox.put(None)
@@ -141,7 +161,7 @@ class EngineProcess:
         try:
             self._process.wait(_CLOSE_S if self._threads else 0.0)
         except subprocess.TimeoutExpired:
-            logger.warning("The engine's process did not end by itself.")
+            logger.warning("The engine's process did not end in time and was killed.")
         self._end()
         for thread in self._threads:
             thread.join(_CLOSE_S)
@@ -172,17 +192,17 @@ class EngineProcess:
             elif isinstance(reply, Pong):
                 reply = _counted(reply, self._link)
             elif isinstance(reply, Unread) and reply.request_ids:
-                # What they have lost cannot be made good, and what else they would compute is of no use.
+                # Their lost events cannot be recovered, so abort them.
                 self.send(Abort(reply.request_ids))
             if reply is not None:
                 self._receive(reply)
 
-    def _speak(self) -> None:
+    def _send_all(self) -> None:
         assert self._receive is not None
         while (message := self._outbox.get()) is not None:
             try:
-                self._introduce(message)
-                self._link.send(_bare(message), label=label_of(message))
+                self._send_tokenizer_before(message)
+                self._link.send(_without_unused_fields(message), label=label_of(message))
             except BeheldError as error:
                 assert isinstance(message, Submit)
                 ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
@@ -190,8 +210,8 @@ class EngineProcess:
             except OSError:
                 return
 
-    def _introduce(self, message: Message) -> None:
-        """The first request with a grammar is preceded by the tokenizer."""
+    def _send_tokenizer_before(self, message: Message) -> None:
+        """Send the tokenizer before the first request with a grammar."""
         if self._tokenizer is None or not isinstance(message, Submit):
             return
         if any(request.grammar is not None for request in message.requests):
@@ -200,19 +220,19 @@ class EngineProcess:
 
 
 def _load() -> None:
-    """What the input pipeline will need, loaded while the other side loads the model."""
+    """Import what the input pipeline needs while the engine's side loads the model."""
     importlib.import_module("transformers.models.auto.tokenization_auto")
 
 
-def _bare(message: Message) -> Message:
-    """The message without what the engine does not look at."""
+def _without_unused_fields(message: Message) -> Message:
+    """The message without the fields that the engine ignores."""
     if not isinstance(message, Submit):
         return message
     return Submit(tuple(replace(request, receipts=(), prompt=None) for request in message.requests))
 
 
 def _unread(error: FrameError) -> Unread | None:
-    """Whom a frame concerned that could not be read; None if it does not say, and then the log is all there is."""
+    """The requests of an unreadable frame, from its label; without a label it is only logged."""
     try:
         concerned = unread_of(error.label)
     except ValueError:
@@ -226,24 +246,24 @@ def _unread(error: FrameError) -> Unread | None:
 
 
 def _counted(pong: Pong, link: Link) -> Pong:
-    """The same with the frames that this side could not read."""
+    """The Pong with this side's unreadable frames added."""
     return replace(pong, stats=replace(pong.stats, num_unread=pong.stats.num_unread + link.num_unread))
 
 
 class _LinkInbox:
-    """Messages of a link: a thread reads them while the engine computes, and the engine itself while it waits.
+    """Messages of a link. A thread reads them while the engine computes; while the engine waits, it reads them itself.
 
-    Handed from a thread to another, the first message after a pause would come a tenth of a millisecond later.
+    Passing the first message after a pause from one thread to another would delay it by a tenth of a millisecond.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        # Held by the thread that reads, from its look at the socket until the message is in the queue or returned.
+        # The reading thread holds it from its look at the socket until the message is queued or returned.
         self._turn = threading.Lock()
         self._computing = threading.Event()
         self._computing.set()
-        # What wakes the engine where it waits, and the thread when it is no longer wanted at the socket.
+        # One wakes the waiting engine; the other makes the thread leave the socket.
         self._news, self._pause = os.eventfd(0), os.eventfd(0)
         threading.Thread(target=self._listen, name="beheld-listen", daemon=True).start()
 
@@ -255,7 +275,7 @@ class _LinkInbox:
         os.eventfd_write(self._pause, 1)
         try:
             while True:
-                # Looked at first: the thread may just have read what came, and nothing tells of that any more.
+                # Check the queue first: the thread may just have read the message, and nothing else signals it.
                 with self._turn:
                     message = self.poll()
                     if message is None:
@@ -286,27 +306,27 @@ class _LinkInbox:
                     self._queue.put(message)
 
     def _read(self) -> Message | None:
-        """The next message; None if none has come, or one that says not even whom it concerns."""
-        if not _come([self._link.fileno()], timeout_ms=0):
+        """The next message; None if there is none, or if it is unreadable and has no label."""
+        if not _readable([self._link.fileno()], timeout_ms=0):
             return None
         try:
             message: Message = self._link.receive()
         except FrameError as error:
             return _unread(error)
         except EOFError:
-            # Nobody is left to answer to, whatever is being computed.
+            # No one is left to answer to.
             os._exit(0)
         return message
 
 
 def _wait_for(link: Link, event: int) -> None:
-    """Return when something may have come by the link, or the event has happened; then it is forgotten."""
-    if event in _come([link.fileno(), event], timeout_ms=None):
+    """Wait until the link has data or the event is set; resets the event."""
+    if event in _readable([link.fileno(), event], timeout_ms=None):
         os.eventfd_read(event)
 
 
-def _come(files: list[int], timeout_ms: int | None) -> list[int]:
-    """The files from which something can be read, if only their end; None waits until there is one."""
+def _readable(files: list[int], timeout_ms: int | None) -> list[int]:
+    """The files that are readable or closed; None as the timeout waits until there is one."""
     waiting = select.poll()
     for file in files:
         waiting.register(file, select.POLLIN)
@@ -314,26 +334,26 @@ def _come(files: list[int], timeout_ms: int | None) -> list[int]:
 
 
 def _end_with(end: socket.socket) -> None:
-    """End this process as soon as the other side is gone, whatever is being loaded or computed here."""
+    """End this process as soon as the other side ends, whatever this process is doing."""
 
     def watch() -> None:
         gone = select.poll()
         gone.register(end, 0)
         gone.poll()
-        # There is nothing to save, and nobody to answer to.
+        # There is nothing to save and no one to answer to.
         os._exit(0)
 
     threading.Thread(target=watch, name="beheld-watch", daemon=True).start()
 
 
 def main(descriptor: int) -> None:
-    """The engine's side: make the engine, serve it, end."""
+    """The engine's process: start the engine, serve it, end."""
     end = socket.socket(fileno=descriptor)
     _end_with(end)
     from beheld.engine.loop import serve
     from beheld.engine.setup import preload, start
 
-    # While the other side still loads.
+    # The other side is still importing.
     with paused_collector():
         preload()
     link = Link(end, CODEC)
@@ -346,7 +366,7 @@ def main(descriptor: int) -> None:
     set_aside()
     link.send(Ready(setup.info, setup.config))
 
-    def tell(reply: Reply) -> None:
+    def send_reply(reply: Reply) -> None:
         sent: Reply | EventColumns = reply
         if isinstance(reply, Events):
             sent = columns_of(reply)
@@ -355,12 +375,12 @@ def main(descriptor: int) -> None:
         link.send(sent, label=label_of(reply))
 
     try:
-        serve(setup.core, _LinkInbox(link), tell)
+        serve(setup.core, _LinkInbox(link), send_reply)
     except OSError:
         logger.info("The other side has ended.")
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
-    # There is nothing to save, and taking the libraries down takes longer than `close` waits.
+    # There is nothing to save, and unloading the libraries takes longer than `close` waits.
     os._exit(0)

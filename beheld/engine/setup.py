@@ -1,4 +1,4 @@
-"""From the user's options to a running engine: every decision is made here, once, and logged."""
+"""From the user's options to a running engine: makes and logs every decision."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
+from beheld.checkpoint.validate import validate
 from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
@@ -33,7 +34,7 @@ _DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16"
 _MANY = 999
 _PREPARE_THREADS = 6
 
-# Option -> the values that this version can honour.
+# Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "quantization": (None, "compressed-tensors"),
@@ -59,7 +60,7 @@ _NO_MEANING = {
 
 @dataclass
 class Setup:
-    """All that a front end needs: the options, the model's facts, the decisions, and the engine."""
+    """Everything that a front end needs: the options, the model's facts, the decisions and the engine."""
 
     args: EngineArgs
     info: ModelInfo
@@ -69,7 +70,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Decided:
-    """What is known before the weights are loaded; `config.max_model_len` may still shrink to what fits."""
+    """The decisions before the weights are loaded; `config.max_model_len` may still shrink to fit."""
 
     info: ModelInfo
     config: EngineConfig
@@ -77,34 +78,40 @@ class Decided:
 
 
 def start(args: EngineArgs, decided: Decided | None = None) -> Setup:
-    """Decide, unless `decided` is given, load the model, and make the engine.
+    """Decide (unless `decided` is given), load the model and make the engine.
 
     Raises:
-        ConfigError, ModelError, CapacityError: with what to do.
+        ConfigError, ModelError, CapacityError: the message says what to do.
     """
     with paused_collector():
         return _start(args, decided or resolve_and_decide(args))
 
 
 def resolve_and_decide(args: EngineArgs) -> Decided:
-    """Find the model, read its configuration, and decide.
+    """Find the model, read its configuration and decide.
 
     Raises:
-        ConfigError, ModelError: with what to do.
+        ConfigError, ModelError: the message says what to do.
     """
     check(args)
-    path = resolve(args)
-    hf_config = read_config(path, args)
-    info = read_info(path, args, hf_config)
+    hf_config, info = _read(args)
     config = decide(args, info)
     logger.info("This model supports the tasks: {'generate'}. Defaulting to 'generate'.")
     logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
     return Decided(info, config, hf_config)
 
 
+def _read(args: EngineArgs) -> tuple[Any, ModelInfo]:
+    """The configuration of the model, whose files are validated first."""
+    path = resolve(args)
+    validate(path, args)
+    hf_config = read_config(path, args)
+    return hf_config, read_info(path, args, hf_config)
+
+
 def _start(args: EngineArgs, decided: Decided) -> Setup:
     info = decided.info
-    # Only after all options have been checked: the weights may be many gigabytes.
+    # Only after all options were checked: the weights may be many gigabytes.
     fetch_weights(args, Path(info.path))
     begin = time.perf_counter()
     kind = executor_of(decided.config)
@@ -116,22 +123,22 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 
 
 def executor_of(config: EngineConfig) -> type[Executor]:
-    """The executor for this configuration: the one in this process, until there are others."""
+    """The executor class for this configuration; there is only the one in this process so far."""
     from beheld.executor.local import LocalExecutor
 
     return LocalExecutor
 
 
 def preload() -> None:
-    """Import what an engine needs, before it is known which model it runs."""
+    """Import an engine's libraries before the model is known."""
     import_module("beheld.executor.local")
 
 
 def check(args: EngineArgs) -> None:
-    """Refuse options that are not built, by name, and log those that are accepted but change nothing.
+    """Refuse options that are not available and log accepted ones that have no effect.
 
     Raises:
-        ConfigError: an option has a value that this version cannot honour.
+        ConfigError: this version does not support an option's value.
     """
     for name, allowed in _NOT_BUILT.items():
         value = getattr(args, name)
@@ -141,12 +148,12 @@ def check(args: EngineArgs) -> None:
     if args.allowed_local_media_path and not Path(args.allowed_local_media_path).is_dir():
         raise ConfigError(
             f"allowed_local_media_path={args.allowed_local_media_path!r} is not a folder.",
-            "Name the folder whose files chat messages may show.",
+            "Give the folder whose files chat messages may use.",
             param="allowed_local_media_path",
         )
     for name, default in _NO_MEANING.items():
         if getattr(args, name) != default:
-            logger.info("%s has no meaning here and changes nothing.", name)
+            logger.info("%s has no effect here.", name)
     _check_numbers(args)
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "override_generation_config"):
         value = getattr(args, name)
@@ -196,16 +203,16 @@ def _check_numbers(args: EngineArgs) -> None:
 
 
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
-    """EngineConfig from the user's options, the checkpoint, and the machine."""
+    """Make the EngineConfig from the user's options, the checkpoint and the machine."""
     platform = _platform(args.device)
     dtype = _dtype(args.dtype, info, platform)
     for name in platform.ignored_options:
         if getattr(args, name) != getattr(EngineArgs, name):
-            logger.info("%s has no meaning on a %s and changes nothing.", name, platform.label)
+            logger.info("%s has no effect on a %s.", name, platform.label)
     max_model_len = _max_model_len(args, info)
     max_num_seqs = args.max_num_seqs or platform.defaults.max_num_seqs
     budget = args.max_num_batched_tokens or platform.defaults.max_num_batched_tokens
-    # A prompt that is read both ways is computed in one step, and no part of it is another prompt's.
+    # Attention over the whole prompt is bidirectional: one step computes it, and prompts share no parts.
     whole_prompts = info.both_ways == "prompt"
     chunked = args.enable_chunked_prefill is not False and not whole_prompts
     if not chunked:
@@ -219,7 +226,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logger.info("Chunked prefill is enabled with max_num_batched_tokens=%d.", budget)
     encoder_tokens = args.mm_encoder_budget or max(budget, min(max_model_len, 16384))
     if info.cross is not None:
-        # At most two items to a row. What fits into memory next to the text's own keys and values is measured later.
+        # At most two items per row. Whether they fit next to the text's keys and values is measured later.
         encoder_tokens = args.mm_encoder_budget or 2 * max_num_seqs * info.cross.num_states
     elif info.modalities:
         logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
@@ -254,7 +261,10 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
 
 
 def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:
-    """Where the model runs on the host's cores it needs all of them, and one process decodes; else most are idle."""
+    """Settings of the media workers and prepare threads.
+
+    A model on the host's cores needs all of them, so one process decodes; otherwise most cores are idle.
+    """
     if args.media_work not in ("auto", *MediaWork):
         raise ConfigError(
             f"There is no media_work={args.media_work!r}.", "Known: 'auto', 'decode', 'process'.", param="media_work"
@@ -264,22 +274,22 @@ def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:
     count = args.media_workers
     if count is None:
         count = 1 if cpu else max(1, min(12, len(os.sched_getaffinity(0)) - 2))
-    # They mostly wait for workers, but more of them than this keep the interpreter from the thread that drives the
-    # device: with fourteen, the first step of 256 images was launched half a second late.
+    # These threads mostly wait for workers. With too many of them, the thread that drives the device waits for the
+    # interpreter: with fourteen, the first step of 256 images was launched half a second late.
     threads = 0 if cpu and args.media_workers is None else min(count, _PREPARE_THREADS)
     return {"media_workers": count, "media_work": work, "prepare_threads": threads}
 
 
 def _loras(args: EngineArgs, info: ModelInfo, modalities: Sequence[str]) -> dict[str, Any]:
-    """The part of EngineConfig that concerns LoRA adapters; `modalities` are those that are not switched off.
+    """The LoRA part of EngineConfig; `modalities` are those that are not switched off.
 
     Raises:
-        ConfigError: options contradict each other, or the model cannot carry adapters.
+        ConfigError: the options contradict each other, or the model does not support adapters.
     """
     given = {field.name: field.default for field in fields(EngineArgs) if field.name in _LORA_OPTIONS}
     own = built_in(info, modalities)
     if not args.enable_lora and own:
-        logger.info("The checkpoint brings adapters for %s; they are used where such media are given.", ", ".join(own))
+        logger.info("The checkpoint has adapters for %s; requests with such media use them.", ", ".join(own))
         ranks = max(lora.rank for lora in own.values())
         return {
             "max_loras": len(own),
@@ -290,12 +300,12 @@ def _loras(args: EngineArgs, info: ModelInfo, modalities: Sequence[str]) -> dict
     if not args.enable_lora:
         for name, default in given.items():
             if getattr(args, name) != default:
-                logger.info("%s has no meaning without enable_lora=True and changes nothing.", name)
+                logger.info("%s has no effect without enable_lora=True.", name)
         return {}
     if info.cross is not None:
         raise ConfigError(
-            f"Adapters for {info.architecture} are not available in this version: keys and values of its media are "
-            "made once for all requests.",
+            f"Adapters for {info.architecture} are not available in this version: its keys and values of media are "
+            "computed once for all requests.",
             "Leave enable_lora out.",
             param="enable_lora",
         )
@@ -368,8 +378,8 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     off = [modality for modality, count in limits.items() if count == 0]
     if off:
         logger.info(
-            "limit_mm_per_prompt switches off %s: requests with them are refused, towers that serve nothing else stay "
-            "out of memory.",
+            "limit_mm_per_prompt switches off %s: requests with them are refused, and towers that only they use "
+            "are not loaded.",
             ", ".join(off),
         )
     return limits
@@ -390,15 +400,13 @@ def _summary(config: EngineConfig) -> str:
 
 
 def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
-    """The decisions for a model, and its sizes, without reading its weights.
+    """The decisions for a model and its sizes, without reading its weights.
 
     Raises:
         ConfigError, ModelError: as `start`.
     """
     check(args)
-    path = resolve(args)
-    hf_config = read_config(path, args)
-    info = read_info(path, args, hf_config)
+    hf_config, info = _read(args)
     config = decide(args, info)
     kind = executor_of(config)
     check_ranks(args, info, config, hf_config, kind)

@@ -13,11 +13,11 @@ class EngineStats:
 
     Attributes:
         scheduler: queues, blocks, preemptions, prefix hits.
-        steps: how many were launched.
-        retried: how many of them failed and were retried sequence by sequence.
-        encode_s: seconds that towers have run.
-        num_unread: messages between the processes, either way, that could not be read.
-        held_bytes: memory that the engine's process holds (allocator.held_bytes); None if that cannot be known.
+        steps: number of launched steps.
+        retried: number of steps that failed and were retried one sequence at a time.
+        encode_s: seconds of tower runs.
+        num_unread: unreadable messages between the processes, in both directions.
+        held_bytes: memory in use by the engine's process (allocator.held_bytes); None if unknown.
     """
 
     scheduler: SchedulerStats

@@ -12,7 +12,7 @@ from beheld.engine.messages import Close, Died, Message, Reply
 
 
 class _QueueInbox:
-    """Messages of a queue within the process."""
+    """A message queue within the process."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -31,10 +31,10 @@ class _QueueInbox:
 
 
 class EngineThread:
-    """Runs a core in a thread; see messages.Engine for the meaning of its methods.
+    """Runs a core in a thread; see messages.Engine for its methods.
 
-    The device's work leaves the interpreter to others, so one process is enough for small uses. Where many clients
-    stream at once, the interpreter becomes the narrow place, and engine/process.py is the better choice.
+    Work on the device leaves the interpreter lock to other threads, so one process suffices for small loads. With many
+    streaming clients the lock becomes the bottleneck, and engine/process.py is the better choice.
     """
 
     def __init__(self, core: EngineCore) -> None:
@@ -44,14 +44,14 @@ class EngineThread:
         self._ended = False
 
     def start(self, receive: Callable[[Reply], None]) -> None:
-        """Begin; `receive` is called from the engine's thread."""
+        """Start; the engine's thread calls `receive`."""
         assert self._thread is None, "an engine starts once"
 
         def run() -> None:
-            serve(self._core, self._inbox, tell)
+            serve(self._core, self._inbox, send_reply)
             self._ended = True
 
-        def tell(reply: Reply) -> None:
+        def send_reply(reply: Reply) -> None:
             self._ended = self._ended or isinstance(reply, Died)
             receive(reply)
 
@@ -59,16 +59,16 @@ class EngineThread:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Hand over a message."""
+        """Send a message."""
         self._inbox.queue.put(message)
 
     @property
     def alive(self) -> bool:
-        """False once it has died or was closed."""
+        """False after the engine died or was closed."""
         return self._thread is not None and not self._ended
 
     def close(self) -> None:
-        """End after the step that is running, and give back the model's memory."""
+        """Finish the running step, end, and free the model's memory."""
         if self._thread is not None:
             self.send(Close())
             self._thread.join()

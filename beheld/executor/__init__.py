@@ -1,1 +1,1 @@
-"""Where the runners live."""
+"""Executors: they run the model's plans, in this process or elsewhere."""

@@ -1,26 +1,27 @@
-"""What the engine needs of the place where a model runs, wherever that is."""
+"""The executor protocol: what the engine needs from the place where a model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 
 Watch = Callable[[str, Any], None]
-"""Takes the name of a stage ("embeds", "positions", "logits") and its tensor."""
+"""A callback that takes the name of a stage ("embeds", "positions", "logits") and its tensor."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What a model's weights are on the device.
+    """The size of a model's weights on the device.
 
     Attributes:
-        num_parameters: how many numbers.
-        num_bytes: what they take, about.
+        num_parameters: number of parameters.
+        num_bytes: their approximate size.
     """
 
     num_parameters: int
@@ -31,13 +32,13 @@ class Executor(Protocol):
     """Launches plans in order and gives back their results in the same order."""
 
     config: EngineConfig
-    """What was decided; `start` may have lowered max_model_len."""
+    """The engine's configuration; `start` may have lowered max_model_len."""
     capacity: Capacity
-    """What the device has room for."""
+    """The device's capacity."""
 
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
-        """Of the model that this configuration describes; nothing is loaded.
+        """The size of the model that this configuration describes; loads nothing.
 
         Raises:
             ModelError: there is no such model.
@@ -45,17 +46,25 @@ class Executor(Protocol):
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:
-        """Memory that is free now and that an engine may take: of the device, or of the host for a cache."""
+        """Free memory that an engine may use: of the device, or of the host for a cache."""
 
     @classmethod
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
-        """Load the model and make room for its cache.
+        """Load the model and allocate its cache.
 
         Args:
-            shrink: lower max_model_len to what fits, and say so, instead of refusing.
+            shrink: if max_model_len does not fit, lower it and log that, instead of refusing.
 
         Raises:
-            ModelError, CapacityError: with what to do.
+            ModelError, CapacityError: the message says what to do.
+        """
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items before anything else runs; nothing of them is kept.
+
+        Raises:
+            ModelError: a tower fails, or what it gives is not finite.
+            CapacityError: there is not enough memory for it.
         """
 
     def launch(self, plan: StepPlan) -> Any:
@@ -63,43 +72,43 @@ class Executor(Protocol):
 
         Raises:
             EngineDeadError: the device is lost.
-            Exception: this step cannot be carried out; another may be.
+            Exception: this step failed; others may succeed.
         """
 
     def collect(self, handle: Any) -> StepResult:
-        """Wait for a launched step; raises as `launch`."""
+        """Wait for a launched step; raises the same errors as `launch`."""
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
-        """Those of `digests` whose embeddings are not on the device, after all that was launched."""
+        """The `digests` whose embeddings are not on the device after all launched steps."""
 
     def watch(self, take: Watch | None) -> None:
-        """Call `take` with the tensors of each step that follows, of steps that are no graphs; None: no more."""
+        """Call `take` with the tensors of each following step, except steps that run as graphs; None stops it."""
 
     def embeddings(self, digest: bytes) -> Any | None:
-        """The tensor that the device keeps for an item of media; None if it has none."""
+        """The device's tensor for a media item; None if it has none."""
 
     def read_lora(self, request: LoRARequest) -> None:
-        """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.
+        """Read an adapter into memory before `add_lora` needs it. Any thread may call this while steps run.
 
         Raises:
-            LoRAError: it cannot be used.
+            LoRAError: the adapter cannot be used.
         """
 
     def add_lora(self, request: LoRARequest) -> LoRARequest:
-        """Take an adapter into memory, unless it is here; gives the request with its digest.
+        """Load an adapter into memory unless it is there; returns the request with its digest.
 
         Raises:
-            LoRAError: it cannot be used.
+            LoRAError: the adapter cannot be used.
         """
 
     def remove_lora(self, lora_int_id: int) -> bool:
-        """Forget an adapter; False if it is not known."""
+        """Remove an adapter; False if it is unknown."""
 
     def pin_lora(self, lora_int_id: int) -> bool:
-        """Keep an adapter until it is removed; False if it is not known."""
+        """Keep an adapter in memory until it is removed; False if it is unknown."""
 
     def loras(self) -> tuple[LoRARequest, ...]:
-        """The adapters in the host's memory."""
+        """The adapters in host memory."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""

@@ -1,13 +1,14 @@
-"""The runner in the caller's own process."""
+"""The executor that runs the model in the caller's process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.executor.executor import ModelSize, Watch
@@ -18,7 +19,7 @@ from beheld.runner.runner import Handle, ModelRunner
 
 
 class LocalExecutor:
-    """Runs plans one after the other on the device of this process."""
+    """Runs plans one after another on this process's device."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -39,6 +40,10 @@ class LocalExecutor:
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
         """See Executor."""
         return cls(build_runner(hf_config, info, config, shrink=shrink))
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items."""
+        self.runner.try_items(items)
 
     def launch(self, plan: StepPlan) -> Handle:
         """Start a step."""
@@ -64,7 +69,7 @@ class LocalExecutor:
             raise loss from error
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
-        """Those of `digests` whose embeddings are not on the device."""
+        """See Executor."""
         return self.runner.missing(digests)
 
     def watch(self, take: Watch | None) -> None:
@@ -76,25 +81,25 @@ class LocalExecutor:
         return self.runner.encoder.known(digest)
 
     def read_lora(self, request: LoRARequest) -> None:
-        """Read an adapter ahead."""
+        """See Executor."""
         self.runner.read_lora(request)
 
     def add_lora(self, request: LoRARequest) -> LoRARequest:
-        """Take an adapter into memory, unless it is here."""
+        """See Executor."""
         return self.runner.add_lora(request)
 
     def remove_lora(self, lora_int_id: int) -> bool:
-        """Forget an adapter."""
+        """See Executor."""
         return self.runner.remove_lora(lora_int_id)
 
     def pin_lora(self, lora_int_id: int) -> bool:
-        """Keep an adapter."""
+        """See Executor."""
         return self.runner.pin_lora(lora_int_id)
 
     def loras(self) -> tuple[LoRARequest, ...]:
-        """The adapters in the host's memory."""
+        """See Executor."""
         return self.runner.loras()
 
     def close(self) -> None:
-        """Drop the model and the cache."""
+        """Free the model and the cache."""
         del self.runner

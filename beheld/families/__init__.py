@@ -1,1 +1,1 @@
-"""Model families: one folder each, which holds all that is known of it."""
+"""Model families, one folder each, with everything that is specific to the family."""

@@ -1,13 +1,13 @@
-"""Facts about a model family that are known before anything of it is loaded.
+"""The facts of a model family, known before any of its code is loaded.
 
-A family is a folder of `families/`. It answers in three sections, each loaded when it is first asked for:
+A family is a folder of `families/` with three sections, each loaded on first use:
 
     __init__.py   FAMILY: Family         facts: names, checkpoints, how config.json is read; imports no torch
     inputs.py     INPUTS: FamilyInputs   prompts and processors: see families/inputs.py
     model.py      MODEL: FamilyModel     towers, layers, weights: see families/model.py
 
-Every field has a default, which means "as transformers does it". A folder has only the files that it needs; a model
-without a folder is run by the defaults alone.
+Every field has a default that means "as transformers does it". A folder has only the files that it needs; a model
+without a folder runs with the defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from beheld.core.config import KVGroup
 
 TOLERANCE = 1e-4
-"""By how much log-probabilities may differ from transformers', unless a checkpoint says otherwise."""
+"""The largest difference of log-probabilities from transformers', unless a checkpoint sets another."""
 
 IMAGE = ("image",)
 IMAGE_AND_VIDEO = ("image", "video")
@@ -32,20 +32,20 @@ ALL = ("image", "video", "audio")
 class KnownCheckpoint:
     """A checkpoint layout of the family whose answers the tests compare with transformers'.
 
-    A test keeps each of these entries true.
+    A test checks each of these entries.
 
     Attributes:
-        name: as the tests call it.
+        name: its name in the tests.
         architecture: the class name in config.json.
-        example: a public checkpoint of it.
-        modalities: what it accepts besides text.
-        note: what is peculiar to it.
-        one_image: it takes one image per prompt.
-        whole_prompts: its prompts are computed in one step and never shared.
-        joined: transformers' generate() refuses images and a video in one prompt. For both together it is given the
-            embeddings that its own towers make of each item.
-        on_gpu: its tokens are also compared on a GPU, with graphs and compiled layers.
-        tolerance: by how much log-probabilities may differ.
+        example: a public checkpoint in this layout.
+        modalities: the media that it accepts.
+        note: what is special about it.
+        one_image: whether it accepts one image per prompt.
+        whole_prompts: whether its prompts are computed in one step and never shared.
+        joined: whether transformers' generate() refuses images and a video in one prompt. For both together it then
+            receives the embeddings that its towers compute for each item.
+        on_gpu: whether its tokens are also compared on a GPU, with graphs and compiled layers.
+        tolerance: the largest difference of log-probabilities.
     """
 
     name: str
@@ -62,14 +62,14 @@ class KnownCheckpoint:
 
 @dataclass(frozen=True)
 class Undefined:
-    """A published model that has no definition yet, neither in transformers nor here.
+    """A published model without a definition yet, in transformers or here.
 
     Attributes:
-        name: the class that vLLM has for it, which scripts name in hf_overrides.
+        name: vLLM's class for it, which scripts name in hf_overrides.
         example: a public checkpoint of it.
-        needs: what its definition would hold.
-        also: a checkpoint of the same class that documents name for another use; empty if there is none.
-        entry: the entry of config.json that text models of the same model type lack; empty if there are none.
+        needs: what its definition would contain.
+        also: a checkpoint of the same class with another documented use; empty if there is none.
+        entry: the entry of config.json that text models of the same model type lack; empty if there is none.
     """
 
     name: str
@@ -81,14 +81,14 @@ class Undefined:
 
 @dataclass(frozen=True)
 class Definition:
-    """Classes of the family's own, for a model that transformers does not define.
+    """The family's own classes, for a model that transformers does not define.
 
-    Each is written "module:Class", the module relative to the family's folder.
+    Each is "module:Class", the module relative to the family's folder.
 
     Attributes:
         config: a PreTrainedConfig.
-        model: a PreTrainedModel with GenerationMixin that keeps transformers' interfaces: AttentionInterface,
-            get_image_features (and so on), logits_to_keep. Its own generate() is what `beheld verify` compares with.
+        model: a PreTrainedModel with GenerationMixin that supports transformers' interfaces: AttentionInterface,
+            get_image_features (and so on), logits_to_keep. `beheld verify` compares with its generate().
     """
 
     config: str
@@ -97,19 +97,22 @@ class Definition:
 
 @dataclass(frozen=True)
 class ReferenceOptions:
-    """How transformers itself must be asked so that its answers can be compared with beheld's.
+    """How to run transformers so that its answers can be compared with beheld's.
 
     Attributes:
-        attention: the implementation that computes the model right; None leaves the choice to transformers.
-        merges_inside: its decoder is given ids and images, and merges them itself.
-        completed_later: kinds of media whose get_*_features gives what is projected or filled up before it enters the
-            prompt.
-        joins_media: its generate() refuses images and a video in one prompt; see verify/joined.py.
-        adds_to_placeholder: what the tower gives is added to the embedding of its placeholder.
-        text_model_alone: without media, its language model answers alone, since its own generate() wants an image.
-        rewrites: prompts have a spelling that only the repository's own code reads, so they are rewritten first.
-        wants_frame_rate: its processor takes a rate of its own for that of the chosen frames unless it is given one.
-        nests_videos: its processor, before transformers 5.23, counts what lies in the list of a prompt.
+        attention: the implementation that computes the model correctly; None leaves the choice to transformers.
+        merges_inside: whether its decoder receives ids and images and merges them itself.
+        completed_later: modalities whose get_*_features returns embeddings that are projected or padded before they
+            enter the prompt.
+        joins_media: whether its generate() refuses images and a video in one prompt; see verify/mixed_prompts.py.
+        adds_to_placeholder: whether the tower's output is added to its placeholder's embedding.
+        text_model_alone: whether its language model answers prompts without media, because its generate() requires an
+            image.
+        rewrites: whether prompts have a spelling that only the repository's code reads, so that they are rewritten
+            first.
+        wants_frame_rate: whether its processor assumes a rate of the sampled frames unless it receives one.
+        lists_images: whether its processor takes a prompt's images as a flat list, and no prompt without an image.
+        nests_videos: whether its processor, before transformers 5.23, counts the entries of a prompt's list.
     """
 
     attention: str | None = "sdpa"
@@ -120,11 +123,12 @@ class ReferenceOptions:
     text_model_alone: bool = False
     rewrites: bool = False
     wants_frame_rate: bool = False
+    lists_images: bool = False
     nests_videos: bool = False
 
 
-# Content of config.json -> model type and content of the class that transformers (or the family) has for it; None if it
-# is in that layout already.
+# Content of config.json -> model type and content for the class of transformers or the family; None if it is already in
+# that layout.
 Convert = Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
 
 
@@ -133,26 +137,26 @@ class Family:
     """The facts of one family.
 
     Attributes:
-        model_types: what config.json names as its model_type.
-        architectures: class names that tell it from other families with the same model type.
-        processors: names of processor classes, in the checkpoint's files, that tell it from them too.
+        model_types: its values of model_type in config.json.
+        architectures: class names that distinguish it from other families with the same model type.
+        processors: processor class names, in the checkpoint's files, that distinguish it from them as well.
         tested: its checkpoint layouts in the tests.
-        refused: why it cannot be run, as a half sentence; empty if it can.
-        undefined: what is missing, for a model that has no definition yet.
-        definition: classes of its own.
-        package: a package that transformers' model needs and that beheld does not bring.
-        convert: model type in config.json -> what reads a configuration of another layout under this type.
-        reads_by: of a model that also speaks, the class that runs its part for reading alone (`thinker_config`).
-        placeholders: reads modality -> placeholder id from the configuration, where they do not stand at its top under
+        refused: why it cannot run, as a half sentence; empty if it can.
+        undefined: what is missing, for a model without a definition.
+        definition: the family's own classes.
+        package: a package that transformers' model requires and beheld does not.
+        convert: model type in config.json -> a function that converts a configuration of another layout with this type.
+        reads_by: for a model that also speaks, the class that runs only its reading part (`thinker_config`).
+        placeholders: reads modality -> placeholder id from the configuration, if they are not at its top level under
             the common names.
-        videos_as_images: a video's frames take the placeholders of images.
-        is_encoder_decoder: its encoder reads the prompt; the engine can run it.
-        kv_groups: reads the groups of its decoder layers, where the configuration says them in a form of its own.
-        cross_group: reads the group of layers that attend to media, of the configuration; None if there are none.
+        videos_as_images: whether a video's frames use the placeholders of images.
+        is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
+        kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
+        cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
         both_ways: where attention also looks ahead; see ModelInfo.both_ways.
-        joint_tokens: the tokens that see each other, where `both_ways` is "joint".
-        adapters: pairs (modality, folder) of LoRA adapters that the checkpoint brings, the most important first.
-        reference: how transformers itself is asked.
+        joint_tokens: the tokens that see each other, if `both_ways` is "joint".
+        adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
+        reference: how to run transformers.
     """
 
     model_types: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""The second section of a family: what the processor's own interface does not tell of its prompts and media.
+"""The second section of a family: facts about its prompts and media that the processor's interface lacks.
 
-A folder's inputs.py holds INPUTS. Its functions may use what inputs/ offers; nothing of it needs a device.
+A folder's inputs.py defines INPUTS. Its functions may use inputs/ and never need a device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Settings of an item that change its features in families that look at its neighbours.
+# Settings of an item that change its features, in families where features depend on other items.
 ALONE = "alone"
 WITH_OTHERS = "among others"
 WITH_OTHER_KIND = "with another kind"
@@ -24,15 +24,15 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class EffectiveSize:
-    """What stands before the tower.
+    """The effective size of an image or video: what the tower receives.
 
     Attributes:
-        width: of the whole image or frame in pixels, where it is largest; padding is not counted.
-        height: the same.
-        tiles: pieces that the tower is given, an overview of the whole included; 1 if it is not cut.
-        frames: of a video; 0 of an image.
-        step: the pixels to whose multiples the processor brings each side (merged patches, or tiles of a grid that it
-            chooses by the image's shape); 0 where it brings every image to one shape, or keeps theirs.
+        width: of the whole image or frame in pixels, at its largest; without padding.
+        height: likewise.
+        tiles: pieces that the tower receives, an overview of the whole included; 1 if the image is not cut.
+        frames: of a video; 0 for an image.
+        step: the processor resizes each side to a multiple of this many pixels (merged patches, or tiles of a grid that
+            it chooses by the image's shape); 0 if it resizes every image to one shape, or keeps its shape.
     """
 
     width: int
@@ -44,14 +44,14 @@ class EffectiveSize:
 
 @dataclass(frozen=True, eq=False)
 class ProcessedItem:
-    """An image or video and what its processor made of it.
+    """An image or video and the processor's result.
 
     Attributes:
-        size: of the image or of a frame as given, (width, height) in pixels.
-        outputs: the processor's own, of this item alone.
-        arguments: those that the sub-processor was called with.
+        size: of the given image or frame, (width, height) in pixels.
+        outputs: the processor's outputs for this item alone.
+        arguments: the sub-processor's arguments.
         part: the sub-processor.
-        whole: the processor that it belongs to, which has a say in some settings.
+        whole: the processor that it belongs to, which also holds some settings.
     """
 
     size: Size
@@ -61,12 +61,12 @@ class ProcessedItem:
     whole: Any = None
 
     def setting(self, name: str) -> Any:
-        """An option of the call, or the sub-processor's own value, or the processor's; None if it has none."""
+        """Return an option from the call, else from the sub-processor, else from the processor; None if absent."""
         found = (self.arguments.get(name), getattr(self.part, name, None), getattr(self.whole, name, None))
         return next((value for value in found if value is not None), None)
 
     def edge(self, name: str) -> int | None:
-        """A setting that is a length, also where it is written as a height and a width that are equal."""
+        """Return a setting that is a length, which may be given as an equal height and width."""
         value = self.setting(name)
         height = _entry(value, "height")
         if height is not None:
@@ -83,65 +83,64 @@ Look = Callable[[ProcessedItem], EffectiveSize | None]
 
 @dataclass(frozen=True)
 class ItemPlace:
-    """Where an item stands among the pieces of a prompt."""
+    """The place of an item among the pieces of a prompt."""
 
     modality: str
 
 
-# Why embeddings cannot stand for an item.
+# Why embeddings cannot replace an item.
 LAID_OUT = "the prompt says how {modality} is laid out or when it was, which embeddings do not tell"
 
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text, or
-# its ids where the tokenizer cannot make them of a text).
+# ids if the tokenizer cannot make them from a text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
-# (text of a prompt, modality -> number of its items) -> text with one placeholder for each item, or its pieces, which
-# the tokenizer is given one after the other.
+# (text of a prompt, modality -> number of its items) -> text with one placeholder per item, or its pieces, which the
+# tokenizer encodes one by one.
 Rewrite = Callable[[str, Mapping[str, int]], str | tuple[str | ItemPlace, ...]]
 
 
 @dataclass(frozen=True)
 class FamilyInputs:
-    """What the processor's own interface does not tell.
+    """Facts that the processor's interface lacks.
 
     Attributes:
-        placeholders: modality -> the text that stands for an item where the chat template leaves that to the caller;
-            the bare placeholder token if absent.
-        template: the chat template for checkpoints that bring none, a file below families/; empty if there is no agreed
+        placeholders: modality -> the text that represents an item if the chat template leaves it to the caller; the
+            plain placeholder token if absent.
+        template: the chat template for checkpoints without one, a file below families/; empty if there is no agreed
             form.
-        counts: modalities whose items look different when they are alone in a prompt.
-        layout: outputs of the processor that positions need.
-        host_only: outputs of the processor that the model's towers do not take.
-        call: runs the processor on one item; None for the usual way.
-        places: modality -> the token that an item replaces in a prompt, where its embeddings take another one.
-        embedded_as: modality -> the modality whose placeholder its embeddings take, where it has none of its own.
-        numbered: modalities whose items look different by their number in the prompt.
-        depends_on: modality -> the other modality next to whose items, anywhere in a prompt, its own look different.
-        rewrite: what the processor makes of a prompt's text before it is encoded, given the items by modality.
-        rewrite_chat: what it makes of a rendered conversation; None leaves that as the template wrote it. What users
-            wrote there must not become a placeholder by it.
-        rewritten_ends: how the tokenizer's own ends go with a rewritten text; pieces get none.
-        begins: what the processor lets every text begin with: "as written", or "with bos or eos" (the tokenizer's token
-            for a text's beginning, or for its end if there is none).
-        unbuilt: processor options that mean something which is not built -> what to do instead.
-        named_here: options by the names that the repository's own code has for them -> how to say it here.
-        load: makes the processor of the checkpoint in a folder, where transformers does not know it by itself.
-        read_tokenizer: makes the tokenizer of a folder, where transformers does not know it by its name; gives None
-            where it does.
-        pieces: ordinary pieces of the vocabulary that steer the model as special tokens do.
-        added: special tokens that the processor adds to its tokenizer, in this order, where they are missing.
-        closes: why the last message of a conversation cannot be continued, as a half sentence: what the processor puts
-            behind it. Empty if it can.
-        most: modality -> the most items that the processor can place in one prompt, where it has a limit.
-        embedded: modality -> what is written before and behind embeddings that are given in an item's place, with
-            "{setting}" for the item's; or the reason, as a half sentence, why they cannot be given. Nothing is written
-            if it is absent.
-        looks: modality -> how large an item stands before the tower, where the processor's outputs do not say it in one
-            of the common forms (inputs/sight.py).
-        join_audio: makes what transformers' model takes for a whole prompt of the processor, the prompt's text and the
-            samples of its audio, where its own processor needs another library for that; `beheld verify` asks for it.
-        frame_rate: of frames whose times nobody told, where the processor would sample them by their times: the frames
-            per second that they are taken to have, by the processor's part for videos; or the reason, as a half
-            sentence, why they cannot be taken; or "", which leaves it to the processor.
+        counts: modalities whose items are processed differently when alone in a prompt.
+        layout: processor outputs that positions depend on.
+        host_only: processor outputs that the model's towers do not take.
+        call: runs the processor on one item; None for the default.
+        places: modality -> the token that an item replaces in a prompt, if its embeddings use another placeholder.
+        embedded_as: modality -> the modality whose placeholder its embeddings use, if it has none.
+        numbered: modalities whose items depend on their number in the prompt.
+        depends_on: modality -> the other modality whose presence in a prompt changes its items.
+        rewrite: what the processor does to a prompt's text before it is encoded, given the number of items by modality.
+        rewrite_chat: what it does to a rendered conversation; None leaves the template's output unchanged. It must not
+            turn text that users wrote into a placeholder.
+        rewritten_ends: how the tokenizer's special tokens combine with a rewritten text; pieces get none.
+        begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
+            EOS if it has no BOS).
+        unbuilt: unsupported processor options -> what to do instead.
+        named_here: options by their names in the repository's code -> how to write them here.
+        load: makes the processor of the checkpoint in a folder, if transformers cannot.
+        read_tokenizer: makes the tokenizer of a folder, if transformers does not know it by name; returns None if it
+            does.
+        pieces: ordinary vocabulary pieces that control the model as special tokens do.
+        added: special tokens that the processor adds to its tokenizer, in this order, if they are missing.
+        closes: why a conversation's last message cannot be continued, as a half sentence: what the processor appends.
+            Empty if it can.
+        most: modality -> the largest number of items in one prompt, if the processor has a limit.
+        embedded: modality -> text before and after embeddings that replace an item, with "{setting}" for the item's
+            setting; or the reason, as a half sentence, why embeddings cannot replace it. Absent: no text.
+        looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
+            in a common form (inputs/media/effective_size.py).
+        join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
+            samples, if transformers' processor needs another library for it; for `beheld verify`.
+        frame_rate: for frames without known times that the processor would sample by time: a function from the video
+            processor to the assumed frames per second; or the reason, as a half sentence, why no rate can be assumed;
+            or "", which leaves it to the processor.
     """
 
     placeholders: Mapping[str, str] = field(default_factory=dict)
@@ -173,24 +172,24 @@ class FamilyInputs:
 
     @property
     def template_path(self) -> Path | None:
-        """The file of the family's own chat template."""
+        """Return the path of the family's chat template."""
         return Path(__file__).parent / self.template if self.template else None
 
     @property
     def template_text(self) -> str:
-        """The family's own chat template; "" if there is none."""
+        """Return the family's chat template; "" if there is none."""
         path = self.template_path
         return path.read_text(encoding="utf-8") if path is not None else ""
 
     def begun(self, text: str, tokenizer: Any) -> str:
-        """The text with what the processor lets it begin with; `tokenizer` is transformers' own."""
+        """Return the text with the processor's beginning; `tokenizer` is transformers'."""
         if self.begins == "as written":
             return text
         token = tokenizer.bos_token or tokenizer.eos_token
         return text if text.startswith(token) else token + text
 
     def setting(self, modality: str, index: int, counts: Mapping[str, int]) -> str:
-        """The setting of item `index` of its modality in a prompt with so many of each; "" where it does not matter."""
+        """Return the setting of item `index` of its modality, given the prompt's item counts; "" if it has none."""
         if modality in self.numbered:
             return str(index)
         if modality in self.depends_on:

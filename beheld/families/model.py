@@ -1,9 +1,8 @@
-"""The third section of a family: what transformers' own interfaces do not tell of how its model is run.
+"""The third section of a family: how its model runs, where transformers' interfaces do not say.
 
-A folder's model.py holds MODEL. Its functions may use what models/ offers.
+A folder's model.py defines MODEL. Its functions may use models/.
 
-Shapes: T tokens of a step, E embeddings of one tower call, S positions whose logits are wanted, H hidden size,
-W further columns.
+Shapes: T tokens of a step, E embeddings of one tower call, H hidden size, W extra columns.
 """
 
 from __future__ import annotations
@@ -24,46 +23,46 @@ CombineRule = Callable[[Sequence[EncodeItem]], list[TowerCall]]
 
 
 class ExtraColumns(Protocol):
-    """What a family's layers take besides embeddings: `width` further columns of the same rows."""
+    """Inputs of a family's layers in addition to embeddings: `width` extra columns of the same rows."""
 
     width: int
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
-        """The further columns (T, W) of text tokens; None if they are zero."""
+        """Return the extra columns (T, W) of text tokens; None if they are zero."""
 
     def of_media(self, result: Any) -> Tensor | None:
-        """The further columns (E, at most W) of what a tower returned; None to leave those of the tokens."""
+        """Return the extra columns (E, at most W) of a tower's result; None to keep the tokens' columns."""
 
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
-        """The further columns (E, at most W) of embeddings that came in place of media; None as above."""
+        """Return the extra columns (E, at most W) of embeddings given as input; None to keep the tokens' columns."""
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """As ModelAdapter.forward; `positions` in the model's own form."""
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """See ModelAdapter.hidden; `positions` are in the model's form."""
 
 
 class CrossInputs(Protocol):
-    """A family some of whose layers attend to states of media or of an encoder instead of the text."""
+    """A family with layers that attend to states of media or of an encoder instead of the text."""
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """As ModelAdapter.encode."""
+        """See ModelAdapter.encode."""
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """As ModelAdapter.cross_views."""
+        """See ModelAdapter.cross_views."""
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """As ModelAdapter.forward; `positions` in the model's own form."""
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """See ModelAdapter.hidden; `positions` are in the model's form."""
 
 
 @dataclass(frozen=True)
 class PackedTower:
-    """What a tower of packed images takes as keywords besides pixels and grid; see models/packed.py.
+    """The keywords of a tower of packed images, except pixels and grid; see models/packed.py.
 
     Attributes:
-        positions: it takes positions of patches.
-        windows: it attends within windows too.
-        learned: the module within the tower that says how its learned positions are resampled, "" for the tower itself;
-            None if it takes none.
-        merge: patches of a side that are laid out together; None for the tower's own `spatial_merge_size`.
+        positions: whether it takes patch positions.
+        windows: whether it also attends within windows.
+        learned: the module within the tower that resamples its learned positions, "" for the tower itself; None if it
+            takes none.
+        merge: patches per side that are laid out together; None for the tower's `spatial_merge_size`.
     """
 
     positions: bool = True
@@ -73,37 +72,37 @@ class PackedTower:
 
 
 def pooled(model: Any, modality: str, result: Any) -> Any:
-    """What most towers return: a tensor (..., H), or one for each item."""
-    # A family without a tower only maps patches to embeddings, which nothing pools.
+    """Return the result of most towers: a tensor (..., H), or one per item."""
+    # A family without a tower only maps patches to embeddings, without pooling.
     return result.last_hidden_state if result.pooler_output is None else result.pooler_output
 
 
 @dataclass(frozen=True)
 class FamilyModel:
-    """How the family's model is run.
+    """How the family's model runs.
 
     Attributes:
-        adapt: replaces what in a loaded model cannot compute a batch as the engine lays it out, or cannot be captured,
-            and notes each change; an operation of the stage ADAPT, see models/surgery/operation.py.
-        combine: how items share a tower call; None for items whose tensors differ in the first dimension alone.
-        image_features, audio_features: makes embeddings (sum of E, H) of the model and the features of items, where no
-            method of the model's own gives them, or not alone.
-        embeds: makes embeddings of the model, a modality and a tower's result: a tensor (..., H), or one for each item.
-        extra_columns: makes the further columns of a model, if it has any; it notes what it changes.
+        adapt: replaces the parts of a loaded model that cannot compute batches in the engine's layout or cannot be
+            captured, and records each change; an operation of the stage ADAPT, see models/surgery/operation.py.
+        combine: how items share a tower call; None for items whose tensors differ only in the first dimension.
+        image_features, audio_features: computes embeddings (sum of E, H) from the model and the items' features, if no
+            single method of the model does.
+        embeds: computes embeddings from the model, a modality and a tower's result: a tensor (..., H), or one per item.
+        extra_columns: makes the extra columns of a model, if it has any; records its changes.
         cross_inputs: makes what a model's layers attend to instead of the text.
-        keywords: makes further keyword arguments of a pass, for all layers, of the model and the step's positions.
-        tail_from: lets the last layers take a pass's tail where they write no keys, notes that, and gives the first of
-            them; None if there are none.
-        plain_head: the model has no logits_to_keep; its head is one matrix over the last hidden states.
-        position_unit: how many parts a position has, where a family has fractions of one.
-        positions_by_kind: positions follow from the kinds of tokens and the sizes of items, whatever the ids.
-        host_features: features that its tower reads as numbers and nothing else; they stay on the host.
-        packed: what its tower takes as keywords, if it packs images; else None.
-        packs_attention: its tower packs images, and calls attention with the running sum of lengths and nothing else
-            of its own; see attention/tower.py.
-        towers: modality -> modules that serve it, where transformers does not name them (`get_encoder`).
-        renamed: weights of an older layout, which transformers does not know, under its names; None if they have these.
-        unused_weights: prefixes of weights that belong to parts which are left out.
+        keywords: makes extra keyword arguments of a pass, for all layers, from the model and the step's positions.
+        tail_from: lets the last layers, if they write no keys, process a pass's tail, records that, and returns the
+            first of them; None if there are none.
+        plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
+        position_unit: the number of fractions per position, for families with fractional positions.
+        positions_by_kind: whether positions depend only on tokens' kinds and items' sizes, not on ids.
+        host_features: features that its tower only reads as numbers; they stay on the host.
+        packed: its tower's keywords, if it packs images; else None.
+        packs_attention: whether its tower packs images, and calls attention with the cumulative lengths as its only
+            special argument; see attention/tower.py.
+        towers: modality -> modules that serve it, if transformers does not name them (`get_encoder`).
+        renamed: weights of an older layout, unknown to transformers, under its names; None if they have these.
+        unused_weights: prefixes of weights of parts that are left out.
     """
 
     adapt: Callable[[Any, Changes], None] | None = None

@@ -1,4 +1,4 @@
-"""The page docs/models.md, written from the families' facts."""
+"""Writes the page docs/models.md from the families' facts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 def tested() -> list[KnownCheckpoint]:
-    """All checkpoint layouts that are compared with transformers, by name."""
+    """Return all checkpoint layouts that are compared with transformers, by name."""
     return sorted((row for family in families().values() for row in family.tested), key=lambda row: row.name)
 
 
 def refused() -> dict[str, str]:
-    """Model type -> why it is refused: no answer is better than a wrong one."""
+    """Return why each refused model type is refused."""
     return _by_model_type(lambda family: family.refused or None)
 
 
 def undefined() -> dict[str, Undefined]:
-    """Model type -> what its definition would need."""
+    """Return what the definition of each undefined model type would need."""
     return _by_model_type(lambda family: family.undefined)
 
 
@@ -32,7 +32,7 @@ def _by_model_type(read: Callable[[Family], T | None]) -> dict[str, T]:
 
 
 def checked(row: KnownCheckpoint) -> str:
-    """In words, what the comparisons of this layout cover besides those of all."""
+    """Describe what the comparisons of this layout cover in addition to those of every layout."""
     words = [] if row.whole_prompts else ["cut prompts", "shared prefixes"]
     if "image" in row.modalities:
         words.append("one image" if row.one_image else "several images")
@@ -47,7 +47,7 @@ def checked(row: KnownCheckpoint) -> str:
 
 
 def markdown() -> str:
-    """docs/models.md."""
+    """Return docs/models.md."""
     lines = [
         "# Models",
         "",
@@ -58,10 +58,10 @@ def markdown() -> str:
         "For each of these, a small random checkpoint in the layout of the real one is part of the tests. Its greedy",
         "answers equal those of transformers' `generate` in float32 on a CPU, token by token, and their",
         f"log-probabilities within {TOLERANCE:g}: alone, in a batch of sixteen, with steps that overlap, and after",
-        "preemption. The column *also checked* says what else is compared in the same way: prompts cut into steps,",
+        "preemption. The column *also checked* lists what else is compared in the same way: prompts cut into steps,",
         "prefixes shared with another prompt, the media, and the tokens that a GPU gives with graphs and compiled",
         "layers. Where images with a video are *joined*, transformers' `generate` refuses both in one prompt:",
-        "there it is given the embeddings that its own towers make of each, in their places. `beheld verify MODEL`",
+        "it then receives the embeddings that its towers compute for each item. `beheld verify MODEL`",
         "compares a checkpoint of yours stage by stage, of all these families, such prompts too.",
         "",
         "| family | architecture | for example | takes | also checked | remarks |",
@@ -75,7 +75,7 @@ def markdown() -> str:
         "Other architectures of transformers with full and sliding attention are run by the same means. At load, a",
         "dry pass checks that every layer calls the paged attention once; their answers have not been compared.",
         "",
-        "## What is refused",
+        "## Refused models",
         "",
         "| model type | what is missing |",
         "|---|---|",

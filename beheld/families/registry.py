@@ -1,7 +1,7 @@
-"""The only list of families: from a model type, an architecture or a processor class to a folder.
+"""The only list of families: finds a family's folder by model type, architecture or processor class.
 
-The folders are the list. Their facts are read when a family is first looked up, their other sections when that section
-is first asked for. A family is named by its package, "beheld.families.llava"; "" names none, and has the defaults.
+The folders are the list. A family's facts are imported at its first look-up, each other section on first use. A family
+is identified by its package, "beheld.families.llava"; "" means none, with the defaults.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _PACKAGE = "beheld.families"
 _PLAIN = Family()
-# Families that live elsewhere: a user's own, or a test's.
+# Families outside this folder: a user's, or a test's.
 _registered: list[str] = []
 
 
 @contextmanager
 def registered(package: str) -> Iterator[None]:
-    """Know the family in `package` as well, before all others, as long as the context lasts."""
+    """Register the family in `package`, before all others, within the context."""
     _registered.insert(0, package)
     families.cache_clear()
     try:
@@ -40,7 +40,7 @@ def registered(package: str) -> Iterator[None]:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Package -> facts, of all families."""
+    """Return the facts of all families, by package."""
     import beheld.families
 
     folders = sorted(found.name for found in pkgutil.iter_modules(beheld.families.__path__) if found.ispkg)
@@ -49,9 +49,10 @@ def families() -> Mapping[str, Family]:
 
 
 def find(model_type: str | None, architectures: Collection[str] = (), processors: Collection[str] = ()) -> str:
-    """The package of the family that these names belong to; "" if it has no folder.
+    """Return the package of the family that these names belong to; "" if it has no folder.
 
-    A processor's name says most, where several families share a model type; then the architecture, then the model type.
+    The processor's class decides first, where several families share a model type; then the architecture, then the
+    model type.
     """
     known = families()
     for package, family in known.items():
@@ -67,7 +68,7 @@ def find(model_type: str | None, architectures: Collection[str] = (), processors
 
 
 def facts(package: str) -> Family:
-    """The facts of a family."""
+    """Return the facts of a family."""
     if not package:
         return _PLAIN
     family: Family = importlib.import_module(package).FAMILY
@@ -76,7 +77,7 @@ def facts(package: str) -> Family:
 
 @cache
 def inputs(package: str) -> FamilyInputs:
-    """How a family's prompts and media are prepared."""
+    """Return how a family's prompts and media are prepared."""
     from beheld.families.inputs import FamilyInputs
 
     section: FamilyInputs | None = _section(package, "inputs", "INPUTS")
@@ -85,7 +86,7 @@ def inputs(package: str) -> FamilyInputs:
 
 @cache
 def model(package: str) -> FamilyModel:
-    """How a family's model is run."""
+    """Return how a family's model runs."""
     from beheld.families.model import FamilyModel
 
     section: FamilyModel | None = _section(package, "model", "MODEL")
@@ -93,7 +94,7 @@ def model(package: str) -> FamilyModel:
 
 
 def own_class(package: str, part: str) -> Any:
-    """The family's own class for `part`, "config" or "model"; None if transformers defines it."""
+    """Return the family's class for `part`, "config" or "model"; None if transformers defines it."""
     definition = facts(package).definition
     if definition is None:
         return None

@@ -1,4 +1,4 @@
-"""The input pipeline: what a user asks for becomes a request that the engine takes."""
+"""The input pipeline: turns a user's order into a request for the engine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
+from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.prompt import encoder_prompt, expand
 from beheld.inputs.prompt.parse import PromptType
@@ -37,22 +38,23 @@ __all__ = ["Chat", "InputPipeline", "PromptType", "RequestOrder"]
 
 
 class InputPipeline:
-    """Everything between what the user says and what the engine takes. Safe to use from several threads.
+    """Everything between the user's order and the engine's request. Thread-safe.
 
     The tokenizer is loaded at once, the processor with the first item.
 
     Args:
-        info: what the checkpoint says.
-        config: what was decided.
-        args: what the user said.
-        workers: that were warmed before; None makes and warms them. Their sandbox serves templates and grammars, too.
-        processor: transformers', if it was loaded before.
+        info: the model.
+        config: the engine's decisions.
+        args: the user's options.
+        workers: workers that are already warmed; None makes and warms them. Their sandbox also serves templates and
+            grammars.
+        processor: transformers' processor, if it is already loaded.
 
     Attributes:
-        reader: of prompts and conversations.
+        reader: reads prompts and conversations.
         workers: decode and process media.
         cache: processed media.
-        compiler: of grammars, for this tokenizer.
+        compiler: compiles grammars for this tokenizer.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
@@ -75,7 +77,7 @@ class InputPipeline:
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
         option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
         limits = MediaLimits.of(args.media_limits)
-        rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, limits)
+        self._rules = rules = FetchRules.of(args.allowed_local_media_path, args.allowed_media_domains, limits)
         self._checks = RequestChecks(info, config, args, self._family)
         self.workers = workers or MediaWorkers(info, config, args)
         self._sandbox = self.workers.sandbox
@@ -90,13 +92,13 @@ class InputPipeline:
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
         self.compiler = self._sampling.compiler
         if workers is None:
-            # Processes begin after all that may be refused.
+            # Start processes only after all checks that may refuse.
             self.workers.warm()
 
     # ------------------------------------------------------------------ the way of a request
 
     def prepare(self, order: RequestOrder) -> Request:
-        """The request that is asked for, all of it made in the calling thread.
+        """Prepare a request completely in the calling thread.
 
         Raises:
             UserError: the prompt, an item or a parameter is at fault.
@@ -108,7 +110,7 @@ class InputPipeline:
             return self.seal(made)
 
     def read(self, order: RequestOrder) -> ReadRequest:
-        """Check what is asked for, render a conversation, tokenize.
+        """Check the order, render a conversation, and tokenize.
 
         Raises:
             UserError: the prompt, a message, the template or a parameter is at fault.
@@ -122,9 +124,9 @@ class InputPipeline:
 
     @asynccontextmanager
     async def fetched(self, read: ReadRequest) -> AsyncGenerator[ReadRequest, None]:
-        """The same, with what lies on other machines fetched; the bytes have room within the block.
+        """The same with its remote media fetched; their bytes are reserved within the block.
 
-        Without it `make_items` fetches them, and holds a thread meanwhile.
+        Without it, `make_items` fetches them and blocks a thread meanwhile.
 
         Raises:
             FetchError, LimitError: an item cannot be fetched, or is too large.
@@ -134,7 +136,7 @@ class InputPipeline:
             yield replace(read, prompt=replace(read.prompt, parsed=replace(parsed, media=media)))
 
     def make_items(self, read: ReadRequest) -> RequestWithItems:
-        """Fetch, decode, digest, look up and process the media.
+        """Fetch, decode, hash, look up and process the media.
 
         Raises:
             UserError: an item is at fault.
@@ -154,14 +156,14 @@ class InputPipeline:
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 
     def seal(self, made: RequestWithItems) -> Request:
-        """Put the items into the prompt, check its length, and resolve the sampling parameters.
+        """Expand the items in the prompt, check its length, and resolve the sampling parameters.
 
         Raises:
             UserError: it is too long, or a parameter is at fault.
         """
         order, prompt = made.read.order, made.read.prompt
         if not made.items and not self._info.is_encoder_decoder:
-            # Before anything is made of what is too long.
+            # Check first, so that no work is done for a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.placeholder_ids)
         if self._info.is_encoder_decoder:
@@ -170,7 +172,7 @@ class InputPipeline:
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self._sampling.resolve(order.params, len(token_ids), order.seed, prompt.thoughts, order.cancel),
+            params=self._sampling.resolve(order.params, len(token_ids), order.seed, prompt.reasoning, order.cancel),
             spans=spans,
             lora=order.lora or self._config.media_lora(made.items),
             salt=prompt.parsed.salt,
@@ -188,13 +190,32 @@ class InputPipeline:
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)
 
     def receipts(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
-        """What the model would see of these media, and the tokens each would take, in one prompt with all of them.
+        """What the model would see of these media, and how many tokens each would take, all in one prompt.
 
         Raises:
             UserError: an item is at fault.
         """
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
+
+    def sample_items(self) -> list[MediaItem]:
+        """An item of each modality, for the engine's test of itself.
+
+        Raises:
+            ModelError: the checkpoint's processor cannot make one.
+        """
+        items = sample_items(
+            self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers
+        )
+        if not items or not self._info.is_encoder_decoder:
+            return items
+        # What the encoder reads is the prompt with its items.
+        by_modality = {item.modality: [item] for item in items}
+        ids = [self._tokenizer.placeholder_ids[modality] for modality in by_modality]
+        _, spans = encoder_prompt.fold(
+            *expand.expand(ids, by_modality, self._tokenizer.placeholder_ids), self._info, b""
+        )
+        return [span.item for span in spans]
 
     # ------------------------------------------------------------------ what it holds
 
@@ -204,12 +225,12 @@ class InputPipeline:
         return self._tokenizer.inner
 
     def share_tokenizer(self) -> Any:
-        """The same for callers that may call it, too."""
+        """The tokenizer for callers that may also change it."""
         return self._tokenizer.share()
 
     @property
     def chat_template(self) -> str | None:
-        """The template of conversations that bring tools; None if there is none."""
+        """The template for conversations with tools; None if there is none."""
         try:
             return self.reader.template(({},))
         except TemplateError:

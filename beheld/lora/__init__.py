@@ -1,1 +1,1 @@
-"""LoRA adapters: read and checked, kept in slots, added to the layers of a loaded model."""
+"""LoRA adapters: validated when read, cached in slots, and applied in the layers of a loaded model."""

@@ -1,4 +1,4 @@
-"""Adapters that are read from the disk by whoever prepares a request, while the engine goes on."""
+"""Reads adapters from disk while their requests are prepared, so that the engine does not wait."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from beheld.lora.load import Form, LoRAWeights, Stamp, load, stamp
 
 
 class ReadAhead:
-    """What was read and is not yet held. Safe to use from several threads.
+    """Adapters that were read and not yet loaded by the engine. Safe to use from several threads.
 
-    It may never be asked for, if the request it was read for ends before: so it counts only as long as its files are
-    what they were when they were read.
+    A request may end before it needs its adapter, so an entry is used only while its files are unchanged.
 
     Args:
         form: what an adapter must fit.
-        most: adapters kept; of more, those read first go.
-        held: numbers of adapters that need not be read. Whoever takes one adds its number here, and then calls
-            `forget`: at every moment in between it is found in one of the two places, and read once.
+        most: the largest number of adapters kept; the oldest are dropped first.
+        held: numbers of adapters that are already loaded and need no reading. A caller that loads one adds its number
+            here before it calls `forget`, so at every moment the adapter is in one of the two places and is read once.
     """
 
     def __init__(self, form: Form, most: int, held: Container[int]) -> None:
@@ -32,10 +31,10 @@ class ReadAhead:
         self._found: OrderedDict[LoRARequest, tuple[Stamp, Future[LoRAWeights]]] = OrderedDict()
 
     def read(self, lora: LoRARequest) -> None:
-        """Read it, or wait for the thread that is about to have read it; nothing, if it is held.
+        """Read the adapter, or wait for the thread that reads it; do nothing if it is loaded.
 
         Raises:
-            LoRAError: it cannot be used. That is not remembered: a folder may be put in order.
+            LoRAError: it cannot be used. The failure is not cached, because the user may repair the folder.
         """
         now = stamp(lora.lora_path)
         with self._lock:
@@ -59,7 +58,7 @@ class ReadAhead:
             raise
 
     def take(self, lora: LoRARequest) -> LoRAWeights:
-        """The adapter, here until `forget`; read now if nobody has begun to.
+        """Return the adapter and keep it until `forget`; read it now if no thread has begun to.
 
         Raises:
             LoRAError: it cannot be used.
@@ -70,7 +69,7 @@ class ReadAhead:
         return load(lora.lora_name, lora.lora_path, self._form) if found is None else found.result()
 
     def forget(self, lora_int_id: int) -> None:
-        """Drop what was read for this number."""
+        """Drop the entry of this number."""
         with self._lock:
             for lora in [lora for lora in self._found if lora.lora_int_id == lora_int_id]:
                 del self._found[lora]

@@ -1,4 +1,4 @@
-"""A linear layer of a loaded model that can carry LoRA adapters beside its own weights.
+"""A linear layer that adds LoRA adapters to its output.
 
 Shapes: see step.py.
 """
@@ -16,20 +16,20 @@ from beheld.lora.step import LayerWeights
 
 
 class Switch:
-    """Whether any token of the pass under way has an adapter. Compiled code is made once for either state."""
+    """Whether any token of the current pass has an adapter; compiled code exists once per state."""
 
     def __init__(self) -> None:
         self.on = False
 
 
 class LoRALinear(nn.Module):
-    """Computes `base`, and adds what the adapters of the step's tokens say; costs nothing while there are none.
+    """Computes `base` and adds the adapters of the step's tokens; costs nothing while no token has one.
 
     Args:
-        base: a linear layer of any kind, or several of one input as one product.
-        names, sizes: of the layers that `base` stands for, and their outputs.
-        max_loras, max_rank: slots, and the greatest rank.
-        dtype, device: of activations.
+        base: a linear layer of any kind, or several layers with one input joined into one product.
+        names, sizes: the names and outputs of the layers that `base` joins.
+        max_loras, max_rank: the number of slots, and the largest rank.
+        dtype, device: of the activations.
         switch: shared by all layers.
     """
 
@@ -56,26 +56,26 @@ class LoRALinear(nn.Module):
         up = torch.zeros(sum(sizes), max_loras, max_rank, dtype=dtype, device=device)
         self.register_buffer("down_SPRI", down, persistent=False)
         self.register_buffer("up_OSR", up, persistent=False)
-        # On the CPU, where reading it waits for nothing, and no buffer: it must not follow the model's moves.
+        # On the CPU, where reading it does not synchronize; not a buffer, because it must not move with the model.
         self.ranks_SP = torch.zeros(max_loras, len(sizes), dtype=torch.int64, device="cpu")
 
     @property
     def weight(self) -> Any:
-        """The base's, for models that ask for its type."""
+        """Return the base's weight, for models that ask for its type."""
         return self.base.weight
 
     @property
     def bias(self) -> Any:
-        """The base's."""
+        """Return the base's bias."""
         return self.base.bias
 
     @property
     def weights(self) -> LayerWeights:
-        """This layer's share of all slots."""
+        """Return this layer's part of all slots."""
         return LayerWeights(self.down_SPRI, self.up_OSR, self.ranks_SP, self.sizes)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) -> (..., O)."""
+        """Multiply x (..., I) -> (..., O)."""
         y: Tensor = self.base(x)
         if self.switch.on:
             if torch.compiler.is_compiling():
@@ -92,7 +92,7 @@ class LoRALinear(nn.Module):
         self.ranks_SP[slot - 1, part] = rank
 
     def empty(self, slot: int) -> None:
-        """Leave nothing of the slot's adapter."""
+        """Clear the slot in this layer."""
         if self.ranks_SP[slot - 1].any():
             self.weights.down_SPRI[slot - 1].zero_()
             self.weights.up_OSR[:, slot - 1].zero_()
@@ -100,7 +100,7 @@ class LoRALinear(nn.Module):
 
 
 def _add(y: Tensor, x: Tensor, down_SPRI: Tensor, up_OSR: Tensor, ranks_SP: Tensor, sizes: Sequence[int]) -> None:
-    """The adapters' part of one layer, as one operator, so that a compiler sees a call and does not look into it."""
+    """Add the adapters' outputs in one layer; a registered operator, so that torch.compile sees an opaque call."""
     step = current().lora
     if step is not None:
         y_TO, x_TI = y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -108,7 +108,7 @@ def _add(y: Tensor, x: Tensor, down_SPRI: Tensor, up_OSR: Tensor, ranks_SP: Tens
 
 
 def _add_shape(y: Tensor, x: Tensor, down_SPRI: Tensor, up_OSR: Tensor, ranks_SP: Tensor, sizes: Sequence[int]) -> None:
-    """What a compiler needs to know: nothing is returned."""
+    """Describe the result for torch.compile: none."""
 
 
 _library = torch.library.Library("beheld", "FRAGMENT")

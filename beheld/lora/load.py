@@ -1,6 +1,6 @@
-"""Reads a LoRA adapter in PEFT's form from its folder, and refuses whatever could not be applied exactly.
+"""Reads a LoRA adapter in PEFT's format from a folder, and refuses what it cannot apply exactly.
 
-Shapes: I inputs and O outputs of a layer, r the adapter's rank there.
+Shapes: I inputs and O outputs of a layer, r the adapter's rank in that layer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from beheld.core.errors import LoRAError
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-# The wrapper's prefix, the layer's path, which matrix, and, in some files, the adapter's own name.
+# The wrapper's prefix, the layer's path, which matrix, and, in some files, the adapter's name.
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<which>[AB])(?:\.(?P<own>[^.]+))?\.weight")
-# Fields that matter to training, or only describe. All others must say nothing.
+# Fields that matter only to training, or only describe. All other fields must have no effect.
 _DESCRIBING = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "layers_pattern"),
@@ -33,12 +33,12 @@ _DESCRIBING = frozenset(
     }
 )
 _APPLIED = frozenset({"alpha_pattern", "lora_alpha", "peft_type", "r", "rank_pattern", "use_rslora"})
-# How training began; any other way also changed the base's own weights.
+# Initializations that leave the base weights unchanged; the others modify them.
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HEADER_BYTES = 64 << 20
 
-# Of each file that is there: its name, number, bytes and time.
+# Per existing file: its name, inode number, size and time.
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 
@@ -53,12 +53,12 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class LoRAWeights:
-    """An adapter that was read and fits.
+    """An adapter that was read and fits the model.
 
     Attributes:
         name: as in its request.
-        digest: of its configuration and its weights, 32 bytes.
-        matrices: site name -> (r, I) into the rank, and (O, r) out of it with the scale.
+        digest: of its configuration and weights, 32 bytes.
+        matrices: site name -> matrix (r, I) into the rank, and matrix (O, r) out of it, already scaled.
     """
 
     name: str
@@ -68,14 +68,14 @@ class LoRAWeights:
 
 @dataclass(frozen=True)
 class Form:
-    """What an adapter must fit.
+    """The model's requirements for an adapter.
 
     Attributes:
-        sites: the layers that can carry one, by name.
-        prefixes: what may stand before a site's name in a file: where the decoder lies in this model, and where older
-            versions of transformers had it.
-        max_rank: the greatest rank.
-        dtype: of activations.
+        sites: the layers that can carry an adapter, by name.
+        prefixes: what may precede a site's name in a file: the decoder's path in this model, and its path in older
+            versions of transformers.
+        max_rank: the largest rank.
+        dtype: of the activations.
     """
 
     sites: Mapping[str, Site]
@@ -85,12 +85,12 @@ class Form:
 
     @property
     def max_file_bytes(self) -> int:
-        """More than an adapter of the greatest rank on all sites takes in float64."""
+        """Return an upper bound on an adapter's bytes: the largest rank on all sites, in float64."""
         values = sum(self.max_rank * (site.num_inputs + site.num_outputs) for site in self.sites.values())
         return 8 * values + _HEADER_BYTES
 
     def site(self, path: str) -> Site | None:
-        """The site of a layer's path in a file."""
+        """Return the site of a layer's path in a file."""
         for prefix in self.prefixes:
             if path.startswith(prefix) and path[len(prefix) :] in self.sites:
                 return self.sites[path[len(prefix) :]]
@@ -99,7 +99,7 @@ class Form:
 
 @dataclass(frozen=True)
 class _Scales:
-    """What adapter_config.json says of ranks and scales, by layer path."""
+    """Ranks and scales from adapter_config.json, by layer path."""
 
     rank: int
     alpha: float
@@ -108,16 +108,20 @@ class _Scales:
     rooted: Any
 
     def of(self, path: str) -> tuple[Any, Any]:
-        """Rank and scale of one layer: alpha / rank, or alpha / sqrt(rank) (rank-stabilised LoRA, arXiv 2312.03732)."""
+        """Return a layer's rank and scale.
+
+        The scale is alpha / rank, or alpha / sqrt(rank) (rank-stabilised LoRA, arXiv 2312.03732).
+        """
         rank, alpha = _matching(self.rank_pattern, path, self.rank), _matching(self.alpha_pattern, path, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.rooted else rank)
 
 
 def load(name: str, folder: str, form: Form) -> LoRAWeights:
-    """Read the adapter in `folder`; on the host, in the form's dtype, scaled.
+    """Read the adapter in `folder` to host memory, in the form's dtype, scaled.
 
     Raises:
-        LoRAError: it is not there, not one, or not one for this model; the message says which and what to do.
+        LoRAError: the folder is missing, holds no adapter, or holds one for another model; the message says which and
+            what to do.
     """
     path = _folder(name, folder)
     said = _bytes(name, path / CONFIG, 1 << 20)
@@ -130,8 +134,8 @@ def load(name: str, folder: str, form: Form) -> LoRAWeights:
         site = form.site(where)
         if site is None:
             raise LoRAError(
-                f"The adapter {name!r} changes {where!r}, which is not a linear layer of the language model here.",
-                f"It was made for {_base(config)}. Train it with target_modules that name such layers alone, or merge "
+                f"The adapter {name!r} changes {where!r}, which is not a linear layer of this language model.",
+                f"It was made for {_base(config)}. Train it with target_modules that name only such layers, or merge "
                 "it into the model.",
             )
         if site.name in matrices:
@@ -144,14 +148,14 @@ def load(name: str, folder: str, form: Form) -> LoRAWeights:
 
 
 def stamp(folder: str) -> Stamp:
-    """What changes when the files of the adapter in `folder` do; of what cannot be looked at, nothing."""
+    """Return a value that changes when the adapter's files do; unreadable files are left out."""
     found = []
     for name in (CONFIG, WEIGHTS):
         try:
-            told = (Path(folder).expanduser() / name).stat()
+            stat = (Path(folder).expanduser() / name).stat()
         except (OSError, ValueError, RuntimeError):
             continue
-        found.append((name, told.st_ino, told.st_size, told.st_mtime_ns))
+        found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return tuple(found)
 
 
@@ -165,12 +169,12 @@ def _folder(name: str, folder: str) -> Path:
         found = False
     if not found:
         raise LoRAError(
-            f"There is no folder {folder[:256]!r} for the adapter {name!r}.",
+            f"The folder {folder[:256]!r} of the adapter {name!r} does not exist.",
             f"Give the folder that holds {CONFIG} and {WEIGHTS}.",
         )
     if not (path / WEIGHTS).is_file() and any(path.glob("adapter_model.*")):
         raise LoRAError(
-            f"The adapter {name!r} has no {WEIGHTS}; pickled weights are never read.",
+            f"The adapter {name!r} has no {WEIGHTS}; pickled weights are not supported.",
             "Save it as safetensors (save_pretrained of peft does).",
         )
     return path
@@ -188,7 +192,7 @@ def _bytes(name: str, file: Path, most: int) -> bytes:
     if len(body) > most:
         raise LoRAError(
             f"{file.name} of the adapter {name!r} is larger than any adapter for this model can be.",
-            "Check that it is the adapter and not a model.",
+            "Check that the file is an adapter and not a model.",
             or_engine="raise max_lora_rank",
         )
     return body
@@ -203,14 +207,14 @@ def _config(name: str, said: bytes) -> dict[str, Any]:
         raise LoRAError(f"{CONFIG} of the adapter {name!r} is not an object.", "Save the adapter again.")
     if config.get("peft_type") != "LORA":
         raise LoRAError(
-            f"The adapter {name!r} is of the type {config.get('peft_type')!r}.", "Only LORA adapters can be used."
+            f"The adapter {name!r} has the type {config.get('peft_type')!r}.", "Only the type LORA is supported."
         )
     if config.get("bias", "none") != "none":
-        raise LoRAError(f"The adapter {name!r} also has biases.", "Train it with bias='none'.", param="bias")
+        raise LoRAError(f"The adapter {name!r} also changes biases.", "Train it with bias='none'.", param="bias")
     start = config.get("init_lora_weights")
     if not any(start is plain or (isinstance(start, str) and start == plain) for plain in _PLAIN_STARTS):
         raise LoRAError(
-            f"The adapter {name!r} began with init_lora_weights={start!r}, which changes the base's weights as well.",
+            f"The adapter {name!r} was trained with init_lora_weights={start!r}, which also changes the base weights.",
             "Convert it to a plain LoRA adapter first (see peft's notes on this initialisation).",
             param="init_lora_weights",
         )
@@ -244,7 +248,7 @@ def _scale_of(name: str, scales: _Scales, path: str) -> tuple[int, float]:
 
 
 def _matching(pattern: Mapping[str, Any], path: str, default: Any) -> Any:
-    """The first entry whose key matches the end of the path, as peft matches."""
+    """Return the first entry whose key matches the end of the path, as peft does."""
     for key, value in pattern.items():
         if re.match(rf"(.*\.)?({key})$", path):
             return value
@@ -262,15 +266,15 @@ def _tensors(name: str, body: bytes) -> dict[str, Tensor]:
 
 
 def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Layer path -> its two matrices."""
+    """Return the two matrices of each layer path."""
     halves: dict[str, dict[str, Tensor]] = {}
     owners: set[str | None] = set()
     for key, tensor in tensors.items():
         found = _KEY.fullmatch(key)
         if found is None:
             raise LoRAError(
-                f"The adapter {name!r} holds {key!r}, which is no pair of LoRA matrices of a linear layer.",
-                "Embeddings, heads and whole modules cannot be part of an adapter here: leave them out, or merge it.",
+                f"The adapter {name!r} holds {key!r}, which is not a LoRA matrix of a linear layer.",
+                "Adapters of embeddings, heads and whole modules are not supported: leave them out, or merge it.",
             )
         owners.add(found["own"])
         halves.setdefault(found["path"], {})[found["which"]] = tensor
@@ -279,7 +283,7 @@ def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, 
         raise LoRAError(f"{WEIGHTS} of the adapter {name!r} holds {what}.", "Save one adapter to one folder.")
     single = next((path for path, both in halves.items() if len(both) != 2), None)
     if single is not None:
-        raise LoRAError(f"The adapter {name!r} has only one of two matrices for {single!r}.", "Fetch it again.")
+        raise LoRAError(f"The adapter {name!r} has only one of the two matrices of {single!r}.", "Fetch it again.")
     return {path: (both["A"], both["B"]) for path, both in halves.items()}
 
 
@@ -293,13 +297,13 @@ def _check_shapes(
         )
     if (down_rI.shape[1], up_Or.shape[0]) != (site.num_inputs, site.num_outputs):
         raise LoRAError(
-            f"The adapter {name!r} is not one for this model: {site.name!r} has {site.num_inputs} inputs and "
+            f"The adapter {name!r} was made for another model: {site.name!r} has {site.num_inputs} inputs and "
             f"{site.num_outputs} outputs, its matrices are for {down_rI.shape[1]} and {up_Or.shape[0]}.",
             f"It was made for {_base(config)}.",
         )
     if down_rI.shape[0] != rank:
         raise LoRAError(
-            f"{CONFIG} of the adapter {name!r} says rank {rank} for {site.name!r}; its matrices have rank "
+            f"{CONFIG} of the adapter {name!r} gives rank {rank} for {site.name!r}, but its matrices have rank "
             f"{down_rI.shape[0]}."
         )
     if rank > max_rank:
@@ -310,7 +314,9 @@ def _ready(
     name: str, path: str, down_rI: Tensor, up_Or: Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     if down_rI.dtype not in _DTYPES or up_Or.dtype not in _DTYPES:
-        raise LoRAError(f"The matrices of {path!r} in the adapter {name!r} are of {down_rI.dtype}, {up_Or.dtype}.")
+        raise LoRAError(
+            f"The matrices of {path!r} of the adapter {name!r} have unsupported types: {down_rI.dtype}, {up_Or.dtype}."
+        )
     down, up = down_rI.to(dtype), (up_Or.float() * scale).to(dtype)
     if not (down.isfinite().all() and up.isfinite().all()):
         raise LoRAError(
@@ -322,13 +328,13 @@ def _ready(
 
 
 def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapping[str, Any]) -> None:
-    """A layer that the configuration names, that this model has, and of which the file holds nothing."""
+    """Return a target that the configuration names and the model has, but the file lacks."""
     targets = config.get("target_modules")
     for target in targets if isinstance(targets, list) else ():
         there = [site for site in form.sites if f".{site}".endswith(f".{target}")]
         if there and not any(site in found for site in there):
             raise LoRAError(
-                f"The adapter {name!r} names {target!r} among its target_modules and holds nothing for it.",
+                f"The adapter {name!r} lists {target!r} in its target_modules but holds no matrices for it.",
                 "Fetch it again.",
                 param="target_modules",
             )

@@ -1,4 +1,4 @@
-"""Which adapters are in the host's memory, which are in a slot on the device, and which rows use them."""
+"""The adapters in host memory and in the device's slots, and the rows that use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 @dataclass(eq=False)
 class _Slot:
-    """One place on the device: who is in it, the rows that use it, and whether it is emptied after the last of them."""
+    """One device slot: its adapter, the rows that use it, and whether to clear it after the last of them."""
 
     lora: LoRARequest | None = None
     rows: set[int] = field(default_factory=set)
@@ -33,17 +33,17 @@ class _Slot:
 
 
 class LoRASlots:
-    """Adapters of one model. The scheduler sees to it that no more than `max_loras` of them are in use at once.
+    """Adapters of one model. The scheduler ensures that at most `max_loras` of them are in use at once.
 
-    Slots are numbered from 1; 0 stands for no adapter. What is not used stays until its place is needed; then whoever
-    was used least recently goes.
+    Slots are numbered from 1; 0 means no adapter. An unused adapter stays until its place is needed; the least recently
+    used goes first.
 
     Args:
-        layers: those that can carry adapters.
+        layers: the layers that can carry adapters.
         form: what an adapter must fit.
         max_loras: slots on the device.
-        max_host: adapters in the host's memory, at least `max_loras`.
-        switch: the layers'.
+        max_host: adapters in host memory, at least `max_loras`.
+        switch: shared with the layers.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class LoRASlots:
         self._host: OrderedDict[int, tuple[LoRARequest, LoRAWeights]] = OrderedDict()
         self._ahead = ReadAhead(form, max_host, self._host)
         self._pinned: set[int] = set()
-        # In the order of their last use.
+        # In order of last use.
         self._slots: OrderedDict[int, _Slot] = OrderedDict((number, _Slot()) for number in range(1, max_loras + 1))
         self._slot_by_row: dict[int, int] = {}
 
-    # ------------------------------------------------------------------ the host's memory
+    # ------------------------------------------------------------------ host memory
 
     def read(self, request: LoRARequest) -> None:
-        """Read an adapter, unless it is here, so that adding it need not; from any thread, while others go on.
+        """Read an adapter ahead of `add`, unless it is loaded; callable from any thread, concurrently.
 
         Raises:
             LoRAError: it cannot be used.
@@ -71,10 +71,10 @@ class LoRASlots:
         self._ahead.read(_named(request))
 
     def add(self, request: LoRARequest) -> LoRARequest:
-        """Take an adapter into the host's memory, unless it is here; gives the request with its digest.
+        """Load an adapter into host memory, unless it is there; returns the request with its digest.
 
         Raises:
-            LoRAError: it cannot be used, or its number stands for another one.
+            LoRAError: it cannot be used, or its number belongs to another adapter.
         """
         asked = _named(request)
         known = self._host.get(request.lora_int_id)
@@ -82,15 +82,15 @@ class LoRASlots:
             held = known[0]
             if dataclasses.replace(held, digest=b"") != asked:
                 raise LoRAError(
-                    f"lora_int_id {request.lora_int_id} is that of the adapter {held.lora_name!r} in "
+                    f"lora_int_id {request.lora_int_id} belongs to the adapter {held.lora_name!r} in "
                     f"{held.lora_path!r}, not of {request.lora_name!r} in {request.lora_path!r}.",
-                    "Give each adapter a number of its own, or remove the first.",
+                    "Give each adapter a different number, or remove the first.",
                     param="lora_int_id",
                 )
             self._host.move_to_end(request.lora_int_id)
             return held
         try:
-            # First: the engine's own thread would read for nothing what it has to refuse.
+            # Before reading: otherwise the engine's thread would read an adapter only to refuse it.
             oldest = self._least_needed()
             weights = self._ahead.take(asked)
             held = dataclasses.replace(asked, digest=weights.digest)
@@ -98,13 +98,13 @@ class LoRASlots:
                 del self._host[oldest]
             self._host[request.lora_int_id] = held, weights
         finally:
-            # Also where there is no room: by the time there is, its files may be others.
+            # Also when there is no room: by the time there is, the files may have changed.
             self._ahead.forget(request.lora_int_id)
         logger.info("Loaded the adapter %r from %s.", held.lora_name, held.lora_path)
         return held
 
     def _least_needed(self) -> int | None:
-        """Whose place a further adapter takes; None if there is room."""
+        """Return the adapter that a new one replaces; None if there is room."""
         if len(self._host) < self._max_host:
             return None
         oldest = next((number for number in self._host if number not in self._pinned), None)
@@ -115,7 +115,7 @@ class LoRASlots:
         return oldest
 
     def remove(self, lora_int_id: int) -> bool:
-        """Forget an adapter; sequences that run with it finish. False if it is not known."""
+        """Remove an adapter; sequences that run with it finish. Returns False if it is not known."""
         known = self._host.pop(lora_int_id, None)
         self._ahead.forget(lora_int_id)
         self._pinned.discard(lora_int_id)
@@ -126,22 +126,22 @@ class LoRASlots:
         return known is not None
 
     def pin(self, lora_int_id: int) -> bool:
-        """Keep an adapter in the host's memory until it is removed. False if it is not known."""
+        """Pin an adapter in host memory until it is removed. Returns False if it is not known."""
         if lora_int_id in self._host:
             self._pinned.add(lora_int_id)
         return lora_int_id in self._host
 
     def known(self) -> tuple[LoRARequest, ...]:
-        """The adapters in the host's memory, the least recently used first."""
+        """Return the adapters in host memory, the least recently used first."""
         return tuple(request for request, _ in self._host.values())
 
-    # ------------------------------------------------------------------ the device
+    # ------------------------------------------------------------------ device
 
     def acquire(self, row: int, lora: LoRARequest | None) -> int:
-        """The slot that `row` uses from now on, with the adapter in it; asking again changes nothing.
+        """Assign `row` the slot that holds the adapter, filling one if needed; repeated calls change nothing.
 
         Raises:
-            LoRAError: the adapter has to be read again, and cannot be, or is another one now.
+            LoRAError: the adapter must be read again, and cannot be or has changed.
         """
         if lora is None:
             self.release(row)
@@ -160,7 +160,7 @@ class LoRASlots:
         return number
 
     def release(self, row: int) -> None:
-        """`row` uses no adapter any more."""
+        """Release `row`'s slot."""
         number = self._slot_by_row.pop(row, None)
         if number is not None:
             self._slots[number].rows.discard(row)
@@ -176,7 +176,7 @@ class LoRASlots:
         held, weights = self._host[lora.lora_int_id]
         if held != lora:
             raise LoRAError(
-                f"The adapter {lora.lora_name!r} was changed while a request waited for it.", "Send it again."
+                f"The adapter {lora.lora_name!r} changed while a request waited for it.", "Send the request again."
             )
         self._host.move_to_end(lora.lora_int_id)
         return weights
@@ -192,17 +192,17 @@ class LoRASlots:
             for part, name in enumerate(layer.names):
                 if name in weights.matrices:
                     layer.fill(number, part, *weights.matrices[name])
-        # Only now: what failed half-way is no adapter.
+        # Only now: a slot that failed half-way holds no adapter.
         self._slots[number].lora = lora
 
     # ------------------------------------------------------------------ steps
 
     def runs(self, slots_T: np.ndarray, device: torch.device) -> Runs | None:
-        """What the layers need to know of a step whose tokens have these slots; None if none has an adapter."""
+        """Return the LoRA step for tokens with these slots; None if no token has an adapter."""
         return runs_of(slots_T, device)
 
     def slots(self, slots_T: Tensor) -> Slots:
-        """The same for slots that only the device knows."""
+        """Return the LoRA step for slots that only the device knows."""
         return Slots(slots_T)
 
     def check(self) -> None:
@@ -214,7 +214,7 @@ class LoRASlots:
 
 
 def _named(request: LoRARequest) -> LoRARequest:
-    """The request as the user makes it, its folder by the one name of the many that it has."""
+    """Return the request with its folder's resolved path, the same for all names of the folder."""
     folder = request.lora_path
     if folder and "://" not in folder and "\0" not in folder:
         folder = str(Path(folder).expanduser().resolve())

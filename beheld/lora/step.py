@@ -1,7 +1,7 @@
-"""Which tokens of a step have which LoRA adapter, and how their layers' outputs change.
+"""The mapping from a step's tokens to LoRA adapters, and the computation that adds their outputs.
 
-Shapes: T tokens of the step, I inputs and O outputs of a layer, P parts of a fused layer (q, k, v; one otherwise),
-S slots, R the greatest rank. A slot's number counts from 1; 0 is no adapter.
+Shapes: T tokens of the step, I inputs and O outputs of a layer, P parts of a fused layer (q, k, v; otherwise one), S
+slots, R the largest rank. Slots are numbered from 1; 0 means no adapter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from beheld.core.errors import StepError
 
 @dataclass(eq=False)
 class LayerWeights:
-    """One layer's share of all slots.
+    """One layer's part of all slots.
 
     Attributes:
-        down_SPRI: into the low rank; rows beyond an adapter's own rank are zero.
-        up_OSR: out of it, the scale included; columns likewise. A part has its own rows of O.
-        ranks_SP: int64 on the CPU: the rank in use, 0 where a slot's adapter leaves this part alone.
+        down_SPRI: matrices into the low rank; rows beyond an adapter's rank are zero.
+        up_OSR: matrices out of the low rank, already scaled; columns beyond the rank are zero. Each part has its rows
+            of O.
+        ranks_SP: int64 on the CPU: the rank in use, 0 where a slot's adapter does not change this part.
         sizes: outputs of each part; their sum is O.
     """
 
@@ -35,15 +36,15 @@ class LayerWeights:
 
 
 class LoRAStep(Protocol):
-    """What the layers find in the forward context."""
+    """What the layers read from the forward context."""
 
     def add(self, y_TO: Tensor, x_TI: Tensor, weights: LayerWeights) -> None:
-        """Add to `y_TO`, in place, what the adapters make of `x_TI`."""
+        """Add the adapters' outputs for `x_TI` to `y_TO`, in place."""
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Steps whose layout the host knows: each adapter multiplies its own tokens, with its own rank.
+    """Steps whose layout the host knows: each adapter multiplies only its tokens, at its rank.
 
     Attributes:
         num_tokens: T.
@@ -57,7 +58,7 @@ class Runs:
         """See LoRAStep.
 
         Raises:
-            StepError: the layer was given other rows than the step's tokens.
+            StepError: the number of rows is not the step's number of tokens.
         """
         if x_TI.shape[0] != self.num_tokens:
             raise StepError(f"A layer with a LoRA adapter got {x_TI.shape[0]} rows for {self.num_tokens} tokens.")
@@ -74,10 +75,10 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Steps whose layout only the device knows (CUDA graphs): every token meets every slot, and keeps its own.
+    """Steps whose layout only the device knows (CUDA graphs): a token multiplies with all slots and masks the others.
 
-    `slots_T` is int64. A product with all slots at once costs little beside the layer itself while the slots' ranks
-    are small in sum, and it needs neither sorting nor a shape that depends on values.
+    `slots_T` is int64. The product with all slots costs little compared to the layer while the sum of the ranks is
+    small, and it needs no sorting and no shape that depends on values.
     """
 
     slots_T: Tensor
@@ -96,7 +97,7 @@ class Slots:
 
 
 def runs_of(slots_T: np.ndarray, device: torch.device) -> Runs | None:
-    """The runs of a step whose tokens have these slots; None if no token has an adapter."""
+    """Return the runs of a step whose tokens have these slots; None if no token has an adapter."""
     found: list[tuple[int, slice | Tensor]] = []
     for slot in np.unique(slots_T):
         if slot == 0:

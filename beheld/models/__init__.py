@@ -1,1 +1,1 @@
-"""Adapters that make any model look the same to the runner."""
+"""Adapters that give every model the same interface to the runner."""

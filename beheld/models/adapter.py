@@ -1,18 +1,19 @@
-"""What the runner needs of a model, whichever library defines it.
+"""The protocol of a model as the runner uses it, whichever library defines the model.
 
-Shapes: T tokens of a step, S positions whose logits are wanted, H hidden size, V vocabulary, X position axes,
-E embeddings.
+Shapes: T tokens of a step, S positions whose logits are needed, H hidden size, V vocabulary, X position axes, E
+embeddings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.attention.context import tail
 from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
@@ -20,56 +21,68 @@ from beheld.lora.slots import LoRASlots
 
 
 class ModelAdapter(Protocol):
-    """Any model, seen from the runner.
+    """Any model, as the runner uses it.
 
-    Of a model with a cross group, an item's embedding is keys and values of one state in all layers of that group,
-    (L, 2, K, C): nothing of it goes into the text.
+    In a model with a cross group, an item's embedding is the keys and values of one state in all layers of the group,
+    (L, 2, K, C); none of it enters the text.
     """
 
     info: ModelInfo
     device: torch.device
     dtype: torch.dtype
     lora: LoRASlots | None
-    """Where LoRA adapters are kept; None if there can be none."""
+    """The slots of LoRA adapters; None if the model supports none."""
     tail_from: int | None
     """The layer from which on a pass may have a tail, see attention/context.py; None if it may have none."""
     tail_stores: bool
-    """True if that is the last layer, which is run twice, since it writes keys and values (models/last_layer.py)."""
+    """Whether that layer stores keys and values, and so runs twice (models/surgery/last_layer.py)."""
     position_unit: int
-    """How much the next position is greater: 1, but where positions have fractions. These are held as whole numbers."""
+    """Position increment per token: 1, or more if positions have fractions, which are held as integers."""
 
     def capture_calls(self) -> None:
-        """From now on, capture tower calls of sizes that come again, as CUDA graphs."""
+        """Capture tower calls with recurring sizes as CUDA graphs from now on."""
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Token embeddings (T, H), followed in some families by further columns that only `forward` understands."""
+        """Return token embeddings (T, H); some families append columns that only `hidden` understands."""
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Run the towers; one tensor (E, H) per item, in order; it may have further columns, as `embed`."""
+        """Run the towers; return one tensor (E, H) per item, in order, with extra columns as in `embed`."""
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
-        """Rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index to get its position; in
-        parts of a position, of which `position_unit` are one."""
+        """Return rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index for its position.
+
+        Both are in units of 1 / `position_unit`.
+        """
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """For each span of a model with a cross group, which positions look at it; nothing for other models."""
+        """Return which positions attend to each span in a model with a cross group; empty for other models."""
 
-    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
-        """One pass over the step's tokens under the current attention context; logits (S, V) at the wanted tokens."""
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        """Run the step's tokens in the current attention context; return last hidden states (T, H).
 
-    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
-        """As `forward`, with the logits of one piece of the wanted tokens after the other, which need not be held at
-        once; all must be taken while the context is the current one."""
+        A pass with a tail returns only those of the tail's rows; see `of_wanted`.
+        """
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Return logits (S, V) of last hidden states."""
 
     def weights_bytes(self) -> int:
-        """Memory that the weights take."""
+        """Return the bytes that the weights take."""
+
+
+def of_wanted(hidden_TH: Tensor, wanted_S: Tensor) -> Tensor:
+    """Return the hidden states (S, H) of the wanted tokens of a pass.
+
+    A tail's output has only the wanted rows, or one row if none is wanted.
+    """
+    return hidden_TH[wanted_S] if tail() is None else hidden_TH[: len(wanted_S)]
 
 
 def in_positions(parts_XT: Tensor, unit: int) -> Tensor:
-    """Rotary positions as a model takes them, of those that are held in parts of which `unit` are one."""
+    """Return rotary positions as a model takes them, from positions held in fractions of 1 / `unit`."""
     return parts_XT if unit == 1 else parts_XT.to(torch.float32) / unit
 
 
-__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions"]
+__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions", "of_wanted"]
 
 Features = Mapping[str, Any]

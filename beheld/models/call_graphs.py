@@ -1,4 +1,4 @@
-"""CUDA graphs of tower calls: what comes again in the same sizes is captured, since launching it takes the host longer.
+"""CUDA graphs of tower calls whose sizes recur, because the host takes longer to launch them than the device to run.
 
 Shapes: E embeddings, H their width.
 """
@@ -20,12 +20,12 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Sizes of calls that are kept, and those that are remembered as having come before.
+# The number of sizes with a kept graph, and of sizes remembered as seen.
 _KEPT, _REMEMBERED = 16, 256
-# What kept calls take in and give, all together; what they take inside lies in memory that they share.
+# The largest total of kept calls' inputs and outputs; their intermediates share one memory pool.
 KEPT_BYTES = 1 << 29
-# A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while all wait, and
-# in a crowd the number of pictures of a step is a matter of chance.
+# A call is captured when its sizes come for the fourth time: capturing takes a tenth of a second, while everything
+# waits, and under load the number of images in a step varies at random.
 _OFTEN = 3
 
 
@@ -37,16 +37,16 @@ class _Captured:
 
     @property
     def num_bytes(self) -> int:
-        """What is kept of this call alone."""
+        """The memory that this call alone holds."""
         return self.out_EH.nbytes + sum(tensor.nbytes for tensor in self.inputs.values())
 
 
 class CallGraphs:
     """Runs calls, and replays those whose sizes were seen before.
 
-    A call may be captured only if it gives the same for the same tensors. If it reads anything back from the device,
-    which no graph can hold, it and all others of its kind are computed as they come. That is found out in the call
-    before the one that would be captured: a capture that fails leaves more behind than a call that does.
+    A call may be captured only if equal tensors give equal results. If a call reads anything back from the device,
+    which no graph can hold, no call of its kind is captured. The call before the one to be captured detects this,
+    because a failed capture leaves more state behind than a call does.
     """
 
     def __init__(self, graphs: Graphs) -> None:
@@ -64,11 +64,11 @@ class CallGraphs:
         inputs: Mapping[str, Tensor],
         compute: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> Tensor:
-        """compute(inputs) -> (E, H).
+        """Compute `compute(inputs)` -> (E, H), by a graph if there is one.
 
         Args:
             kind: calls of one kind run the same program.
-            sizes: all that decides what is launched.
+            sizes: everything that determines what is launched.
             inputs: tensors on the device.
         """
         found = self._captured.get(sizes)
@@ -86,13 +86,13 @@ class CallGraphs:
         for name, tensor in inputs.items():
             found.inputs[name].copy_(tensor)
         found.graph.replay()
-        # The graphs share their memory: the next one may write here.
+        # The graphs share their memory, so the next one may overwrite the output.
         return found.out_EH.clone()
 
     def _watched(
         self, kind: str, inputs: Mapping[str, Tensor], compute: Callable[[Mapping[str, Tensor]], Tensor]
     ) -> Tensor:
-        """Compute a call, and find out whether it reads anything back; then none of its kind is captured."""
+        """Compute a call and detect whether it reads anything back; if so, no call of its kind is captured."""
         try:
             with self._graphs.refusing_to_wait():
                 return compute(inputs)
@@ -111,28 +111,28 @@ class CallGraphs:
         inputs: Mapping[str, Tensor],
         compute: Callable[[Mapping[str, Tensor]], Tensor],
     ) -> _Captured | None:
-        """Capture a call; None if it cannot be, and then it is not tried again soon, and the attempt holds no memory.
+        """Capture a call. None if that fails: it is not tried again soon, and the attempt holds no memory.
 
-        A graph keeps what the call takes for as long as it lives: where there is no room for that, there may be for the
-        call itself.
+        A graph holds the call's memory for as long as it lives; without room for that, there may be room for the call
+        itself.
         """
         try:
             return self._capture(inputs, compute)
         except torch.OutOfMemoryError as error:
             clear_frames(error)
-            logger.info("There is no memory for a graph of a call of the %s tower.", kind)
-            # As if they had never come: by the time they have come so often again, there may be room.
+            logger.info("Not enough memory to capture a call of the %s tower.", kind)
+            # Forget that these sizes were seen: when they have come often again, there may be room.
             self._seen.pop(sizes, None)
         except RuntimeError as error:
             clear_frames(error)
             logger.info("Calls of the %s tower are not captured: %s", kind, first_line(error))
             self._refused.add(kind)
-        # The next graphs have another; what lies in this one stays with the graphs that were made before.
+        # Later graphs use a new pool; the old pool belongs to the graphs captured in it.
         self._pool = None
         return None
 
     def _keep(self, sizes: Hashable, captured: _Captured) -> None:
-        """Keep a graph, and forget those that were used least lately, as long as others are too many."""
+        """Keep a graph, and drop the least recently used ones while the rest is too large."""
         room = KEPT_BYTES - captured.num_bytes
         while len(self._captured) >= _KEPT or sum(each.num_bytes for each in self._captured.values()) > max(0, room):
             self._captured.popitem(last=False)

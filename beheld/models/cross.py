@@ -1,4 +1,4 @@
-"""Layers that attend beside the text, in place of transformers' own: their keys and values were computed long before.
+"""Cross-attention layers that replace transformers' layers and read keys and values computed earlier.
 
 Shapes: T tokens of the step, E states, S state size, H query heads, K key-value heads, C head size, L such layers.
 """
@@ -15,12 +15,12 @@ from beheld.attention.op import attend_cross
 
 
 class CrossAttention(nn.Module):
-    """The same weights under the same names as the module that it replaces.
+    """Cross-attention with the weights, under the same names, of the module it replaces.
 
     Args:
-        layer: the text model's layer that it belongs to.
-        projections: "q", "k", "v" and "o" -> the linear layers; they keep the names that `named` gives them.
-        norms: "q" and "k" -> norms of each head; none in some families.
+        layer: the index of the text model's layer.
+        projections: "q", "k", "v" and "o" -> (name, linear layer); the module keeps these names.
+        norms: "q" and "k" -> (name, norm of each head); empty in some families.
         head_dim: C.
         scale: of the scores.
     """
@@ -48,13 +48,13 @@ class CrossAttention(nn.Module):
         return heads if norm is None else getattr(self, norm)(heads)
 
     def keys_and_values(self, states_ES: Tensor) -> Tensor:
-        """What is kept of an item for this layer: (2, E, K, C)."""
+        """Return what this layer keeps of an item: (2, E, K, C)."""
         return torch.stack([self._heads(kind, states_ES) for kind in ("k", "v")])
 
     def forward(self, hidden_states: Tensor, **unused: Any) -> tuple[Tensor, None]:
-        """(1, T, S) -> (1, T, S); zero before the last projection where a token looks at nothing.
+        """Attend (1, T, S) -> (1, T, S); the input of the last projection is zero where a token attends to nothing.
 
-        Whatever else the layer around it passes speaks of states, masks and caches that are not its own.
+        Other arguments of the enclosing layer concern states, masks and caches that are not used here.
         """
         out_1THC = attend_cross(self.layer, self._heads("q", hidden_states), self.scale)
         out: Tensor = getattr(self, self._projections["o"])(out_1THC.flatten(-2))
@@ -62,10 +62,10 @@ class CrossAttention(nn.Module):
 
 
 def keys_and_values(layers: Sequence[CrossAttention], states_ES: Tensor) -> Tensor:
-    """Keys and values of one item in all layers: (E, L, 2, K, C), each layer's side by side in memory."""
+    """Return keys and values of one item in all layers, (E, L, 2, K, C), contiguous per layer."""
     return torch.stack([layer.keys_and_values(states_ES) for layer in layers]).movedim(2, 0)
 
 
 def crosses(module: nn.Module) -> bool:
-    """True if a layer, or a part of it, attends beside the text."""
+    """Return whether a layer, or a part of it, is cross-attention."""
     return any(isinstance(part, CrossAttention) for part in module.modules())

@@ -1,10 +1,10 @@
-"""Any transformers model, by its own seams: AttentionInterface, get_*_features, get_rope_index, logits_to_keep."""
+"""The adapter of transformers models, through AttentionInterface, get_*_features and get_rope_index."""
 
 from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention import hook, tower
-from beheld.attention.context import current, tail
+from beheld.attention.context import current
 from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, StepError
@@ -23,29 +23,30 @@ from beheld.lora.slots import LoRASlots
 from beheld.models import packed, tower_calls
 from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
-from beheld.models.layers_once import layers_once
+from beheld.models.head import Head, ModelHead
+from beheld.models.hidden import form_of
 from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
-from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.parts import speaker_and_core, text_model
 from beheld.platform.registry import platform_of
 
-# Larger tower calls take the device longer than the host takes to launch them, whatever else the host does.
+# Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
 _MOST_PATCHES = 1 << 14
 _PLACES_KEPT = 128
 _TYPE_IDS = {"image": 1, "video": 2, "audio": 3}
 
 
 class HFAdapter:
-    """Wraps a loaded transformers model; see ModelAdapter for the methods' shapes.
+    """Wraps a loaded transformers model; shapes are in ModelAdapter's methods.
 
     Args:
-        surgery: the model, with all that was changed in it.
-        info: what its checkpoint says.
-        windows: how towers that pack windows attend within them; see select_tower.
+        surgery: the model, with all changes made to it.
+        info: the checkpoint's properties.
+        windows: how towers that pack windows compute attention in them; see select_tower.
 
     Raises:
-        ModelError: the model lacks one of the seams; the message names it.
+        ModelError: the model lacks one of these interfaces; the message names it.
     """
 
     def __init__(self, surgery: Surgery, info: ModelInfo, windows: str = "torch") -> None:
@@ -61,12 +62,20 @@ class HFAdapter:
         self._family = family = registry.model(info.family)
         self._rope_index = self._positions_of(model)
         self.position_unit = family.position_unit
-        self._speaker = model if family.plain_head else _speaker(model, info)
         columns = family.extra_columns
         self._columns = None
         if columns is not None:
             self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
+        speaker, core = speaker_and_core(model)
+        self._hidden = form_of(family, model, core, info.hidden_size, self._columns, self._cross)
+        self._head: Head = model.get_output_embeddings()
+        if not family.plain_head:
+            self._head = surgery.apply(
+                "given states",
+                "the forward of the model's core, which answers the head with given hidden states",
+                lambda model, changes: ModelHead(speaker, core, changes),
+            )
         self._own_features = {"audio": family.audio_features, "image": family.image_features}
         self._platform = platform_of(self.device)
         # On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
@@ -85,10 +94,10 @@ class HFAdapter:
         self._route_attention(windows)
 
     def _positions_of(self, model: Any) -> Callable[..., Any] | None:
-        """The model's own function for positions of several axes; None if it has one axis.
+        """Return the model's function for multi-axis positions; None if it has one axis.
 
         Raises:
-            ModelError: what was read of the configuration and what the model has do not agree.
+            ModelError: the configuration and the model disagree.
         """
         found = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
         name, axes = self.info.architecture, self.info.position_axes
@@ -96,8 +105,8 @@ class HFAdapter:
         own = {len(section) for section in sections if isinstance(section, list | tuple)} or {1}
         if own != {axes}:
             raise ModelError(
-                f"Positions of {name} have {axes} axes by its configuration, but {max(own)} in the model.",
-                "Write mrope_section into the rope_scaling of config.json's text part, as the model's class wants it.",
+                f"The configuration of {name} gives positions {axes} axes, but its model has {max(own)}.",
+                "Write mrope_section into the rope_scaling of config.json's text part, as the model's class reads it.",
             )
         if (found is None) != (axes == 1):
             has = "no get_rope_index" if found is None else "a get_rope_index, for several"
@@ -105,9 +114,10 @@ class HFAdapter:
         return found
 
     def _route_attention(self, windows: str) -> None:
-        """Send the text model's attention to our hook and leave the towers alone."""
+        """Direct the text model's attention to our hook and leave the towers unchanged."""
         if self.info.is_encoder_decoder:
-            # Its decoder shares a configuration with its encoder, and was sent there when the family was adapted.
+            # Its decoder shares a configuration with its encoder; the family's operation already directed it to the
+            # hook.
             return
         name = hook.register()
         config = self.model.config
@@ -118,22 +128,26 @@ class HFAdapter:
         else:
             keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
             if not keys:
-                raise ModelError(f"{self.info.architecture} does not name its text configuration among its parts.")
+                raise ModelError(
+                    f"{self.info.architecture} does not list its text configuration among its sub-configurations."
+                )
             routes = {keys[0]: name}
             if self._family.packs_attention:
                 towers = {"vision_config", "audio_config"} & set(config.sub_configs)
                 routes |= dict.fromkeys(towers, tower.register(windows))
             self.model.set_attn_implementation(routes)
         if text._attn_implementation != name:
-            raise ModelError(f"{self.info.architecture} does not let its attention be replaced (AttentionInterface).")
+            raise ModelError(
+                f"{self.info.architecture} does not support AttentionInterface, so its attention cannot be replaced."
+            )
 
     def capture_calls(self) -> None:
-        """From now on, capture tower calls of sizes that come again."""
+        """Capture tower calls with recurring sizes from now on."""
         assert self._platform.graphs is not None
         self._call_graphs = CallGraphs(self._platform.graphs)
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Token embeddings (T, H), followed in some families by what later layers take."""
+        """Return token embeddings (T, H); some families append columns for later layers."""
         embeds_TH: Tensor = self._embedding(ids_T)
         if self._columns is None:
             return embeds_TH
@@ -143,7 +157,7 @@ class HFAdapter:
         return torch.cat([embeds_TH, extra_TW], dim=-1)
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Run the towers; items that can share a call do."""
+        """Run the towers, with shared calls for items that allow it."""
         with self.surgery.passing():
             return self._encode(items)
 
@@ -151,7 +165,7 @@ class HFAdapter:
         if self._cross is not None:
             return self._cross.encode(items)
         out: list[Tensor | None] = [None] * len(items)
-        # Content goes to the device item by item: joined on the host, it would be copied once more.
+        # Copied to the device item by item: joining on the host would copy once more.
         items = [replace(item, features={k: self._content(v) for k, v in item.features.items()}) for item in items]
         for modality, indices, options in (self._family.combine or tower_calls.combine)(items):
             if modality == "embeds":
@@ -165,14 +179,14 @@ class HFAdapter:
         return [tensor for tensor in out if tensor is not None]
 
     def _tower(self, modality: str, options: dict[str, Any]) -> Tensor:
-        """All embeddings of one call, one after the other: (sum of E, H)."""
+        """Return all embeddings of one call, concatenated: (sum of E, H)."""
         own = self._own_features.get(modality)
         if own is not None:
             return own(self.model, **{k: self._move(v) for k, v in options.items()}).to(self.dtype)
         name = f"get_{modality}_features"
         method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
-            # Families whose videos are frames in the places of images.
+            # Families whose video frames take image placeholders.
             method = getattr(self.model, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
@@ -181,16 +195,16 @@ class HFAdapter:
         stays = self._family.host_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
         if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
-            # Older versions of some families name the frames as they name images.
+            # Older versions of some families name the frames like images.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
         if "vision_feature_select_strategy" in inspect.signature(method).parameters:
-            # Older versions of Llama 4 must be told what the configuration says; others ask for it themselves.
+            # Older versions of Llama 4 require these values from the configuration; others read them.
             strategy = getattr(self.model.config.vision_config, "vision_feature_select_strategy", None)
             moved |= {"vision_feature_select_strategy": strategy} if strategy is not None else {}
         count = sum(v.shape[0] for k, v in moved.items() if k.startswith("pixel_values"))
         if self._call_graphs is None or count > _MOST_PATCHES:
             return self._pooled(modality, method, moved)
-        # What lies on the device may change from call to call; all else decides what is launched.
+        # Tensors on the device may change from call to call; everything else determines what is launched.
         tensors = {k: v for k, v in moved.items() if isinstance(v, Tensor) and v.device == self.device}
         fixed = {k: v.flatten().tolist() if isinstance(v, Tensor) else v for k, v in moved.items() if k not in tensors}
         sizes = (modality, repr(fixed), *((k, tuple(v.shape)) for k, v in tensors.items()))
@@ -198,7 +212,7 @@ class HFAdapter:
         return self._call_graphs(modality, sizes, tensors, lambda t: self._pooled(modality, method, {**kept, **t}))
 
     def _pooled(self, modality: str, method: Callable[..., Any], keywords: dict[str, Any]) -> Tensor:
-        """Embeddings (sum of E, H) of one call of the model's own method."""
+        """Return embeddings (sum of E, H) from one call of the model's method."""
         result = method(**keywords, return_dict=True)
         pooled = self._family.embeds(self.model, modality, result)
         parts = pooled if isinstance(pooled, list | tuple) else [pooled]
@@ -219,7 +233,7 @@ class HFAdapter:
         return value.to(self.dtype) if value.is_floating_point() else value
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
-        """Plain positions, or the model's own multi-axis ones."""
+        """Return plain positions, or the model's multi-axis ones."""
         count = len(token_ids)
         if self._rope_index is None or not spans:
             first = FAR if self.info.rope_switch is not None and count > self.info.rope_switch else 0
@@ -245,11 +259,11 @@ class HFAdapter:
     def _placed(
         self, token_ids: Sequence[int], types: np.ndarray, layout: dict[str, list[Any]]
     ) -> tuple[np.ndarray, int]:
-        """The model's own positions of tokens of these types, with items of this layout."""
+        """Return the model's positions of tokens of these types, with items of this layout."""
         assert self._rope_index is not None
         known = inspect.signature(self._rope_index).parameters
         options = {k: torch.tensor(v) for k, v in layout.items() if k in known}
-        # What is one number for each item stands in a row.
+        # One number per item becomes a row.
         options = {k: v.flatten() if v.shape[-1] == 1 else v for k, v in options.items()}
         ids = torch.tensor([list(token_ids)])
         if "attention_mask" in known:
@@ -260,73 +274,36 @@ class HFAdapter:
             positions, delta = self._rope_index(ids, **options)
         except (IndexError, ValueError, RuntimeError) as error:
             raise StepError(
-                f"The model finds no positions for this prompt ({error}).",
-                "Write the markers of each item whole, as the chat template does, and no others.",
+                f"The model cannot compute positions for this prompt ({error}).",
+                "Write each item's complete placeholder, as the chat template does, and no others.",
             ) from error
         unit = self.position_unit
         positions_XN = (positions[:, 0] if unit == 1 else (positions[:, 0].double() * unit).round().long()).numpy()
         last_X = positions_XN[:, -1]
         if (last_X == last_X[0]).all():
-            # generate() goes on behind the prompt's last token. Some models' own delta goes on behind the greatest
-            # position, which may be that of a long video's end, before the text.
+            # generate() continues from the prompt's last position. Some models' deltas continue from the largest
+            # position, which may be the end of a long video before the text.
             return positions_XN, int(last_X[0]) + (1 - len(token_ids)) * unit
         return positions_XN, round(float(delta.reshape(-1)[0]) * unit)
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """Which positions look at which item beside the text."""
+        """Return which positions cross-attend to which item."""
         return () if self._cross is None else self._cross.cross_views(spans, num_prompt)
 
-    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
-        """One pass; logits (S, V)."""
-        with self.surgery.passing():
-            return self._forward(embeds_TH, positions_XT, wanted_S)
-
-    def _forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        """Run one pass; return last hidden states (T, H), or only those of the tail's rows."""
         if self.lora is not None:
             self.lora.switch.on = current().lora is not None
         positions_XT = in_positions(positions_XT, self.position_unit)
-        positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
-        if self._cross is not None:
-            return self._cross.forward(embeds_TH, positions, wanted_S)
-        if self._columns is not None:
-            hidden = self.info.hidden_size
-            return self._columns.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
-        if self._family.plain_head:
-            last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
-            hidden_TH = last.last_hidden_state[0]
-            found: Tensor = self.model.get_output_embeddings()(hidden_TH[wanted_S] if tail() is None else hidden_TH)
-            return found[: len(wanted_S)]
-        more = self._family.keywords(self.model, positions) if self._family.keywords is not None else {}
-        output = self._speaker(
-            inputs_embeds=embeds_TH.unsqueeze(0),
-            position_ids=positions,
-            # A tail is what is wanted already, or one row where nothing is.
-            logits_to_keep=wanted_S if tail() is None else 0,
-            use_cache=False,
-            **more,
-        )
-        logits: Tensor = output.logits[0, : len(wanted_S)]
-        return logits
+        with self.surgery.passing():
+            return self._hidden(embeds_TH, positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1))
 
-    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The layers run once; what follows them, the head and what is done to its logits, once for each piece."""
-        with layers_once(self.model):
-            for wanted_S in pieces_S:
-                yield self.forward(embeds_TH, positions_XT, wanted_S)
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Return logits (S, V)."""
+        with self.surgery.passing():
+            return self._head(hidden_SH)
 
     def weights_bytes(self) -> int:
-        """Memory that the weights take."""
+        """Return the bytes that the weights take."""
         packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
         return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())
-
-
-def _speaker(model: Any, info: ModelInfo) -> Any:
-    """What gives logits at chosen rows: the model, or the language model with a head of its own within it.
-
-    Raises:
-        ModelError: neither takes logits_to_keep.
-    """
-    for part in (model, getattr(model, "language_model", None)):
-        if part is not None and "logits_to_keep" in inspect.signature(part.forward).parameters:
-            return part
-    raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be run on some rows.")

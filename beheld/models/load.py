@@ -1,7 +1,8 @@
-"""Weights: from safetensors through transformers' own loader, or random ones of the right shape ("dummy")."""
+"""Loads weights from safetensors through transformers' loader, or makes random ones of the right shapes ("dummy")."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ from typing import Any
 
 import torch
 
+from beheld.checkpoint.checks.safetensors import count_numbers
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, towers
 from beheld.models.shards import shard_bar
@@ -28,14 +30,17 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+_GREATEST = 1e18
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery:
-    """The transformers model of this checkpoint on the device, in the engine's dtype, ready for surgery.
+    """Load the checkpoint's transformers model on the device, in the engine's dtype, ready for surgery.
 
-    What its weights' method had to put in place after loading is the surgery's first operation.
+    The modules that the quantization method inserts after loading are the surgery's first operation.
 
     Raises:
-        ModelError: no such class, no weights, weights missing or of the wrong shape, or quantized in a way not built.
+        ModelError: no such class, no weights, weights missing or of the wrong shape, or an unsupported quantization.
     """
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -50,7 +55,7 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
     model = surgery.target.model
     if model_class is not known_class:
         model.__class__ = known_class
-        logger.info("Not loaded, for its media are switched off: %s.", ", ".join(model.left_out) or "nothing")
+        logger.info("Modules of disabled media are not loaded: %s.", ", ".join(model.left_out) or "nothing")
     seconds = time.perf_counter() - start
     gib = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
     logger.info("Loading weights took %.2f seconds", seconds)
@@ -59,10 +64,10 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
 
 
 def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
-    """The class that generates text with this configuration: the family's own, or transformers'.
+    """Return the class that generates text with this configuration: the family's, or transformers'.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is no such class.
     """
     import transformers
 
@@ -85,18 +90,19 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
 
 
 def quantization_of(hf_config: Any, path: Path) -> Mapping[str, Any] | None:
-    """What the checkpoint says of how its weights are quantized; None if they are not."""
+    """Return the checkpoint's quantization_config; None if its weights are not quantized."""
     return getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a model's weights will be on the device.
+    """The size of a model's weights on the device.
 
     Attributes:
-        num_parameters: how many numbers they are.
-        num_bytes: what they will take, about.
-        sizes: bytes of each as transformers' loader makes it; empty where it makes something else of them.
+        num_parameters: the number of parameters.
+        num_bytes: their approximate size.
+        sizes: bytes of each parameter as transformers' loader makes it; empty if a quantization method stores them
+            differently.
     """
 
     num_parameters: int
@@ -105,9 +111,9 @@ class Weights:
 
 
 def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
-    """The weights of the model that this configuration describes, without towers that are switched off.
+    """Measure the weights of the model that this configuration describes, without disabled towers.
 
-    No memory is taken for them.
+    Allocates no memory for them.
 
     Raises:
         ModelError: there is no such class.
@@ -115,20 +121,45 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     dtype: torch.dtype = getattr(torch, config.dtype)
     own = registry.model(info.family).towers
     model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
-    with torch.device("meta"):
-        model = model_class._from_config(hf_config, dtype=dtype)
+    try:
+        with torch.device("meta"):
+            model = model_class._from_config(hf_config, dtype=dtype)
+    except Exception as error:
+        raise ModelError(
+            f"config.json describes no model that {model_class.__name__} can be: "
+            f"{type(error).__name__}: {first_line(error)}.",
+            "Mend config.json, or fetch the checkpoint again.",
+        ) from error
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     path = Path(info.path)
     quantization = quantization_of(hf_config, path)
+    if quantization is None and config.load_format != "dummy" and has_weights(path):
+        _check_count(sum(counts), path)
     if quantization is None or config.load_format == "dummy" or not has_weights(path):
         return Weights(sum(counts), sum(sizes), sizes)
     stored = method_for(quantization, config.device, dtype).stored_bytes(path)
     return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
 
 
+def _check_count(wanted: int, path: Path) -> None:
+    """Refuse a configuration whose model has far more weights than the files, before memory is taken for them.
+
+    Weights that are tied may be counted twice.
+
+    Raises:
+        ModelError: it is so.
+    """
+    stored = count_numbers(path)
+    if stored and wanted > 2 * stored:
+        raise ModelError(
+            f"config.json describes a model of {wanted} numbers, and the files of its weights hold {stored}.",
+            "Check that config.json belongs to these weights, or fetch the checkpoint again.",
+        )
+
+
 def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
-    """Random weights of moderate size, the same on every run."""
+    """Fill in random weights of moderate size, the same in every run."""
     torch.manual_seed(0)
     with torch.device(device):
         model = model_class._from_config(hf_config, dtype=dtype)
@@ -168,6 +199,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
         raise ModelError(
             f"The weights of {info.name!r} could not be loaded: {error}", "Fetch the checkpoint again."
         ) from error
+    _check_finite(model, info.name)
     missing = sorted(report.get("missing_keys") or ())
     if missing:
         raise ModelError(
@@ -178,13 +210,30 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
     unexpected = [key for key in report.get("unexpected_keys") or () if not key.startswith(left_out)]
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
     if unused:
-        logger.warning("%d weights of the checkpoint are not used, for example %r.", len(unused), unused[0])
+        logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
+
+
+def _check_finite(model: Any, name: str) -> None:
+    """Refuse weights that are NaN, or so large that their squares are infinite; each is read once more for that.
+
+    Raises:
+        ModelError: it names one.
+    """
+    named = [(key, value) for key, value in model.named_parameters() if value.dtype in _FLOATS and value.numel()]
+    # Greatest absolute values: NaN if any number is one, and never out of range, as a sum may be.
+    greatest = torch.stack([torch.linalg.vector_norm(value.detach(), math.inf).float() for _, value in named])
+    wrong = [key for (key, _), finite in zip(named, (greatest < _GREATEST).tolist(), strict=True) if not finite]
+    if wrong:
+        raise ModelError(
+            f"Of the weights of {name!r} {len(wrong)} hold NaN or infinity, or come near it, for example {wrong[0]!r}.",
+            "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
+        )
 
 
 @contextmanager
 def _errors_alone() -> Iterator[None]:
-    """Within the block, transformers logs errors and nothing less."""
+    """Limit transformers' log to errors within the block."""
     from transformers.utils import logging as hf_logging
 
     before = hf_logging.get_verbosity()
@@ -199,17 +248,17 @@ def _settling(method: QuantMethod, model_class: Any) -> Operation:
     return Operation(
         "stored weights",
         Stage.SETTLE,
-        needs=f"weights of the method {method.name!r} that passed the loader as they are stored",
+        needs=f"weights of the method {method.name!r} that were loaded as stored",
         replaces="linear layers and experts that hold such weights, by layers that multiply them",
         apply=lambda target, changes: method.settle(target.model, model_class, changes.replace),
     )
 
 
 def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, Any] | None, str]:
-    """What transformers' own loader takes on a CPU where it could not read the checkpoint by itself.
+    """Return what transformers' loader needs on a CPU if it cannot read the checkpoint by itself.
 
     Returns:
-        The configuration, name -> weight or None if it reads the files itself, and in words what was converted.
+        The configuration; name -> weight, or None if it reads the files itself; and what was converted, in words.
     """
     path = Path(info.path)
     raw = read_json(path / CONFIG)
@@ -225,13 +274,13 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
 
 
 def _renamed_weights(info: ModelInfo, path: Path) -> dict[str, torch.Tensor] | None:
-    """Weights under transformers' names, of a family whose older layout transformers does not know; None for others.
+    """Return weights under transformers' names if the family's older layout is unknown to transformers; else None.
 
-    All of them are read at once.
+    Reads all of them at once.
     """
     renamed = registry.model(info.family).renamed
     files = sorted(path.glob("*.safetensors"))
-    # The names are as old as the configuration; weights of the newer layout are not read here at all.
+    # Names and configuration are of the same age; weights in the newer layout are not read here.
     if renamed is None or not files or converted(read_json(path / CONFIG)) is None:
         return None
     from safetensors.torch import load_file

@@ -1,8 +1,8 @@
-"""Linear layers of a single row on an NVIDIA GPU: one request decoding reads every weight once, nothing else counts.
+"""Linear layers of a single row on an NVIDIA GPU, where reading the weights once takes all the time.
 
-A library's matrix product reaches two thirds of the memory's speed for one row (measured on an H200, 2048 x 2048: 6.3
+A library's matrix product reaches two thirds of the memory bandwidth for one row (measured on an H200, 2048 x 2048: 6.3
 microseconds where reading takes 1.9). Here each program reads the weights of single outputs. On Hopper and later it
-starts reading them before the kernel before it has ended, since weights wait for nobody.
+starts reading them before the previous kernel ends, because no kernel writes weights.
 
 Shapes: N outputs, K inputs.
 """
@@ -20,16 +20,16 @@ from beheld.platform.registry import platform_of
 
 @functools.cache
 def early_start(device: torch.device) -> bool:
-    """True if a kernel may start there before the one before it has ended (Hopper and later)."""
+    """Return whether a kernel may start before the previous one ends (Hopper and later)."""
     return platform_of(device).kernel_facts(device).early_launch
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., K) -> (..., N), as torch's own; a single row takes the way described above.
+    """Multiply x (..., K) -> (..., N) as torch's linear does, a single row by the kernel described above.
 
-    Under a compiler the choice is made when compiling: one row and several are compiled apart anyway.
+    Under torch.compile the choice is made at compile time: one row and several rows compile separately anyway.
     """
-    # Asked last, and only of a single row: what a compiler is told here it checks at each call.
+    # Asked last, and only for a single row: the compiler checks at each call what it evaluates here.
     fits = x.numel() == x.shape[-1] and x.element_size() == 2 and weight.is_contiguous()
     if fits and platform_of(x.device).one_row_kernels:
         out: Tensor = torch.ops.beheld.one_row_linear(x, weight, bias)
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class StandIn(nn.Module):
-    """Stands where a linear layer stood, on its own weights; what computes on them is a subclass."""
+    """A replacement of a linear layer that shares its weights; subclasses compute."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -48,21 +48,21 @@ class StandIn(nn.Module):
         self.out_features = linear.out_features
 
     def restored(self) -> nn.Linear:
-        """A plain linear layer with the same weights."""
+        """Return a plain linear layer with the same weights."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight, linear.bias = self.weight, self.bias
         return linear
 
 
 class OneRowLinear(StandIn):
-    """Of a single row on a GPU, the product of `linear`."""
+    """Computes a single row on a GPU by `linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., K) -> (..., N)."""
+        """Multiply x (..., K) -> (..., N)."""
         return linear(x, self.weight, self.bias)
 
     def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
-        """residual + product, (N,), of one row on a GPU, in one launch."""
+        """Return residual + product, (N,), of one row on a GPU, in one launch."""
         from beheld.models.one_row_kernel import one_row
 
         return one_row(x_K, self.weight, self.bias, early=early_start(x_K.device), residual_N=residual_N)
@@ -71,13 +71,13 @@ class OneRowLinear(StandIn):
 def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     from beheld.models.one_row_kernel import one_row
 
-    # A view of one row may be strided, and so may a bias that was cut out of something.
+    # A view of one row may be strided, and so may a bias cut from a larger tensor.
     x_K, bias_N = x.reshape(-1).contiguous(), None if bias_N is None else bias_N.contiguous()
     return one_row(x_K, weight_NK, bias_N, early=early_start(x.device)).view(*x.shape[:-1], -1)
 
 
 def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
 
 

@@ -1,19 +1,20 @@
-"""The Triton kernels of a single row: products, and what stands between them in a decoder layer.
+"""Triton kernels of a single row: products, and the operations between them in a decoder layer.
 
-A product is a vector times a matrix that lies output by output; norms, rotations and gates stand between them.
+A product is a vector times a matrix stored output by output; norms, rotations and gates come between products.
 
-A kernel lets the next one start by a signal, and waits for the end of the one before it by another instruction
-("programmatic dependent launch"). Here each signals first of all, and then waits, but for weights, which nobody writes:
+A kernel lets the next one start by a signal, and waits for the end of the previous one by another instruction
+("programmatic dependent launch"). Here each kernel signals first and then waits before it reads anything but weights,
+which no kernel writes:
 
     product      signal  read weights  wait  compute
     norm         signal  read weights  wait  compute
     others       signal  wait  compute                    so their successor reads weights meanwhile
 
-A kernel that waits has waited for all before it, since each of these has done so too: a kernel that did not would take
-that from those after it. What is read before the wait is older than a kernel that did not start early (a library's, or
-the first of a graph): a signal does not say that those before have ended.
+Waiting covers all earlier kernels, because each of them has waited too: a kernel that did not wait would break this for
+its successors. Data that is read before the wait must come from before the last kernel that did not start early (a
+library's, or the first of a graph): a signal does not mean that earlier kernels have ended.
 
-Each operation is rounded to the row's type, as where it runs alone in PyTorch.
+Each operation rounds to the row's type, as if PyTorch ran it alone.
 
 Shapes: N outputs of a program, K inputs, J inputs read at a time, H hidden size, C head size.
 """
@@ -29,10 +30,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.platform.registry import platform_of
 
-# How many weights of an output a program reads at once: all, where there are no more.
+# How many weights of an output a program reads at once: all of them, up to this number.
 _MOST_AT_ONCE = 4096
-# All that follows was measured on an H200 in the layers of a decoder, 3B and 7B. Of short rows a multiprocessor runs so
-# many programs, each with two warps; of long ones each program has eight.
+# Measured on an H200 in the layers of a decoder, 3B and 7B: programs per multiprocessor for short rows, with two warps
+# each; for long rows each program has eight warps.
 _PROGRAMS_PER_SM = 12
 _LONG_OUTPUTS = 4
 _LONG_AT_A_TIME = 1024
@@ -51,9 +52,9 @@ def _short_rows(
     K: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program: an output, then others; the next one's weights are on their way while this one's are added up.
+    """One program computes outputs in turn; the next output's weights load while the current one's are summed.
 
-    EARLY: this kernel may have been started before the one before it has ended; weights are there all along.
+    EARLY: this kernel may start before the previous one ends; weights are always valid.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -93,7 +94,7 @@ def _long_rows(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program: N outputs; the first K weights of each at once, the others through shared memory."""
+    """One program computes N outputs; the first K weights of each load directly, others through shared memory."""
     if EARLY:
         gdc_launch_dependents()
     n_N = tl.program_id(0) * N + tl.arange(0, N)
@@ -124,10 +125,10 @@ def _long_rows(
 def one_row(
     x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: bool, residual_N: Tensor | None = None
 ) -> Tensor:
-    """weight @ x + bias (+ residual), (N,), all contiguous; sums are taken in float32.
+    """Return weight @ x + bias (+ residual), (N,), all contiguous; sums are in float32.
 
     Args:
-        early: start before the kernel before this one has ended; only where the hardware can.
+        early: start before the previous kernel ends; only if the hardware can.
     """
     assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N))
     num_outputs, num_inputs = weight_NK.shape
@@ -149,7 +150,7 @@ def one_row(
 def _norm(
     x_ptr, weight_ptr, residual_ptr, y_ptr, size, eps, K: tl.constexpr, FROM_ONE: tl.constexpr, EARLY: tl.constexpr
 ):
-    """One program: the whole row. FROM_ONE: weights are counted from one, and applied before rounding (Gemma)."""
+    """One program normalizes the whole row. FROM_ONE: weights are offsets from one, applied before rounding (Gemma)."""
     if EARLY:
         gdc_launch_dependents()
     k_K = tl.arange(0, K)
@@ -171,11 +172,11 @@ def _norm(
 def norm(
     x_H: Tensor, weight_H: Tensor, eps: float, *, from_one: bool, early: bool, residual_H: Tensor | None = None
 ) -> Tensor:
-    """RMS norm of one row (H,), added to `residual_H` if that is given; all contiguous.
+    """Return the RMS norm of one row (H,), added to `residual_H` if given; all contiguous.
 
     Args:
         from_one: see `_norm`.
-        early: as for `one_row`.
+        early: see `one_row`.
     """
     assert all(each is None or each.is_contiguous() for each in (x_H, weight_H, residual_H))
     y_H = torch.empty_like(x_H)
@@ -200,7 +201,7 @@ def _turn(
     FROM_ONE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program: a head of q or of k, in place; its first `turned` elements are rotated, half against half."""
+    """One program handles a head of q or k, in place; its first `turned` elements are rotated, half against half."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -231,7 +232,7 @@ def _turn(
     sin_C = tl.load(sin_ptr + c_C, mask=rotated_C, other=0.0).to(tl.float32)
     own_C = (x_C * cos_C).to(qkv_ptr.dtype.element_ty).to(tl.float32)
     cross_C = (tl.where(first_C, -y_C, y_C) * sin_C).to(qkv_ptr.dtype.element_ty).to(tl.float32)
-    # Every element is read by the threads of another before it is written.
+    # Every element is read by other threads before it is written.
     tl.debug_barrier()
     tl.store(base_ptr + c_C, (own_C + cross_C).to(qkv_ptr.dtype.element_ty), mask=inside_C)
 
@@ -249,10 +250,10 @@ def turn(
     """Normalize and rotate the heads of q and k, in place.
 
     Args:
-        qkv: one row: the heads of q, of k and of v, one after the other.
-        heads: of q and of k.
-        norms: weights (2, C) of q and of k, and epsilon, if they are normalized.
-        cos_C, sin_C: of all elements of a head that are rotated, in its type.
+        qkv: one row: the heads of q, of k and of v, concatenated.
+        heads: the numbers of heads of q and of k.
+        norms: weights (2, C) of q and of k, and epsilon, if heads are normalized.
+        cos_C, sin_C: for all rotated elements of a head, in its type.
     """
     assert all(each.is_contiguous() for each in (qkv, cos_C, sin_C))
     q_heads, k_heads = heads
@@ -265,7 +266,7 @@ def turn(
 
 @triton.jit
 def _gate(x_ptr, y_ptr, size, N: tl.constexpr, TANH: tl.constexpr, EARLY: tl.constexpr):
-    """One program: N inner units. TANH: GELU in its approximation by tanh; SiLU otherwise."""
+    """One program computes N inner units. TANH: GELU in its tanh approximation; otherwise SiLU."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -287,18 +288,19 @@ _GATE_UNITS = 256
 
 
 def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
-    """(I,) of one row of (2 I,), contiguous: the activation of the first half times the second.
+    """Return (I,) of one row of (2 I,), contiguous: the activation of the first half times the second half.
 
     Args:
-        tanh: GELU in its approximation by tanh; SiLU otherwise.
+        tanh: GELU in its tanh approximation; otherwise SiLU.
     """
     assert x.is_contiguous()
     size = x.numel() // 2
     y = x.new_empty(size)
-    _gate[(triton.cdiv(size, _GATE_UNITS),)](x, y, size, _GATE_UNITS, tanh, early, num_warps=4, **_options(early))
+    programs = triton.cdiv(size, _GATE_UNITS)
+    _gate[(programs,)](x, y, size, _GATE_UNITS, tanh, early, num_warps=4, enable_fp_fusion=True, **_options(early))
     return y
 
 
 def _options(early: bool) -> dict[str, bool]:
-    """How kernels are launched that start early; elsewhere Triton must not be asked."""
+    """Return the launch options for an early start; empty where Triton does not support it."""
     return {"launch_pdl": True} if early else {}

@@ -1,4 +1,4 @@
-"""Recognizes that memory has run out, whichever library says so, and says it in the engine's own words."""
+"""Detects out-of-memory errors of any library and raises them as CapacityError."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TRIED = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]i?B))", re.IGNOR
 
 
 def count() -> int:
-    """How often memory of a device has run out in this process."""
+    """Return how often device memory has run out in this process."""
     return sum(platform.out_of_memory_count() for platform in PLATFORMS.values())
 
 
 def is_out_of_memory(error: BaseException, since: int | None = None) -> bool:
-    """True if an error is a lack of memory, on a device or on the host.
+    """Return whether an error means that memory ran out, on a device or on the host.
 
     Args:
-        since: what `count` was before. transformers' loader notes errors of single weights, and what it raises in the
-            end does not name them.
+        since: an earlier `count`. transformers' loader logs errors of single weights, and the error it finally raises
+            does not name them.
     """
     if any(platform.is_out_of_memory(error) for platform in PLATFORMS.values()):
         return True
@@ -33,13 +33,13 @@ def is_out_of_memory(error: BaseException, since: int | None = None) -> bool:
 
 @contextmanager
 def explained(doing: str, platform: Platform, remedy: str, wanted_bytes: int | None = None) -> Iterator[None]:
-    """A lack of memory within the block becomes a CapacityError; any other error stays what it is.
+    """Convert out-of-memory errors within the block to CapacityError; other errors pass unchanged.
 
     Args:
-        doing: what the block does, as "load the weights".
+        doing: what the block does, such as "load the weights".
         platform: whose memory the block takes.
-        remedy: what would help, naming the option.
-        wanted_bytes: what all of it takes, if that is known.
+        remedy: what helps, naming the option.
+        wanted_bytes: the bytes that it needs in all, if known.
     """
     before = count()
     try:
@@ -55,11 +55,11 @@ def explained(doing: str, platform: Platform, remedy: str, wanted_bytes: int | N
         if piece is not None:
             needs.append(f"{piece.group(1)} more could not be had")
         said = "; ".join([*needs, f"{gib(free)} of {gib(total)} were free {platform.place}"])
-        # What failed is still held by the calls that its traceback names: the caller may try something else.
+        # The traceback's frames still hold the failed call's memory, and the caller may try something else.
         clear_frames(error)
-        raise CapacityError(f"There is not enough memory to {doing}: {said}.", remedy) from error
+        raise CapacityError(f"Not enough memory to {doing}: {said}.", remedy) from error
 
 
 def gib(num_bytes: int) -> str:
-    """A size in words, for messages."""
+    """Format a size for messages."""
     return f"{num_bytes / 2**30:.2f} GiB"

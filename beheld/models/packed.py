@@ -1,8 +1,8 @@
-"""What towers that pack images take beside their pixels, made on the host.
+"""Inputs of towers that pack images, computed on the host.
 
-Such a tower reads the grids of its images back from the device to lay out positions and windows, and each time waits
-for all that was launched before. transformers takes what it would make of them as keywords (`vision_utils`): so it is
-made here from grids that never leave the host.
+Such a tower reads the grids of its images back from the device to lay out positions and windows, and each time
+synchronizes with all that was launched. transformers accepts these inputs as keywords (`vision_utils`), so they are
+computed here from grids that stay on the host.
 
 Shapes: I items, P patches of all of them, W windows.
 """
@@ -24,10 +24,10 @@ _GRIDS = ("image_grid_thw", "video_grid_thw")
 
 
 def keywords(packed: PackedTower | None, visual: Any, options: dict[str, Any], upload: Upload) -> dict[str, Any] | None:
-    """The keywords of a tower call besides its pixels, tensors on the device but for the grid; None if not known.
+    """Return a tower call's keywords except its pixels, on the device except the grid; None if not known.
 
     Args:
-        packed: what the family's tower takes.
+        packed: the inputs that the family's tower takes.
         visual: the tower.
         options: a call's pixels and grid (I, 3), on the host.
     """
@@ -35,7 +35,7 @@ def keywords(packed: PackedTower | None, visual: Any, options: dict[str, Any], u
     if packed is None or visual is None or len(grids) != 1:
         return None
     grid_I3 = options[grids[0]]
-    # Numbers alone are remembered, never the tower: a cache would keep its weights after the engine is closed.
+    # The cache holds numbers, not the tower: it would keep the tower's weights after the engine closes.
     windows = (visual.window_size, visual.patch_size) if packed.windows else None
     learned = None
     if packed.learned is not None:
@@ -43,7 +43,7 @@ def keywords(packed: PackedTower | None, visual: Any, options: dict[str, Any], u
         learned = (table.num_grid_per_side, table.interpolation_mode, table.interpolation_align_corners)
     merge = packed.merge
     if merge is None:
-        # Towers that take no positions need no size of merged patches.
+        # Towers without positions need no size of merged patches.
         merge = visual.spatial_merge_size if packed.positions else 1
     made = _made(packed.positions, merge, windows, learned, tuple(map(tuple, grid_I3.tolist())))
     moved = {name: upload(value) if isinstance(value, Tensor) else value for name, value in made.items()}
@@ -58,7 +58,7 @@ def _made(
     learned: tuple[int, str, bool] | None,
     grids: tuple[tuple[int, ...], ...],
 ) -> dict[str, Any]:
-    """The keywords for these grids, on the host; calls with the same sizes are common."""
+    """Return the keywords for these grids, on the host; cached, because calls with equal sizes are common."""
     from transformers import vision_utils
 
     grid_I3 = torch.tensor(grids)

@@ -1,4 +1,4 @@
-"""The surgery on a loaded model: every operation that beheld applies to one of transformers, in order."""
+"""The list of operations that beheld applies to a loaded transformers model, in order."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ logger = get_logger(__name__)
 
 
 def prepare(surgery: Surgery, info: ModelInfo) -> None:
-    """Make a loaded transformers model fast on its device, and able to carry adapters if it is to.
+    """Make a loaded transformers model fast on its device, and able to carry adapters if requested.
 
     Raises:
-        ConfigError: it is to carry adapters, and no layer can.
+        ConfigError: adapters are requested, but no layer can carry one.
     """
     surgery.perform([_family(info.family), *OPERATIONS])
 
@@ -52,7 +52,7 @@ def _family(family: str) -> Operation:
     return Operation(
         f"family {family}",
         Stage.ADAPT,
-        needs="a family with modules that cannot compute a batch as the engine lays it out, or cannot be captured",
+        needs="a family with modules that cannot compute batches in the engine's layout, or cannot be captured",
         replaces="these modules or their methods; see the family's model.py",
         apply=lambda target, changes: None if adapt is None else adapt(target.model, changes),
         suits=lambda target: adapt is not None,
@@ -105,29 +105,31 @@ def _two_scales(target: Target, changes: Changes) -> None:
 
 
 def _fuse_on_cpu(target: Target, changes: Changes) -> None:
-    # Only there: towers have many rows at once, for which a call more is nothing.
+    # Only in the text model: towers process many rows at once, so the number of calls does not matter.
     logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(target.model), changes))
 
 
 def _experts(target: Target, changes: Changes) -> None:
-    logger.debug("%d sets of experts are now layers.", replace_experts(target.model, _dtype(target), changes))
+    logger.debug(
+        "Replaced %d sets of experts by linear layers.", replace_experts(target.model, _dtype(target), changes)
+    )
 
 
 def _pack_convolutions(target: Target, changes: Changes) -> None:
     found = pack_patch_convolutions(target.model, _dtype(target), changes)
-    logger.debug("%d convolutions are now products.", found)
+    logger.debug("Replaced %d convolutions by matrix products.", found)
 
 
 def _pack(target: Target, changes: Changes) -> None:
     kind = PackedLinear if can_pack() else SmallBatchLinear
-    # A head that shares the embeddings' weights has its own, packed, from now on.
+    # A head that shares the embeddings' weights keeps a separate packed copy from now on.
     changes.undo_with(target.model.tie_weights)
     found = replace_linears(target.model, kind, _dtype(target), changes)
-    logger.debug("%d linear layers are now %s.", found, kind.__name__)
+    logger.debug("Replaced %d linear layers by %s.", found, kind.__name__)
 
 
 def _pad_rows(target: Target, changes: Changes) -> None:
-    logger.debug("%d linear layers are padded.", replace_linears(target.model, PaddedLinear, _dtype(target), changes))
+    logger.debug("Padded %d linear layers.", replace_linears(target.model, PaddedLinear, _dtype(target), changes))
 
 
 def _pad_mlps(target: Target, changes: Changes) -> None:
@@ -162,15 +164,14 @@ def _number_layers(target: Target, changes: Changes) -> None:
 
 def _compile_text(target: Target, changes: Changes) -> None:
     text = text_model(target.model)
-    # Layers that attend to states beside the text find what they need in the forward context, which no compiler looks
-    # into.
+    # Cross-attention layers read their states from the forward context, which the compiler does not trace into.
     layers = [layer for layer in text.layers if not crosses(layer)]
     fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
     one_row = one_row_layers(text) if fits else {}
-    logger.debug("%d of %d layers have the form of a single row.", len(one_row), len(layers))
+    logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
     compile_layers(layers, changes, one_row=one_row)
-    # What most text models have before and after their layers: about ten kernels each, of a microsecond or two. With
-    # many rows they weigh little, and each order of positions in memory would be compiled apart.
+    # What most text models compute before and after their layers: about ten kernels each, of a microsecond or two. With
+    # many rows they matter little, and each memory layout of positions would compile separately.
     for name in ("rotary_emb", "norm"):
         around: Any = getattr(text, name, None)
         if isinstance(around, nn.Module):
@@ -181,7 +182,7 @@ def _compile_text(target: Target, changes: Changes) -> None:
 
 def _compile_towers(target: Target, changes: Changes) -> None:
     text = text_model(target.model)
-    # BART's encoder looks at its own numbers in float16, which no graph can hold.
+    # BART's encoder inspects its values in float16, which no graph can hold.
     for blocks in () if crosses(text) else tower_blocks(target.model, text):
         compile_layers(list(blocks), changes)
 
@@ -196,7 +197,7 @@ OPERATIONS = (
         "exact float32",
         Stage.ADAPT,
         needs="float32",
-        replaces="nothing of the model; in passes no library rounds operands",
+        replaces="nothing in the model; during passes no library rounds operands",
         apply=_exact_float32,
         suits=_float32,
     ),
@@ -204,7 +205,7 @@ OPERATIONS = (
         "two scales",
         Stage.ADAPT,
         needs="a rotary embedding of the type longrope",
-        replaces="it, by one that chooses its scale for each sequence",
+        replaces="it, by one that chooses its scale per sequence",
         apply=_two_scales,
     ),
     Operation(
@@ -219,7 +220,7 @@ OPERATIONS = (
         "experts as layers",
         Stage.FUSE,
         needs="a CPU and float32; experts of the usual form",
-        replaces="them, by layers that compute the rows that chose them alone",
+        replaces="them, by layers that compute only the rows that chose them",
         apply=_experts,
         suits=_packs,
     ),
@@ -227,7 +228,7 @@ OPERATIONS = (
         "packed convolutions",
         Stage.FUSE,
         needs="a CPU with oneDNN and float32; convolutions that see each patch once",
-        replaces="them, by products with packed weights",
+        replaces="them, by matrix products with packed weights",
         apply=_pack_convolutions,
         suits=lambda target: _packs(target) and can_pack(),
     ),
@@ -235,7 +236,7 @@ OPERATIONS = (
         "packed linears",
         Stage.FUSE,
         needs="a CPU and float32",
-        replaces="linear layers, by ones whose weights lie in oneDNN's order (or, without it, that tile outputs)",
+        replaces="linear layers, by ones with weights in oneDNN's order (or, without oneDNN, with tiled outputs)",
         apply=_pack,
         suits=_packs,
     ),
@@ -243,7 +244,7 @@ OPERATIONS = (
         "padded rows",
         Stage.FUSE,
         needs="a CPU and 16 bits",
-        replaces="linear layers, by ones whose products have few numbers of rows",
+        replaces="linear layers, by ones that pad rows to few distinct numbers",
         apply=_pad_rows,
         suits=lambda target: _on_cpu(target) and not _float32(target),
     ),
@@ -251,7 +252,7 @@ OPERATIONS = (
         "padded MLPs",
         Stage.FUSE,
         needs="a GPU; gated MLPs of an odd inner size",
-        replaces="their weights, by ones with some units of zeros",
+        replaces="their weights, by ones with extra units of zero weight",
         apply=_pad_mlps,
         suits=_fuses_on_gpu,
     ),
@@ -259,7 +260,7 @@ OPERATIONS = (
         "patch products",
         Stage.FUSE,
         needs="a GPU; convolutions over time and space that see each patch once",
-        replaces="them, by products",
+        replaces="them, by matrix products",
         apply=_patch_products,
         suits=_fuses_on_gpu,
     ),
@@ -275,7 +276,7 @@ OPERATIONS = (
         "single-row linears",
         Stage.FUSE,
         needs="a GPU and 16 bits; the text model's linear layers and the head",
-        replaces="them, by ones with a product of their own for a single row",
+        replaces="them, by ones with a special kernel for a single row",
         apply=_one_row_linears,
         suits=lambda target: _fuses_on_gpu(target) and not _float32(target),
     ),
@@ -283,7 +284,7 @@ OPERATIONS = (
         "LoRA",
         Stage.LORA,
         needs="max_loras; the decoder's linear layers",
-        replaces="them, by ones that add what the adapters of a step's tokens say",
+        replaces="them, by ones that add the adapters of a step's tokens",
         apply=_attach_lora,
         suits=lambda target: target.config.max_loras > 0,
     ),
@@ -306,7 +307,7 @@ OPERATIONS = (
     Operation(
         "compiled towers",
         Stage.COMPILE,
-        needs="a GPU; stacks of like blocks outside the text",
+        needs="a GPU; stacks of equal blocks outside the text model",
         replaces="their forward, by a compiled one",
         apply=_compile_towers,
         suits=_compiles,
@@ -315,7 +316,7 @@ OPERATIONS = (
         "compiler settings",
         Stage.COMPILE,
         needs="a GPU",
-        replaces="nothing of the model; passes run with the compiler's settings that its layers want",
+        replaces="nothing in the model; passes run with the compiler settings that compiled layers need",
         apply=_compile_within,
         suits=_compiles,
     ),

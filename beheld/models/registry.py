@@ -1,4 +1,4 @@
-"""From an architecture to the adapter that runs it."""
+"""Makes the adapter that runs an architecture."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SMALLER = "Take a quantized or a smaller checkpoint, or a device with more memo
 
 
 def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter:
-    """Load the model of `info` and wrap it.
+    """Load the model of `info` and wrap it in its adapter.
 
     Raises:
-        ModelError: it cannot be run; the message says why.
-        CapacityError: the memory does not suffice for its weights.
+        ModelError: it cannot run; the message gives the reason.
+        CapacityError: there is not enough memory for its weights.
     """
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model

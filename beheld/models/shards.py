@@ -1,4 +1,4 @@
-"""A bar of the checkpoint's files that are in the model, while transformers loads weight by weight."""
+"""A progress bar of checkpoint files while transformers loads weight by weight."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _FORM = "{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} [{elapsed}<{
 
 @contextmanager
 def shard_bar(path: Path, *, shown: bool) -> Iterator[None]:
-    """In this block, transformers' own bars are replaced by one of the *.safetensors files in `path`, or by none.
+    """Within the block, replace transformers' progress bars by one of the *.safetensors files in `path`, or by none.
 
-    Standard error must be a terminal for it, and transformers' bars must not be switched off.
+    It needs a terminal as standard error, and transformers' bars enabled.
     """
     from tqdm import tqdm
     from transformers.utils import logging as hf_logging
@@ -24,7 +24,7 @@ def shard_bar(path: Path, *, shown: bool) -> Iterator[None]:
     shown = shown and sys.stderr.isatty() and hf_logging.is_progress_bar_enabled()
     file_by_name = _files(path) if shown else {}
     total = len(set(file_by_name.values()))
-    # Shards are few: each is drawn as it is done.
+    # There are few shards: each is shown as soon as it is done.
     bar = tqdm(
         total=total, desc="Loading safetensors checkpoint shards", bar_format=_FORM, mininterval=0, disable=not total
     )
@@ -41,7 +41,7 @@ def shard_bar(path: Path, *, shown: bool) -> Iterator[None]:
 
 
 def _files(path: Path) -> dict[str, str]:
-    """The name of each weight in the checkpoint -> its file."""
+    """Return the file of each weight in the checkpoint."""
     from safetensors import safe_open
 
     found: dict[str, str] = {}
@@ -52,12 +52,12 @@ def _files(path: Path) -> dict[str, str]:
 
 
 def _counted(loading: Any, file_by_name: Mapping[str, str], done: Callable[[int], Any]) -> Iterator[Any]:
-    """What transformers goes through, passed on; `done` hears how many more files are in the model.
+    """Iterate over transformers' parameters, and call `done` with the number of files newly complete.
 
     Args:
-        loading: pairs of a parameter's name and what makes it of the checkpoint's weights, whose names that knows.
-        file_by_name: of the checkpoint's weights. A file of which no weight is used, or whose weights have been read
-            under other names, is done from the start.
+        loading: pairs of a parameter's name and its converter, which knows the checkpoint's weight names.
+        file_by_name: of the checkpoint's weights. A file whose weights are all unused, or read under other names,
+            counts as done from the start.
         done: called with a number above 0.
     """
     entries = list(loading)
@@ -73,5 +73,5 @@ def _counted(loading: Any, file_by_name: Mapping[str, str], done: Callable[[int]
 
 
 def _sources(entry: tuple[str, Any]) -> set[str]:
-    """The checkpoint's weights that a parameter is made of."""
+    """Return the checkpoint's weights that a parameter is made of."""
     return set().union(*getattr(entry[1], "layer_targets", {}).values())

@@ -1,4 +1,4 @@
-"""How items share tower calls: for most families, those whose tensors differ in the first dimension alone do."""
+"""Groups items into shared tower calls; in most families, items whose tensors differ only in the first dimension."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
 
 
 def signature(item: EncodeItem) -> tuple[str, Any]:
-    """What must be equal for two items to share a call."""
+    """Return what must be equal for two items to share a call."""
     if "embeds" in item.features:
         return "embeds", ()
     shapes = tuple(
@@ -38,7 +38,7 @@ def signature(item: EncodeItem) -> tuple[str, Any]:
 
 
 def concatenate(features: Sequence[Any]) -> dict[str, Any]:
-    """Tensors one after the other along the first dimension; anything else is equal in all items and passed on."""
+    """Concatenate tensors along the first dimension; other values are equal in all items and passed on."""
     first = features[0]
     if len(features) == 1:
         return dict(first)

@@ -1,4 +1,4 @@
-"""Which parts of a model serve which kind of media, and a model that is made without those that are switched off."""
+"""Which modules serve which kind of media, and models made without the modules of disabled kinds."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-# What stands between towers and text, wherever a model has it; every kind of media that the family takes passes it.
+# The module between towers and text, which every kind of media passes.
 _BRIDGES = ("multi_modal_projector", "qformer", "language_projection", "resampler_model", "connector")
 
 
-class LeftOut(nn.Module):
-    """Stands where a tower would, and holds nothing.
+class DisabledTower(nn.Module):
+    """Takes the place of a disabled tower; it has no weights.
 
     Attributes:
-        device: where nothing lies; Qwen2-Audio asks its tower for one in every pass.
+        device: "meta"; Qwen2-Audio asks its tower for its device in every pass.
     """
 
     device = torch.device("meta")
 
     def forward(self, *args: Any, **keywords: Any) -> NoReturn:
-        """Never called: its media are refused before they are prepared."""
-        raise AssertionError("a tower that was left out was called")
+        """Never called: requests with its media are refused earlier."""
+        raise AssertionError("a disabled tower was called")
 
 
 def parts_of(model: Any, own: Mapping[str, tuple[str, ...]], kind: str) -> set[str]:
-    """Names of the modules of `model` that media of this kind pass before the text model.
+    """Return the names of modules that media of this kind pass before the text model.
 
     Args:
-        own: those of each kind, as FamilyModel.towers has them.
+        own: the names per kind, FamilyModel.towers.
     """
     if own:
         return set(own.get(kind, ()))
@@ -43,11 +43,11 @@ def parts_of(model: Any, own: Mapping[str, tuple[str, ...]], kind: str) -> set[s
 
 
 def switched_off(model: Any, own: Mapping[str, tuple[str, ...]], limits: Mapping[str, int]) -> tuple[str, ...]:
-    """Names of the modules that serve only kinds of media of which a request may hold none.
+    """Return the names of modules that serve only disabled kinds of media.
 
     Args:
-        own: as FamilyModel.towers.
-        limits: of each kind that the family takes, how many a request may hold.
+        own: FamilyModel.towers.
+        limits: the largest number per request, for each kind that the family accepts.
     """
     idle: set[str] = set()
     used: set[str] = set()
@@ -57,9 +57,9 @@ def switched_off(model: Any, own: Mapping[str, tuple[str, ...]], limits: Mapping
 
 
 def without(model_class: Any, own: Mapping[str, tuple[str, ...]], limits: Mapping[str, int]) -> Any:
-    """A class like `model_class` whose models are made without the towers that are switched off.
+    """Return a subclass of `model_class` whose models are made without the towers of disabled kinds.
 
-    They say which in `left_out`: names of modules. The same class if no kind is switched off.
+    A model lists the module names in `left_out`. Returns the class itself if no kind is disabled.
     """
     if all(limits.values()):
         return model_class
@@ -69,14 +69,14 @@ def without(model_class: Any, own: Mapping[str, tuple[str, ...]], limits: Mappin
             super().__init__(config, *args, **keywords)
             self.left_out = switched_off(self, own, limits)
             for name in self.left_out:
-                self.set_submodule(name, LeftOut())
+                self.set_submodule(name, DisabledTower())
 
-    # The loader chooses what to rename by the name of the class, and by where it comes from.
+    # The loader chooses what to rename by the class's name and module.
     Without.__name__, Without.__qualname__ = model_class.__name__, model_class.__qualname__
     Without.__module__ = model_class.__module__
     return Without
 
 
 def belongs(key: str, parts: Iterable[str]) -> bool:
-    """True if the weight `key` lies in one of these modules."""
+    """Return whether the weight `key` is in one of these modules."""
     return key.startswith(tuple(f"{part}." for part in parts))

@@ -1,1 +1,1 @@
-"""Weights stored in fewer bits than they are computed in."""
+"""Quantization methods: weights stored in fewer bits than they are computed in."""

@@ -1,8 +1,8 @@
-"""FP8 checkpoints in the form of compressed-tensors: multiplied as they are stored, or dequantized as they are loaded.
+"""FP8 checkpoints in the compressed-tensors format, multiplied as stored or dequantized while loading.
 
-Each quantized weight comes with its scale, one number for each output channel or one for the whole. Where the device
-multiplies FP8, weights are kept (row_bytes.py, float8.py). Elsewhere the product is made when transformers' loader asks
-for the weight, hence before it merges or renames anything: scales need not follow.
+Each quantized weight has a scale: one number per output channel, or one for the whole weight. A device that multiplies
+FP8 keeps the weights (row_bytes.py, float8.py). Elsewhere a weight is multiplied by its scale when transformers' loader
+reads it, before the loader merges or renames anything, so scales need no renaming.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REMEDY = f"Use the unquantized checkpoint, or one of {METHOD!r} in the format {
 
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> CompressedTensors:
-    """The method of a checkpoint that says `stated`; see quant/method.py."""
+    """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     check(stated)
     return CompressedTensors(stated, device, dtype)
 
@@ -47,7 +47,7 @@ class CompressedTensors:
     """See QuantMethod.
 
     Attributes:
-        objection: why weights are not kept as they are stored, in words; None if they are.
+        objection: why weights are not kept as stored, in words; None if they are kept.
     """
 
     name = METHOD
@@ -58,73 +58,75 @@ class CompressedTensors:
         self.objection = objection(stated, device, dtype)
 
     def config(self, hf_config: Any) -> Any:
-        """A copy that says nothing of quantization, so that transformers loads plain weights."""
+        """Return a copy without the quantization_config, so that transformers loads plain weights."""
         return without_quantization(hf_config)
 
     def weights(self, path: Path) -> dict[str, Any] | None:
-        """Quantized ones stand there dequantized, on the device, unless `loading` says otherwise."""
+        """Return the weights, quantized ones dequantized on the device unless `loading` replaces them."""
         return open_weights(path, self._device)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """With room for rows that carry their scale, where weights are kept."""
+        """Return a class with room for rows that carry their scales, if weights are kept."""
         if self.objection is None:
             logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded by token.")
             return row_bytes.keeping(model_class, weights, self)
         logger.warning(
-            "FP8 weights are dequantized as they are loaded, since %s: the model takes the memory of an unquantized "
+            "FP8 weights are dequantized as they are loaded, because %s: the model takes the memory of an unquantized "
             "one, and activations are not rounded.",
             self.objection,
         )
         return model_class
 
     def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
-        """Part rows and scales."""
+        """Separate rows from their scales."""
         if self.objection is not None:
             return
         kept = row_bytes.settle(model, model_class, self, replace)
         logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
         if kept.left:
             logger.warning(
-                "%d FP8 weights are dequantized for their form or size, for example %r.", len(kept.left), kept.left[0]
+                "%d FP8 weights are dequantized because of their layout or size, for example %r.",
+                len(kept.left),
+                kept.left[0],
             )
 
     def stored_bytes(self, path: Path) -> int | None:
-        """A checkpoint's layers that are not FP8 are of two bytes there as they are here."""
+        """Return the stored size; layers that are not FP8 take two bytes per number in the checkpoint and in memory."""
         return stored_bytes(path) if self.objection is None else None
 
     # ------------------------------------------------------------------ rows, see row_bytes.RowForm
 
     def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
-        """The numbers of a row, and its scale."""
+        """Return the fields of a row: its numbers, then its scale."""
         return (FP8, inputs), (torch.float32, 1)
 
     def takes(self, parameter: Tensor) -> bool:
-        """True if both sizes are multiples of what products want."""
+        """Return whether both sizes are multiples of what FP8 products require."""
         return all(size % ALIGNED == 0 for size in parameter.shape[-2:])
 
     def linear(self, fields: Sequence[Tensor], bias_N: Tensor | None) -> StoredLinear:
-        """A layer that multiplies FP8."""
+        """Make a linear layer that multiplies FP8."""
         rows_NK, scale_N1 = fields
         return Float8Linear(rows_NK, scale_N1.squeeze(-1), bias_N, self._dtype)
 
     def experts(self, shell: nn.Module, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> StoredExperts:
-        """Experts that multiply FP8."""
+        """Make experts that multiply FP8."""
         both = [(rows, scale.squeeze(-1)) for rows, scale in (gate_up, down)]
         return Float8Experts(shell, both[0], both[1], self._dtype)
 
 
 class Dequantized:
-    """A weight that is computed when it is read: what transformers' loader takes in place of a slice of a file."""
+    """A weight dequantized when it is read, for transformers' loader in place of a slice of a file."""
 
     def __init__(self, weight: Any, scale: Any, device: str) -> None:
         self._weight, self._scale, self._device = weight, scale, device
 
     def __getitem__(self, index: Any) -> Tensor:
-        """The part `index` of the weight, float32, on the device.
+        """Return the part `index` of the weight in float32, on the device.
 
-        float32, because the loader rounds to each parameter's own type, once.
+        float32, because the loader rounds once, to each parameter's own type.
         """
-        # One byte for each number goes to the device, and becomes four there.
+        # One byte per number is copied to the device and becomes four bytes there.
         weight, scale = (part.to(self._device).float() for part in self._stored())
         whole: Tensor = weight.mul_(scale)
         return whole[index]
@@ -141,7 +143,7 @@ class Dequantized:
 
 
 def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
-    """Why not FLOAT8, in words; None if nothing speaks against it."""
+    """Return why weights cannot stay FP8, in words; None if they can."""
     if not platform_of(device).fp8_products:
         return "this device has no products of FP8 numbers"
     if not env.FP8():
@@ -154,40 +156,40 @@ def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str
 
 
 def check(stated: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose `quantization_config` is not of FP8 weights as described above.
+    """Refuse a checkpoint whose `quantization_config` is not FP8 as this module supports it.
 
     Raises:
-        ModelError: naming what is not built.
+        ModelError: names what is not supported.
     """
     if stated.get("kv_cache_scheme"):
-        raise ModelError("The checkpoint asks for a quantized KV cache, which is not built.", _REMEDY)
+        raise ModelError("The checkpoint asks for a quantized KV cache, which is not supported.", _REMEDY)
     for name in ("sparsity_config", "transform_config"):
         if (stated.get(name) or {}).get("format", "dense") != "dense" or (stated.get(name) or {}).get("config_groups"):
-            raise ModelError(f"The checkpoint has a {name} of {METHOD}, which is not built.", _REMEDY)
+            raise ModelError(f"The checkpoint has a {name} of {METHOD}, which is not supported.", _REMEDY)
     groups = stated.get("config_groups") or {}
     if not groups:
         raise ModelError(f"The quantization_config of {METHOD} names no config_groups.", "Fetch the checkpoint again.")
     for group in groups.values():
         form = group.get("format") or stated.get("format")
         if form != FORMAT:
-            raise ModelError(f"The weights are in the format {form!r} of {METHOD}, which is not built.", _REMEDY)
+            raise ModelError(f"The weights are in the format {form!r} of {METHOD}, which is not supported.", _REMEDY)
         weights = group.get("weights") or {}
         kind = (weights.get("type"), weights.get("num_bits"), weights.get("strategy"), weights.get("symmetric", True))
         if kind not in [("float", 8, strategy, True) for strategy in _STRATEGIES]:
             words = ("type", "num_bits", "strategy", "symmetric")
             said = ", ".join(f"{word} {value!r}" for word, value in zip(words, kind, strict=True))
-            raise ModelError(f"Weights of {METHOD} with {said} are not built.", _REMEDY)
+            raise ModelError(f"Weights of {METHOD} with {said} are not supported.", _REMEDY)
 
 
 def rounds_activations(stated: Mapping[str, Any]) -> bool:
-    """True if every group of the checkpoint says that activations are FP8 too, as products of FP8 numbers want them."""
+    """Return whether every group of the checkpoint declares FP8 activations, which FP8 products require."""
     found = [group.get("input_activations") or {} for group in stated["config_groups"].values()]
     kinds = {(own.get("type"), own.get("num_bits"), own.get("symmetric", True)) for own in found}
     return kinds == {("float", 8, True)}
 
 
 def without_quantization(hf_config: Any) -> Any:
-    """A copy of `hf_config` that says nothing of quantization, so that transformers loads plain weights."""
+    """Return a copy of `hf_config` without the quantization_config, so that transformers loads plain weights."""
     plain = copy.deepcopy(hf_config)
     for part in (plain, *(value for value in vars(plain).values() if hasattr(value, "to_dict"))):
         for name in ("quantization_config", "compression_config"):
@@ -197,12 +199,12 @@ def without_quantization(hf_config: Any) -> Any:
 
 
 def open_weights(path: Path, device: str) -> dict[str, Any]:
-    """Name -> weight of the checkpoint in `path`, none of them read yet; indexing with `...` reads one, on the CPU.
+    """Return the checkpoint's weights by name, unread; indexing one with `...` reads it, on the CPU.
 
-    Quantized weights stand there dequantized, on `device`; their scales do not appear.
+    Quantized weights are dequantized on `device`; their scales are not listed.
 
     Raises:
-        ModelError: a quantized weight lacks its scale, or the other way round, or their shapes do not fit.
+        ModelError: a quantized weight has no scale, a scale has no weight, or their shapes do not fit.
     """
     from safetensors import safe_open
 
@@ -214,7 +216,7 @@ def open_weights(path: Path, device: str) -> dict[str, Any]:
     scales = {name + _SCALE for name, part in slices.items() if part.get_dtype() == _FP8}
     for name, part in slices.items():
         if name in scales or name.endswith(_ACTIVATION_SCALE):
-            # Scales of activations fixed beforehand: activations are not rounded here.
+            # Static activation scales: unused, because activations are scaled per token.
             continue
         if name.endswith(".weight" + _SCALE):
             raise ModelError(f"The checkpoint has {name!r} for a weight that is not FP8.", _REMEDY)
@@ -223,7 +225,9 @@ def open_weights(path: Path, device: str) -> dict[str, Any]:
         else:
             found[name] = part
     if not scales:
-        raise ModelError("config.json says that weights are FP8, but none is.", "Fetch the checkpoint again.")
+        raise ModelError(
+            "config.json declares FP8 weights, but none of the weights is FP8.", "Fetch the checkpoint again."
+        )
     return found
 
 
@@ -233,19 +237,20 @@ def _scale_of(name: str, weight: Any, scale: Any) -> Any:
     shape, own = list(weight.get_shape()), list(scale.get_shape())
     if own not in ([], [1], [*shape[:-1], 1]):
         raise ModelError(
-            f"{name + _SCALE!r} has the shape {own}, but its weight has {shape}: neither one scale nor one a channel.",
+            f"{name + _SCALE!r} has the shape {own}, but its weight has {shape}: expected one scale, or one per output "
+            "channel.",
             _REMEDY,
         )
     return scale
 
 
 def stored_bytes(path: Path) -> int:
-    """What the weights in `path` take as they are stored."""
+    """Return the bytes that the weights in `path` take as stored."""
     return sum(file.stat().st_size for file in _files(path))
 
 
 def _files(path: Path) -> list[Path]:
-    """The files that make up the model, which may lie beside others."""
+    """Return the model's weight files; the folder may hold others."""
     index = path / _INDEX
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -253,5 +258,5 @@ def _files(path: Path) -> list[Path]:
     whole = path / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
-        raise ModelError("FP8 weights are read from safetensors only, of which there are none.", _REMEDY)
+        raise ModelError("FP8 weights are read from safetensors files only, and there are none.", _REMEDY)
     return files

@@ -1,11 +1,11 @@
-"""Products of FP8 numbers: activations rounded row by row, each row by a scale of its own, times rounded weights.
+"""Products of FP8 numbers: activations rounded with one scale per row, times FP8 weights.
 
-What a product is: x = q_x s_x and W = q_W s_W with q in FP8 (float8_e4m3fn), one s for each row of x and each output
-of W. Then x W^T = (q_x q_W^T) s_x s_W, in which the sums are taken of products of FP8 numbers.
+A product: x = q_x s_x and W = q_W s_W with q in FP8 (float8_e4m3fn), one s per row of x and per output of W. Then x W^T
+= (q_x q_W^T) s_x s_W, and the sums are over products of FP8 numbers.
 
-Without kernels for that the same numbers are multiplied in float32, which is what tests compare with.
+Devices without FP8 kernels multiply the same numbers in float32; tests compare with that.
 
-Shapes: T rows of x, S slots (see float8_kernel.py), G groups, K inputs, N outputs, C choices of a token.
+Shapes: T rows of x, S slots (see float8_kernel.py), G groups, K inputs, N outputs, C choices per token.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from beheld.quant.linear import ShardUnits, StoredExperts, StoredLinear, joined_
 
 FP8 = torch.float8_e4m3fn
 MOST = 448.0
-# What a GPU's products of FP8 numbers want sizes to be a multiple of.
+# A GPU's FP8 products require sizes that are multiples of this.
 ALIGNED = 16
 
 
 def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 (T, K) and float32 (T,) whose product is x to rounding: the largest of each row becomes 448.
+    """Return FP8 (T, K) and float32 scales (T,) whose product is x up to rounding; each row's maximum becomes 448.
 
-    As compressed-tensors has it for dynamic scales by token; a row of zeros stays one.
+    This is the dynamic per-token scale of compressed-tensors; a row of zeros stays zero.
     """
     if platform_of(x_TK.device).has_triton:
         from beheld.quant import float8_kernel
@@ -62,14 +62,14 @@ def _linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None
 
 
 def _linear_shape(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
 
 
 def _division(groups_TC: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Slots in the order of their groups (S,), and where each group starts there, and the last one ends (G + 1,).
+    """Return slots sorted by group (S,), and where each group starts there plus the end of the last (G + 1,).
 
-    Slots of a group that does not exist come last and belong to none.
+    Slots of a group that does not exist come last and belong to no group.
     """
     sorted_S, order_S = groups_TC.flatten().sort(stable=True)
     bounds_G1 = torch.arange(num_groups + 1, device=groups_TC.device, dtype=sorted_S.dtype)
@@ -77,7 +77,7 @@ def _division(groups_TC: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _division_shape(groups_TC: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     order_S = groups_TC.new_empty(groups_TC.numel(), dtype=torch.int64)
     return order_S, groups_TC.new_empty(num_groups + 1, dtype=torch.int32)
 
@@ -85,7 +85,7 @@ def _division_shape(groups_TC: Tensor, num_groups: int) -> tuple[Tensor, Tensor]
 def _grouped(
     x_TK: Tensor, weight_GNK: Tensor, scale_GN: Tensor, order_S: Tensor, starts_G1: Tensor, share: int
 ) -> Tensor:
-    """(S, N): slot s is row s // share of x times its group's matrix; slots of no group stay as memory was."""
+    """Return (S, N): slot s is row s // share of x times its group's matrix; slots without a group are undefined."""
     rounded_TK, x_scale_T = rounded_rows(x_TK)
     y_SN = x_TK.new_empty((order_S.shape[0], weight_GNK.shape[1]))
     if platform_of(x_TK.device).has_triton:
@@ -105,11 +105,11 @@ def _grouped(
 def _grouped_shape(
     x_TK: Tensor, weight_GNK: Tensor, scale_GN: Tensor, order_S: Tensor, starts_G1: Tensor, share: int
 ) -> Tensor:
-    """What a compiler needs to know of the result."""
+    """Describe the result for torch.compile."""
     return x_TK.new_empty((order_S.shape[0], weight_GNK.shape[1]))
 
 
-# Operators, so that a compiler sees calls and does not look into them.
+# Registered operators, so that torch.compile sees opaque calls.
 _library = torch.library.Library("beheld", "FRAGMENT")
 _library.define("float8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
 _library.impl("float8_linear", _linear, "CompositeExplicitAutograd")
@@ -125,11 +125,11 @@ torch.library.register_fake("beheld::float8_grouped", _grouped_shape, lib=_libra
 
 
 class Float8Linear(StoredLinear):
-    """A linear layer that keeps its weights in FP8 and multiplies in it.
+    """A linear layer that stores its weights in FP8 and multiplies in FP8.
 
     Attributes:
-        rows_NK, scale_N: FP8 numbers and, in float32, what each output's are to be multiplied with.
-        weight: empty; it only tells type and device to models that ask for them.
+        rows_NK, scale_N: FP8 numbers, and each output's scale in float32.
+        weight: empty; gives type and device to models that ask for them.
     """
 
     def __init__(self, rows_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, dtype: torch.dtype) -> None:
@@ -142,49 +142,49 @@ class Float8Linear(StoredLinear):
 
     @classmethod
     def joined(cls, layers: Sequence[Float8Linear]) -> Float8Linear:
-        """Several layers of one input as one; exact, since each row keeps its scale."""
-        # Rows of bytes: not every version of PyTorch joins FP8.
+        """Join several layers with the same input into one; exact, because each row keeps its scale."""
+        # Joined as bytes: not every version of PyTorch concatenates FP8.
         rows = torch.cat([layer.rows_NK.data.view(torch.uint8) for layer in layers]).view(FP8)
         scale = torch.cat([layer.scale_N.data for layer in layers])
         return cls(rows, scale, joined_bias(layers), layers[0].weight.dtype)
 
     @property
     def units(self) -> ShardUnits:
-        """A GPU's products want multiples of 16."""
+        """Return 16: a GPU's FP8 products require multiples of it."""
         return ShardUnits(ALIGNED, ALIGNED)
 
     def part(self, outputs: slice) -> Float8Linear:
-        """These outputs alone, on the same memory."""
+        """Return a layer of these outputs alone, sharing memory."""
         bias = None if self.bias is None else self.bias.data[outputs]
         return Float8Linear(self.rows_NK.data[outputs], self.scale_N.data[outputs], bias, self.weight.dtype)
 
     def input_part(self, inputs: slice) -> Float8Linear:
-        """These inputs alone; activations are then rounded by scales of their own part."""
+        """Return a layer of these inputs alone; activations are then scaled by this part alone."""
         return Float8Linear(self.rows_NK.data[:, inputs].contiguous(), self.scale_N.data, None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
-        """A plain linear layer of the numbers that these weights stand for."""
+        """Return a plain linear layer with the dequantized weights."""
         weight_NK = self.rows_NK.data.float() * self.scale_N.data.unsqueeze(1)
         return plain(weight_NK.to(self.weight.dtype), None if self.bias is None else self.bias.data)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., K) -> (..., N)."""
+        """Multiply x (..., K) -> (..., N)."""
         y: Tensor = torch.ops.beheld.float8_linear(x, self.rows_NK, self.scale_N, self.bias)
         return y
 
 
 class Float8Experts(StoredExperts):
-    """Stands where transformers' experts stood: each token goes through those it chose, gate and up in one matrix.
+    """FP8 experts in place of transformers' experts; gate and up are one matrix.
 
-    What lies between the two products is done by the experts' own method.
+    The experts' own method computes what happens between the two products.
 
     Args:
-        experts: the module in whose place this one stands; its own weights are gone.
-        gate_up, down: rows (G, N, K) in FP8 and scales (G, N) of each.
-        dtype: of activations.
+        experts: the module that this one replaces; its weights are gone.
+        gate_up, down: FP8 rows (G, N, K) and scales (G, N) of each.
+        dtype: of the activations.
     """
 
-    # Set where choices may name an expert that does not exist; the name is transformers'.
+    # Set where choices may name an expert that does not exist; transformers chose the name.
     _is_expert_parallel = False
 
     def __init__(
@@ -203,7 +203,7 @@ class Float8Experts(StoredExperts):
         self.num_experts: int = gate_up[0].shape[0]
 
     def part(self, experts: slice) -> Float8Experts:
-        """These experts alone, on the same memory."""
+        """Return a module of these experts alone, sharing memory."""
         pairs = [
             (getattr(self, f"{name}_rows").data[experts], getattr(self, f"{name}_scale").data[experts])
             for name in ("gate_up", "down")
@@ -211,7 +211,7 @@ class Float8Experts(StoredExperts):
         return Float8Experts(self.experts, pairs[0], pairs[1], self.dtype)
 
     def restored(self) -> nn.Module:
-        """transformers' module, with the numbers that these weights stand for."""
+        """Return transformers' module with the dequantized weights."""
         for name in ("gate_up", "down"):
             rows, scale = (getattr(self, f"{name}_{part}").data for part in ("rows", "scale"))
             weight = (rows.float() * scale.unsqueeze(-1)).to(self.dtype)
@@ -219,7 +219,7 @@ class Float8Experts(StoredExperts):
         return self.experts
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""
+        """Apply the experts: hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""
         choices = top_k_index.shape[-1]
         order_S, starts_G1 = torch.ops.beheld.float8_division(top_k_index, self.num_experts)
         inner_SN = torch.ops.beheld.float8_grouped(
@@ -230,6 +230,6 @@ class Float8Experts(StoredExperts):
         out_TCK = out_SK.view(*top_k_index.shape, -1)
         if self._is_expert_parallel:
             out_TCK = out_TCK.masked_fill((top_k_index >= self.num_experts).unsqueeze(-1), 0.0)
-        # Sums are taken in the type of the weights, which routers give in float32.
+        # Sums use the type of the routing weights, which routers give in float32.
         out_TK: Tensor = (out_TCK * top_k_weights.unsqueeze(-1)).sum(1)
         return out_TK.to(hidden_states.dtype)

@@ -1,10 +1,10 @@
-"""The Triton kernels of FP8 layers: rows of activations rounded by scales of their own, and products of groups of rows.
+"""Triton kernels of FP8 layers: activations rounded with one scale per row, and grouped products.
 
-Shapes: T rows as given, S slots (each a row that is multiplied with one group's matrix), G groups, N outputs, K inputs.
+Shapes: T given rows, S slots (each a row that is multiplied with one group's matrix), G groups, N outputs, K inputs.
 
-Slots are taken in the order of their groups, tile by tile; a tile never holds slots of two groups, so the last one of a
-group is filled in part. How many tiles there are is known on the device alone, so as many programs start as could
-possibly be needed, and those beyond the last tile end at once: a CUDA graph holds for any division into groups.
+Slots are processed in group order, tile by tile. A tile never holds slots of two groups, so a group's last tile is
+partly empty. Only the device knows the number of tiles, so the grid has as many programs as could be needed, and
+programs beyond the last tile return at once: one CUDA graph serves any division into groups.
 
     order     4 0 7 | 1 | 2 3 5 6 9 |         slots by group; starts 0 3 4 9
     tiles     |===|=| |=| |===|===|=|         of two slots
@@ -17,29 +17,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The largest number that FP8 (float8_e4m3fn) holds.
+# The largest finite number of FP8 (float8_e4m3fn).
 MOST: tl.constexpr = tl.constexpr(448.0)
 
 
 @triton.jit
 def _rounded_rows(x_ptr, out_ptr, scale_ptr, x_stride, num_inputs, K: tl.constexpr):
-    """One program: one row."""
+    """One program rounds one row."""
     row = tl.program_id(0).to(tl.int64)
     k_K = tl.arange(0, K)
     inside_K = k_K < num_inputs
     x_K = tl.load(x_ptr + row * x_stride + k_K, mask=inside_K, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(x_K), 0)
-    # A row of zeros stays one.
+    # A row of zeros stays zero.
     scale = tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
     rounded_K = tl.math.div_rn(x_K, tl.zeros([K], tl.float32) + scale)
-    # Dividing rounds too, and what lies beyond the largest number would become NaN.
+    # Division rounds too, and a number beyond the maximum would become NaN.
     rounded_K = tl.where(rounded_K > MOST, MOST, tl.where(rounded_K < -MOST, -MOST, rounded_K))
     tl.store(out_ptr + row * num_inputs + k_K, rounded_K.to(out_ptr.dtype.element_ty), mask=inside_K)
     tl.store(scale_ptr + row, scale)
 
 
 def rounded_rows(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor) -> None:
-    """Fill `out_TK` (FP8) and `scale_T` (float32), whose product is x to rounding; x's rows may lie apart."""
+    """Fill `out_TK` (FP8) and `scale_T` (float32), whose product is x up to rounding; x may be strided by rows."""
     rows, inputs = x_TK.shape
     if rows:
         block = triton.next_power_of_2(inputs)
@@ -67,7 +67,7 @@ def _grouped_product(
     K: tl.constexpr,
     G: tl.constexpr,
 ):
-    """One program: one tile of M slots of one group, N of its outputs. A row of x serves `share` successive slots."""
+    """One program multiplies one tile: M slots of one group, N outputs. A row of x serves `share` successive slots."""
     tile = tl.program_id(0)
     g_G = tl.arange(0, G)
     starts_G = tl.load(starts_ptr + g_G, mask=g_G < num_groups, other=0).to(tl.int32)
@@ -94,7 +94,7 @@ def _grouped_product(
         left_K = first + k_K < num_inputs
         x_MK = tl.load(x_MK_ptr + first, mask=there_M[:, None] & left_K[None, :], other=0.0)
         w_NK = tl.load(w_NK_ptr + first, mask=inside_N[:, None] & left_K[None, :], other=0.0)
-        # Hopper's own sums of FP8 products keep fourteen bits; after K of them they go into float32.
+        # Hopper's FP8 accumulators keep fourteen bits; after K products they are added to a float32 accumulator.
         acc_MN = tl.dot(x_MK, tl.trans(w_NK), acc_MN, max_num_imprecise_acc=K)
     x_scale_M = tl.load(x_scale_ptr + row_M, mask=there_M, other=0.0)
     w_scale_N = tl.load(weight_scale_ptr + line_N, mask=inside_N, other=0.0)
@@ -113,16 +113,16 @@ def grouped_product(
     y_SN: Tensor,
     share: int,
 ) -> None:
-    """Fill `y_SN`: slot s is row s // share of x, times the matrix of the group that it lies in.
+    """Fill `y_SN`: slot s is row s // share of x, times the matrix of its group.
 
-    `order_S` and `starts_G1` as drawn above. Slots behind the last group's are not written.
+    `order_S` and `starts_G1` as in the figure above. Slots after the last group's are not written.
     """
     groups, outputs, inputs = weight_GNK.shape
     slots = y_SN.shape[0]
     if not slots:
         return
     rows, columns, depth, warps, stages = _tiles(slots, groups)
-    # A group with slots fills at most one tile in part.
+    # Each group with slots fills at most one tile in part.
     tiles = min(slots, triton.cdiv(slots, rows) + groups)
     _grouped_product[(tiles, triton.cdiv(outputs, columns))](
         x_TK,
@@ -147,9 +147,9 @@ def grouped_product(
 
 
 def _tiles(slots: int, groups: int) -> tuple[int, int, int, int, int]:
-    """Slots, outputs and inputs of a tile, warps and stages, by how many slots a group has on average.
+    """Return a tile's slots, outputs and inputs, warps and stages, by the average number of slots per group.
 
-    Where they are few, reading weights is all there is to do: then as much as possible is under way at once.
+    With few slots, reading weights takes all the time, so as many reads as possible are in flight at once.
     """
     if slots <= 16 * groups:
         return 16, 64, 256, 4, 4

@@ -1,7 +1,7 @@
-"""Linear layers and experts whose weights a method stores in a form of its own, and what is done to any of them.
+"""Linear layers and experts stored by a quantization method, and what can be done with any of them.
 
-A method brings its own StoredLinear (and StoredExperts); layers whose weights are stored as they are computed are plain
-`nn.Linear`. What joins, cuts or shards layers asks here and knows no method.
+A method brings its own StoredLinear and StoredExperts; layers whose weights are not quantized are plain `nn.Linear`.
+Code that joins, cuts or shards layers uses this file and knows no method.
 
 Shapes: G experts, N outputs, K inputs.
 """
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ShardUnits:
-    """In which multiples a layer's outputs and inputs can be cut: packed numbers, groups of a scale, kernels' tiles."""
+    """The multiples in which a layer's outputs and inputs can be cut: packed numbers, scale groups, kernel tiles."""
 
     outputs: int = 1
     inputs: int = 1
 
 
 class StoredLinear(nn.Module, ABC):
-    """A linear layer that keeps its weights as a method stores them.
+    """A linear layer that stores its weights as its method does.
 
     Attributes:
         in_features, out_features: K and N.
-        weight: of no elements; it tells type and device to models that ask for them.
+        weight: empty; gives type and device to models that ask for them.
         bias: (N,) or None.
     """
 
@@ -41,57 +41,57 @@ class StoredLinear(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., K) -> (..., N)."""
+        """Multiply x (..., K) -> (..., N)."""
 
     @property
     @abstractmethod
     def units(self) -> ShardUnits:
-        """In which units it can be sharded."""
+        """Return the units in which the layer can be sharded."""
 
     @classmethod
     @abstractmethod
     def joined(cls, layers: Sequence[Self]) -> Self:
-        """Layers of one input as one, the outputs one after the other."""
+        """Join layers with the same input into one, outputs in order."""
 
     @abstractmethod
     def part(self, outputs: slice) -> Self:
-        """These outputs alone; memory is shared where it can be."""
+        """Return a layer of these outputs alone, sharing memory where possible."""
 
     @abstractmethod
     def input_part(self, inputs: slice) -> Self:
-        """These inputs alone, without the bias: one of the terms of a sum over ranks."""
+        """Return a layer of these inputs alone, without bias: one term of a sum over ranks."""
 
     @abstractmethod
     def restored(self) -> nn.Module:
-        """A plain linear layer of the numbers that these weights stand for, in the type of activations."""
+        """Return a plain linear layer with the dequantized weights, in the type of the activations."""
 
 
 class StoredExperts(nn.Module, ABC):
-    """Experts that keep their weights as a method stores them; they stand in place of transformers' own."""
+    """Experts that store their weights as their method does, in place of transformers' experts."""
 
     num_experts: int
 
     @abstractmethod
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""
+        """Apply the experts: hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""
 
     @abstractmethod
     def part(self, experts: slice) -> Self:
-        """These experts alone, numbered from zero."""
+        """Return a module of these experts alone, numbered from zero."""
 
     @abstractmethod
     def restored(self) -> nn.Module:
-        """transformers' own experts, with the numbers that these weights stand for."""
+        """Return transformers' experts with the dequantized weights."""
 
 
 def same_form(layers: Sequence[Any]) -> bool:
-    """True if these are linear layers of one kind and of as many inputs, so that they can be joined."""
+    """Return whether these are linear layers of one kind and input size, so that they can be joined."""
     kinds = {(type(layer), getattr(layer, "in_features", None)) for layer in layers}
     return len(kinds) == 1 and all(type(layer) is nn.Linear or isinstance(layer, StoredLinear) for layer in layers)
 
 
 def join(layers: Sequence[Any]) -> nn.Module:
-    """Linear layers of one form and input as one, the outputs one after the other."""
+    """Join linear layers of one kind and input into one, outputs in order."""
     first = layers[0]
     if isinstance(first, StoredLinear):
         return type(first).joined(layers)
@@ -100,7 +100,7 @@ def join(layers: Sequence[Any]) -> nn.Module:
 
 
 def joined_bias(layers: Sequence[Any]) -> Tensor | None:
-    """The biases of several layers one after the other, zeros where a layer has none; None if none has one."""
+    """Return the joined biases of several layers, zeros for layers without one; None if no layer has a bias."""
     if all(layer.bias is None for layer in layers):
         return None
     filled = [layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.data for layer in layers]
@@ -108,24 +108,24 @@ def joined_bias(layers: Sequence[Any]) -> Tensor | None:
 
 
 def part(layer: Any, outputs: slice) -> nn.Module:
-    """Some outputs of a linear layer, sharing its memory."""
+    """Return some outputs of a linear layer, sharing its memory."""
     if isinstance(layer, StoredLinear):
         return layer.part(outputs)
     return plain(layer.weight.data[outputs], None if layer.bias is None else layer.bias.data[outputs])
 
 
 def input_part(layer: Any, inputs: slice) -> nn.Module:
-    """Some inputs of a linear layer, without its bias, sharing its memory."""
+    """Return some inputs of a linear layer, without its bias, sharing its memory."""
     return layer.input_part(inputs) if isinstance(layer, StoredLinear) else plain(layer.weight.data[:, inputs], None)
 
 
 def units_of(layer: Any) -> ShardUnits:
-    """In which units a linear layer can be sharded."""
+    """Return the units in which a linear layer can be sharded."""
     return layer.units if isinstance(layer, StoredLinear) else ShardUnits()
 
 
 def plain(weight_NK: Tensor, bias_N: Tensor | None) -> nn.Linear:
-    """A linear layer with this weight and bias, which it shares."""
+    """Return a linear layer that shares this weight and bias."""
     linear = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight_NK, requires_grad=False)
     if bias_N is not None:

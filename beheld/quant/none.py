@@ -1,4 +1,4 @@
-"""The method of weights that are stored as they are computed: transformers' loader does it all."""
+"""The method for unquantized weights: transformers' loader does everything."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from beheld.quant.method import Replace
 
 
 class Unquantized:
-    """See QuantMethod; layers are plain `nn.Linear`, of which linear.py knows how they are joined and cut."""
+    """See QuantMethod; layers are plain `nn.Linear`, which linear.py joins and cuts."""
 
     name = "none"
     converted = ""
 
     def config(self, hf_config: Any) -> Any:
-        """As it is."""
+        """Return the configuration unchanged."""
         return hf_config
 
     def weights(self, path: Path) -> dict[str, Any] | None:
-        """None: the loader reads the files itself."""
+        """Return None: the loader reads the files itself."""
         return None
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """The class itself."""
+        """Return the class unchanged."""
         return model_class
 
     def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def stored_bytes(self, path: Path) -> int | None:
-        """As many as the numbers take."""
+        """Return None: weights take what their numbers take."""
         return None

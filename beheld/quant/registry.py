@@ -1,4 +1,4 @@
-"""From what a checkpoint says of its weights to the method that loads them: the only list of methods."""
+"""The only list of quantization methods, by the checkpoint's `quant_method`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from beheld.core.errors import ModelError
 from beheld.quant.method import Make, QuantMethod
 from beheld.quant.none import Unquantized
 
-# A checkpoint's `quant_method` -> "module:name" of what makes the method, imported when it is asked for.
+# A checkpoint's `quant_method` -> "module:name" of the function that makes the method, imported on use.
 METHODS: dict[str, str] = {
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
 }
 
 
 def method_for(stated: Mapping[str, Any] | None, device: str, dtype: torch.dtype) -> QuantMethod:
-    """The method of a checkpoint.
+    """Return the method for a checkpoint.
 
     Args:
         stated: its `quantization_config`; None if its weights are not quantized.
-        device, dtype: where it will run, and the type of activations.
+        device, dtype: the model's device, and the type of the activations.
 
     Raises:
-        ModelError: the method, or a form of it, is not built.
+        ModelError: the method, or this form of it, is not supported.
     """
     if stated is None:
         return Unquantized()
@@ -35,7 +35,7 @@ def method_for(stated: Mapping[str, Any] | None, device: str, dtype: torch.dtype
     if place is None:
         known = ", ".join(repr(name) for name in sorted(METHODS))
         raise ModelError(
-            f"The weights are quantized by {method!r}, which is not built.",
+            f"The weights are quantized by {method!r}, which is not supported.",
             f"Use the unquantized checkpoint, or one quantized by {known}.",
         )
     module, name = place.split(":")

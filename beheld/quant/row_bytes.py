@@ -1,8 +1,8 @@
-"""Brings stored weights through transformers' loader as they are: each row of bytes carries all that belongs to it.
+"""Carries stored weights through transformers' loader unchanged, as rows of bytes that include their scales.
 
-The loader renames weights, stacks those of experts and joins gate with up; scales must follow all of that. So a weight
-goes in as rows of bytes: the numbers of a row, then its scale (or scales, or zero points). Whatever is done to whole
-rows is then done to all of it, and after the loader they are parted again. Of FP8 with a scale for each row:
+The loader renames weights, stacks those of experts and joins gate with up, and scales must follow. So each weight goes
+through the loader as rows of bytes: a row's numbers, then its scale (or scales, or zero points). What the loader does
+to whole rows it does to their scales too; afterwards the two are separated. For FP8 with one scale per row:
 
     file      gate (N, K), scale (N, 1)    up (N, K), scale (N, 1)      of each expert
     loader    gate (N, K + 4)              up (N, K + 4)           ->   gate_up (G, 2N, K + 4)
@@ -25,56 +25,56 @@ from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace
 
 _EXPERTS = ("gate_up_proj", "down_proj")
-# What the loader may do to rows that carry what belongs to them: put them together.
+# Loader operations that keep rows whole: they only concatenate or stack.
 _JOINS = ("MergeModulelist", "Concatenate")
 
 
 class StoredWeight(Protocol):
-    """A weight as a checkpoint stores it, read when it is asked for."""
+    """A weight as the checkpoint stores it, read on use."""
 
     def __getitem__(self, index: Any) -> Tensor:
-        """The part `index` of the numbers that it stands for, (N, K) as a whole."""
+        """Return the part `index` of the dequantized numbers, (N, K) as a whole."""
 
     def fields(self) -> Sequence[Tensor]:
-        """What each row carries, on the CPU: (N, *) each, of the types and sizes of RowForm.layout."""
+        """Return the fields of each row, on the CPU: (N, *) each, in the types and sizes of RowForm.layout."""
 
 
 class RowForm(Protocol):
-    """How a method's weights lie in rows, and which layers multiply them."""
+    """The layout of a method's weights in rows, and the layers that multiply them."""
 
     def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
-        """Of a row of so many inputs: the type of each field, and how many of it there are."""
+        """Return each field's type and count for a row of `num_inputs` inputs."""
 
     def takes(self, parameter: Tensor) -> bool:
-        """True if a product takes weights of this shape, (..., N, K)."""
+        """Return whether a product accepts weights of this shape, (..., N, K)."""
 
     def linear(self, fields: Sequence[Tensor], bias_N: Tensor | None) -> StoredLinear:
-        """A layer of fields (N, *)."""
+        """Make a linear layer from fields (N, *)."""
 
     def experts(self, shell: nn.Module, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> StoredExperts:
-        """Experts of fields (G, N, *); `shell` is transformers' module, without its weights."""
+        """Make experts from fields (G, N, *); `shell` is transformers' module without its weights."""
 
 
 class CarryingRows:
-    """A weight as the loader is given it, in place of a slice of a file: rows of bytes."""
+    """A weight as rows of bytes, for the loader in place of a slice of a file."""
 
     def __init__(self, weight: StoredWeight) -> None:
         self._weight = weight
 
     def __getitem__(self, index: Any) -> Tensor:
-        """The part `index` of the rows (N, B)."""
+        """Return the part `index` of the rows (N, B)."""
         return torch.cat([each.contiguous().view(torch.uint8) for each in self._weight.fields()], dim=-1)[index]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Which modules of a model take their weights as rows of bytes.
+    """The modules of a model whose weights are loaded as rows of bytes.
 
     Attributes:
         linears: names of linear layers.
-        experts: names of modules with experts.
-        left: parameters made of stored weights that could not be kept so.
-        inputs: K of each parameter that is kept, by its name.
+        experts: names of expert modules.
+        left: parameters that stored weights go into but that cannot keep them.
+        inputs: K of each kept parameter, by name.
     """
 
     linears: tuple[str, ...]
@@ -84,9 +84,9 @@ class Kept:
 
 
 def keeping(model_class: Any, weights: dict[str, Any], form: RowForm) -> Any:
-    """A class like `model_class` whose models, when the loader makes them, have room for rows of bytes.
+    """Return a subclass of `model_class` whose models have room for rows of bytes.
 
-    They say which in `kept_rows`, and replace those entries of `weights`, which the loader must be given.
+    A model lists its modules in `kept_rows`, and replaces those entries of `weights`, which the loader must receive.
     """
 
     class Keeping(model_class):
@@ -94,14 +94,14 @@ def keeping(model_class: Any, weights: dict[str, Any], form: RowForm) -> Any:
             super().__init__(config, *args, **keywords)
             self.kept_rows = _make_room(self, weights, form)
 
-    # The loader chooses what to rename by the name of the class, and by where it comes from.
+    # The loader chooses what to rename by the class's name and module.
     Keeping.__name__, Keeping.__qualname__ = model_class.__name__, model_class.__qualname__
     Keeping.__module__ = model_class.__module__
     return Keeping
 
 
 def settle(model: Any, model_class: Any, form: RowForm, replace: Replace) -> Kept:
-    """Part the rows of a loaded model, one weight at a time, and put modules that multiply them in place."""
+    """Separate the rows of a loaded model, one weight at a time, and insert the modules that multiply them."""
     kept: Kept = model.kept_rows
     del model.kept_rows
     model.__class__ = model_class
@@ -118,11 +118,11 @@ def settle(model: Any, model_class: Any, form: RowForm, replace: Replace) -> Kep
 
 def _put(model: nn.Module, name: str, new: StoredLinear | StoredExperts, replace: Replace) -> None:
     parent, _, own = name.rpartition(".")
-    replace(model.get_submodule(parent), own, new, lambda module: module.restored())  # type: ignore[operator, no-any-return]
+    replace(model.get_submodule(parent), own, new, lambda module: module.restored())  # type: ignore[operator]
 
 
 def _parted(module: nn.Module, parameter: str, kept: Kept, name: str, form: RowForm) -> list[Tensor]:
-    """The fields of the module's parameter, which is then gone."""
+    """Return the fields of the module's parameter and delete it."""
     carrying = getattr(module, parameter).data
     setattr(module, parameter, None)
     found, start = [], 0
@@ -134,7 +134,7 @@ def _parted(module: nn.Module, parameter: str, kept: Kept, name: str, form: RowF
 
 
 def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
-    """Widen the parameters of a model without memory that are to take such rows, and say so in `weights`."""
+    """Widen the parameters of a model on the meta device that receive rows of bytes, and replace their `weights`."""
     names_by_target, joined = _sources(model, weights)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     shared = {*tied, *tied.values()}
@@ -167,7 +167,7 @@ def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
 
 
 def _sources(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """By parameter: the names of the weights that the loader makes it of, and the conversion that does it, if any."""
+    """Return, by parameter, the names of the weights that the loader makes it from, and the conversion if any."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -190,11 +190,11 @@ def _sources(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]],
 def _are_experts(
     name: str, module: nn.Module, whole: dict[str, list[str]], joined: dict[str, Any], form: RowForm
 ) -> bool:
-    """True of experts in transformers' common form whose weights the loader only stacks and joins."""
+    """Return whether experts have transformers' common layout, whose weights the loader only stacks and joins."""
     usual = {"has_gate": True, "has_bias": False, "is_transposed": False}
     if any(getattr(module, attribute, None) is not value for attribute, value in usual.items()):
         return False
-    # Older versions know no such norm.
+    # Older versions of transformers have no such norm.
     if getattr(module, "has_post_expert_norm", False) or not hasattr(module, "_apply_gate"):
         return False
     for each in _EXPERTS:

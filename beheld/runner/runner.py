@@ -12,11 +12,14 @@ from beheld.attention.backend import AttentionBackend
 from beheld.attention.context import CrossContext, ForwardContext, Tail, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import LoRAError, ModelError, first_line
+from beheld.core.errors import BeheldError, LoRAError, ModelError, first_line
+from beheld.core.media import MediaItem
 from beheld.core.params import Sampling
-from beheld.core.plan import NAN, Admission, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import NAN, Admission, EncodeItem, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
-from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
+from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
+from beheld.models.out_of_memory import explained
+from beheld.models.surgery.compiled import eager
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.runner import cross_inputs
@@ -24,6 +27,7 @@ from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
 from beheld.runner.encoder import EncoderStore
+from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
@@ -38,6 +42,9 @@ logger = get_logger(__name__)
 
 # Positions of a prompt whose logits are there at a time: 8,192 of a vocabulary of 262,144 would take 4 GiB.
 PROMPT_ROWS = 256
+_OF_MEDIA = (
+    "Check that config.json and preprocessor_config.json belong to these weights, or fetch the checkpoint again."
+)
 
 
 @dataclass(eq=False)
@@ -165,10 +172,9 @@ class ModelRunner:
         tail = None if lora is not None else self._tail(batch)
         context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=self._cross(found), tail=tail)
         with forward_context(context):
-            if batch.prompt_targets:
-                logits_SV, prompts = self._report_prompts(batch, embeds_TH)
-            else:
-                logits_SV, prompts = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), {}
+            hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)
+            logits_SV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))
+            prompts = self._report_prompts(batch, hidden_TH)
         if self.watch is not None:
             positions_XT = in_positions(batch.positions_XT, self._adapter.position_unit)
             for stage, tensor in (("embeds", embeds_TH), ("positions", positions_XT), ("logits", logits_SV)):
@@ -194,24 +200,20 @@ class ModelRunner:
         states, backend = self.caches.states, self._cross_backend
         return None if found is None or states is None or backend is None else states.context(backend, found)
 
-    def _report_prompts(
-        self, batch: Batch, embeds_TH: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits of what is sampled, and reports of prompts, whose logits are never held all at once."""
+    def _report_prompts(self, batch: Batch, hidden_TH: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Reports of prompts, whose logits are never held all at once."""
         parts = [
             (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
             for piece, part, target in batch.prompt_targets
             for start in range(part.start, part.stop, PROMPT_ROWS)
         ]
-        pieces_S = [batch.wanted_S[: batch.num_sampled], *(batch.wanted_S[part] for _, part, _ in parts)]
-        logits = self._adapter.forward_pieces(embeds_TH, batch.positions_XT, pieces_S)
-        sampled_SV = next(logits)
         reports: dict[int, list[TokenLogprobs]] = {}
-        for (row, _, target), logits_TV in zip(parts, logits, strict=True):
+        for row, part, target in parts:
+            logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[part]))
             target_T = torch.from_numpy(target).to(logits_TV.device)
             k = self.rows[row].params.prompt_logprobs or 0
             reports.setdefault(row, []).extend(self.sampler.prompt_logprobs(logits_TV, target_T, k))
-        return sampled_SV, {row: tuple(report) for row, report in reports.items()}
+        return {row: tuple(report) for row, report in reports.items()}
 
     def _sample(
         self,
@@ -398,11 +400,12 @@ class ModelRunner:
             self._backend.begin(part.metadata)
         context = ForwardContext(self._backend, batch.metadata, self.kv, cross=blank, tail=part)
         with forward_context(context):
-            embeds_TH = self._adapter.embed(batch.ids_T)
-            return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), context
+            hidden_TH = self._adapter.hidden(self._adapter.embed(batch.ids_T), batch.positions_XT)
+            return self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S)), context
 
     def self_test(self) -> None:
-        """Every text layer must call the attention hook exactly once, and the logits be as wide as the vocabulary.
+        """Every text layer must call the attention hook exactly once, and the logits be finite and as wide as the
+        vocabulary.
 
         Raises:
             ModelError: it is not so; the message names the layers.
@@ -422,14 +425,57 @@ class ModelRunner:
                 f"{self._info.architecture} gives {logits_SV.shape[-1]} logits where its configuration says "
                 f"{self._info.vocab_size}."
             )
+        self._check_finite(logits_SV)
         if self._adapter.tail_from is not None:
             self._try_tail()
+
+    @torch.inference_mode()
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """Run the towers for items; nothing is kept of them.
+
+        Raises:
+            ModelError: a tower fails, or what it gives is not finite.
+            CapacityError: there is not enough memory for it.
+        """
+        for item in items:
+            order = EncodeItem(item.digest, item.modality, item.features, item.num_kept)
+            try:
+                # Nothing is compiled for the sake of a test: that would take longer than loading the model.
+                with explained("run a tower", self._platform, "Lower the limits on media."), eager():
+                    (found,) = self._adapter.encode([order])
+            except BeheldError:
+                raise
+            except Exception as error:
+                let_go(error, self._adapter.device)
+                raise ModelError(
+                    f"{self._info.architecture} makes nothing of the modality {item.modality}: "
+                    f"{type(error).__name__}: {first_line(error)}.",
+                    _OF_MEDIA,
+                ) from error
+            if len(found) != item.num_kept or not bool(found.isfinite().all()):
+                reason = (
+                    f"computes NaN or infinity of the modality {item.modality}"
+                    if len(found) == item.num_kept
+                    else f"gives {len(found)} embeddings of the modality {item.modality} for {item.num_kept} places"
+                )
+                raise ModelError(
+                    f"{self._info.architecture} {reason}.",
+                    _OF_MEDIA,
+                )
+
+    def _check_finite(self, logits_SV: torch.Tensor) -> None:
+        if not bool(logits_SV.amax(-1).isfinite().all()):
+            raise ModelError(
+                f"{self._info.architecture} computes NaN or infinity of a text.",
+                "Check that config.json belongs to these weights, fetch the checkpoint again, or try another dtype.",
+            )
 
     def _try_tail(self) -> None:
         """Compare a pass with a tail and one without; without tails from now on, if they differ or cannot be run."""
         room = min(layer.num_blocks for layer in self.kv.values()) - 1
         length = min(TRIED, self.config.max_model_len, room * self.config.block_size)
         wanted_SV, _ = self.dry_run([length], 1)
+        self._check_finite(wanted_SV)
         try:
             found_SV, _ = self.dry_run([length], 1, tail=True)
             reason = "" if close(found_SV, wanted_SV) else "what it gives differs"

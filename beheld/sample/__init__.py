@@ -1,1 +1,1 @@
-"""From logits to token ids, batched on the device."""
+"""Sampling: from logits to token ids, batched on the device."""

@@ -1,7 +1,7 @@
-"""Bad words of two tokens or more: the last one is banned where the others were just generated, in all rows at once.
+"""Bad words of two tokens or more: in all rows at once, bans a word's last token where the others were just generated.
 
-Shapes: B rows of a batch, R of them with such words, W words of all of them, P tokens of the longest word but its last,
-V vocabulary, S slots, H columns of the history.
+Shapes: B rows of a batch, R of them with such words, W words over all of them, P tokens of the longest word without its
+last, V vocabulary, S slots, H columns of the history.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from beheld.core.params import Sampling
 from beheld.core.plan import MAX_DRAFT_TOKENS
 from beheld.sample.history import History
 
-# A row remembers more of its tokens than its longest bad word asks for: a step may be launched again, and drafts may be
+# A row remembers more tokens than its longest bad word needs, because a step may be launched again and drafts may be
 # wrong.
 _SPARE = 8 + MAX_DRAFT_TOKENS
-# What a batch says of a word beside the tokens that it begins with: its row among the R, that row's slot, the shortest
-# sequence that can hold its beginning in its answer, how many tokens that has, and where in all logits its last is.
+# Integers per word in a batch, besides its first tokens: its row among the R, the row's slot, the shortest sequence
+# whose answer can contain the first tokens, how many these are, and the index of the last token in the flat logits.
 _FIELDS = 5
 
 
@@ -32,11 +32,11 @@ class BadWordRows:
     """The rows of a batch that have bad words of several tokens, and these words.
 
     Attributes:
-        places, slots: of each row.
+        places, slots: for each row, its place in the batch and its slot.
         rows_W, slots_W, since_W, lasts_W: see _FIELDS; `lasts_W` are indices into the flat logits.
-        begins_WP: the tokens before each last one, aligned at their ends.
-        back_P: how far each of them stands before the token to be chosen, negative.
-        before_WP: True for what stands before a shorter word's first token, which is no matter.
+        begins_WP: each word's tokens before its last, right-aligned.
+        back_P: offset of each of them from the next position, negative.
+        before_WP: True for padding before a shorter word's first token, which is not compared.
     """
 
     places: tuple[int, ...]
@@ -54,7 +54,7 @@ class BadWordRows:
 
 @dataclass(frozen=True, eq=False)
 class _Words:
-    """One row's words: the tokens before each last one, aligned at their ends, how many these are, and the last."""
+    """One row's words: the tokens before each last one, right-aligned, their number, and the last token."""
 
     begins_WP: NDArray[np.int64]
     needed_W: NDArray[np.int64]
@@ -63,7 +63,7 @@ class _Words:
 
 
 class BadWordTable:
-    """Bad words of the rows that have some, and what these rows have generated."""
+    """The bad words of all rows that have some, and these rows' recent tokens."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -71,7 +71,7 @@ class BadWordTable:
         self._words: dict[int, _Words] = {}
 
     def admit(self, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> int | None:
-        """A row's slot; None if it has no word that this is about."""
+        """Add a row; returns its slot, or None if it has no bad word of several tokens."""
         words = [word for word in params.bad_words_ids if len(word) > 1 and max(word) < self._vocab_size]
         if not words:
             return None
@@ -85,7 +85,7 @@ class BadWordTable:
         return slot
 
     def release(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         del self._words[slot]
         self._history.release(slot)
 
@@ -113,11 +113,11 @@ class BadWordTable:
         )  # fmt: skip
 
     def apply_(self, logits_BV: Tensor, rows: BadWordRows, lengths: Sequence[int]) -> None:
-        """Ban in place the last token of every word whose other tokens were just generated, up to position `lengths`.
+        """Ban in place the last token of every word whose other tokens were just generated before position `lengths`.
 
         Args:
             logits_BV: contiguous.
-            lengths: of each row of `rows`.
+            lengths: one per row of `rows`.
         """
         ids_SH = self._history.ids_SH
         lengths_R = torch.tensor(lengths).to(ids_SH.device, non_blocking=True)
@@ -130,5 +130,5 @@ class BadWordTable:
         logits_BV.view(-1).index_add_(0, rows.lasts_W, ban_W)
 
     def append(self, rows: BadWordRows, lengths: Sequence[int], ids_B: Tensor) -> None:
-        """Remember the tokens of the batch sampled at positions `lengths` of these rows."""
+        """Record the tokens that the batch sampled at positions `lengths` of these rows."""
         self._history.append(rows.slots, rows.slots_R, lengths, ids_B[rows.places_R])

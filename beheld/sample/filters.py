@@ -1,10 +1,10 @@
-"""What removes candidates: bans, allowances, bias, grammar masks, and the floors of top-k, top-p and min-p.
+"""Filters on candidates: bans, allowed ids, bias, grammar masks, and the floors of top-k, top-p and min-p.
 
 Shapes: B rows of a batch, R of them sampled at random, P pairs (place in the batch, token id), V vocabulary, W bytes of
 a bit mask, K greatest logits.
 
-The three probability filters keep what stands at or above a floor. A floor does not depend on the order in which equal
-logits were sorted, so a row's candidates are the same in every batch; equals of the last one kept are kept too.
+The three probability filters keep the logits at or above a floor. A floor does not depend on how a sort orders equal
+logits, so a row's candidates are the same in every batch; logits equal to the last one kept are kept too.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch import Tensor
 
 from beheld.core.params import Sampling
 
-# A nucleus is looked for among this many greatest logits before everything is sorted.
+# A nucleus is searched among this many greatest logits before everything is sorted.
 _HEAD = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Edits:
-    """Changes to single logits that stay the same while a batch has the same rows."""
+    """Changes to single logits that stay the same as long as a batch has the same rows."""
 
     banned: tuple[Tensor, Tensor] | None
     allowed: tuple[Tensor, Tensor, Tensor] | None
     biased: tuple[Tensor, Tensor, Tensor] | None
 
     def apply_(self, logits_BV: Tensor) -> None:
-        """Change `logits_BV` in place: allowed ids first, then bans, then bias."""
+        """Change `logits_BV` in place: first allowed ids, then bans, then bias."""
         if self.allowed is not None:
             rows, places_P, ids_P = self.allowed
             kept_P = logits_BV[places_P, ids_P]
             logits_BV.index_fill_(0, rows, -math.inf)
             logits_BV[places_P, ids_P] = kept_P
         if self.banned is not None:
-            # `logits_BV[...] = -math.inf` would bring the number from the host, and wait for the device.
+            # `logits_BV[...] = -math.inf` would copy the number from the host and wait for the device.
             logits_BV.index_put_(self.banned, logits_BV.new_full((), -math.inf))
         if self.biased is not None:
             places_P, ids_P, bias_P = self.biased
@@ -50,7 +50,7 @@ class Edits:
 def edits(
     params: Sequence[Sampling], below_minimum: Sequence[bool], vocab_size: int, device: torch.device
 ) -> Edits | None:
-    """The edits of a batch, row by row; None if there is nothing to change."""
+    """The edits of a batch, row by row; None if there are none."""
     banned: list[tuple[int, int]] = []
     allowed: list[tuple[int, int]] = []
     biased: list[tuple[int, int]] = []
@@ -85,18 +85,18 @@ def _pairs(pairs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tens
 
 @dataclass(frozen=True, eq=False)
 class Masks:
-    """Which tokens the grammars of M rows of a batch allow.
+    """The tokens that the grammars of M rows of a batch allow.
 
     Attributes:
-        places_M: int64, the rows.
-        bytes_MW: uint8, a bit for each token: token t has bit t % 8 of byte t // 8, which is 1 where it is allowed.
+        places_M: int64, the rows' places in the batch.
+        bytes_MW: uint8 bit masks: token t has bit t % 8 of byte t // 8, which is 1 if the token is allowed.
     """
 
     places_M: Tensor
     bytes_MW: Tensor
 
     def apply_(self, logits_BV: Tensor) -> None:
-        """Drop in place the tokens of these rows whose bit is 0; other rows are not touched."""
+        """Remove in place the tokens of these rows whose bit is 0; other rows stay as they are."""
         vocab_size = logits_BV.shape[-1]
         assert self.bytes_MW.dtype == torch.uint8
         assert self.bytes_MW.shape[-1] * 8 >= vocab_size
@@ -107,10 +107,10 @@ class Masks:
 
 
 def floor_of_row(logits_V: NDArray[np.float32], params: Sampling) -> float:
-    """The floor of one row on a CPU, after temperature; minus infinity if everything stays. The greatest is finite.
+    """The floor of one row on a CPU, after temperature; minus infinity keeps everything. The greatest logit is finite.
 
-    Min-p keeps what is at least min_p times as likely as the best, top-k the k best, top-p the fewest best whose
-    probabilities, after the other two, reach top_p.
+    Min-p keeps tokens at least min_p times as likely as the best, top-k the k best, and top-p the fewest best tokens
+    whose probabilities, after the other two filters, sum to at least top_p.
     """
     size = len(logits_V)
     top = float(logits_V.max())
@@ -172,7 +172,7 @@ def filters(params: Sequence[Sampling], vocab_size: int, device: torch.device) -
 
 
 def floors(logits_RV: Tensor, chosen: Filters) -> Tensor:
-    """The floors of rows on any device, after temperature, (R, 1): as `floor_of_row`, without looking at a number."""
+    """The floors (R, 1) of rows on any device, after temperature, without waiting for it; see `floor_of_row`."""
     if chosen.num_top > _HEAD:
         top_RK = logits_RV.sort(-1, descending=True).values
     else:
@@ -183,11 +183,11 @@ def floors(logits_RV: Tensor, chosen: Filters) -> Tensor:
     floor_R1 = torch.maximum(least_R1, kth_R1.masked_fill(chosen.top_k_R1 == 0, -math.inf))
     weights_RK = (top_RK.double() - best_R1).exp().masked_fill(top_RK < floor_R1, 0.0)
     reached_RK = weights_RK.cumsum(-1)
-    # Equals of the k-th are kept too, however many of them the greatest logits hold: that depends on the other rows.
+    # All logits equal to the k-th are kept. How many of them are among the greatest depends on the other rows' k.
     left_out_R1 = (logits_RV == kth_R1).sum(-1, keepdim=True) - (top_RK == kth_R1).sum(-1, keepdim=True)
     outside_R1 = left_out_R1 * (kth_R1.double() - best_R1).exp().masked_fill(kth_R1 < floor_R1, 0.0)
     total_R1 = reached_RK[:, -1:] + outside_R1.masked_fill(chosen.top_k_R1 == 0, 0.0)
-    # A logit is kept if those before it have not reached top_p.
+    # A logit is kept if the sum before it has not reached top_p.
     count_R1 = (reached_RK - weights_RK < chosen.top_p_R1 * total_R1).sum(-1, keepdim=True)
     nucleus_R1 = top_RK.gather(-1, (count_R1 - 1).clamp(min=0)).masked_fill(chosen.top_p_R1 >= 1.0, -math.inf)
     return torch.maximum(floor_R1, nucleus_R1)

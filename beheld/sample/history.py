@@ -1,4 +1,4 @@
-"""Tokens of rows kept on the device, for bans that depend on them.
+"""Recent tokens of rows, kept on the device for bans that depend on them.
 
 Shapes: S slots, R rows of a batch, H columns.
 """
@@ -15,10 +15,10 @@ _COLUMNS = 16
 
 
 class History:
-    """The last tokens of each row that has a slot: the token at position p stands in column p % H.
+    """The last tokens of each row that has a slot: the token at position p is in column p % H.
 
-    Writing a token twice is harmless, as a step that is launched again does. Memory is taken when a row first comes,
-    doubled when there are more rows, or rows that must remember more, and given back with the last one.
+    Writing a token twice is harmless, so a step can be launched again. Memory is allocated for the first row, doubled
+    for more rows or longer histories, and freed with the last row.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class History:
             self._widen(1 << (room - 1).bit_length())
         if not self._free:
             self._lengthen()
-        # Taken for good at the end: what fails before loses no slot.
+        # Popped only at the end, so that an earlier failure loses no slot.
         slot, width = self._free[-1], self.ids_SH.shape[1]
         first = max(0, len(token_ids) - width)
         known_H = np.zeros(width, dtype=np.int64)
@@ -46,14 +46,14 @@ class History:
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         self._lengths[slot] = 0
         self._free.append(slot)
         if len(self._free) == len(self._lengths):
             self._clear()
 
     def append(self, slots: Sequence[int], slots_R: Tensor, lengths: Sequence[int], ids_R: Tensor) -> None:
-        """Remember the tokens sampled at positions `lengths`."""
+        """Record the tokens sampled at positions `lengths`."""
         columns = torch.tensor([length % self.ids_SH.shape[1] for length in lengths])
         self.ids_SH[slots_R, columns.to(self.ids_SH.device, non_blocking=True)] = ids_R
         for slot, length in zip(slots, lengths, strict=True):
@@ -67,7 +67,7 @@ class History:
         self._free.extend(reversed(range(old, old + new)))
 
     def _widen(self, width: int) -> None:
-        """Every token that is remembered moves to its column among more."""
+        """Move every remembered token to its column among `width`."""
         old = self.ids_SH.shape[1]
         known = [np.arange(max(0, length - old), length) for length in self._lengths]
         slots_N = np.repeat(np.arange(len(known)), [len(positions) for positions in known])

@@ -1,6 +1,6 @@
-"""Log-probabilities of the raw logits: of the chosen token, its rank, and the best few.
+"""Log-probabilities of the raw logits: of the sampled token, its rank, and the best few.
 
-Shapes: L rows that want a report, T positions, V vocabulary, K candidates.
+Shapes: L rows that request a report, T positions, V vocabulary, K candidates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from beheld.core.plan import TokenLogprobs
 from beheld.platform.registry import platform_of
 
-# Positions of a prompt handled at once, so that float32 copies of bfloat16 logits stay small.
+# Prompt positions handled at once, so that float32 copies of bfloat16 logits stay small.
 _CHUNK = 64
 
 
@@ -29,11 +29,11 @@ class LogprobTensors:
     top_logprobs_LK: Tensor
 
     def start_copy(self) -> LogprobTensors:
-        """The same on the host, as `copied` makes it."""
+        """The same on the host; see `copied`."""
         return LogprobTensors(*(copied(column) for column in self._columns()))
 
     def to_host(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """Row l keeps its best `num_top[l]`; waits for the device if the tensors are there."""
+        """Convert the report; row l keeps its best `num_top[l]`. Waits for the device if the tensors are there."""
         return [
             TokenLogprobs(token, logprob, rank, tuple(top_ids[:k]), tuple(top_logprobs[:k]))
             for k, token, logprob, rank, top_ids, top_logprobs in zip(
@@ -46,9 +46,9 @@ class LogprobTensors:
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy in the host's memory, complete once the device has done what has been launched by now.
+    """A copy in host memory, complete once the device has done all work launched so far.
 
-    It is pinned, so that nothing waits meanwhile; its memory is not used for another copy before this one is done.
+    The memory is pinned, so the copy is asynchronous; it is not reused before the copy is complete.
     """
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=platform_of(x.device).pinned_memory)
     return host.copy_(x, non_blocking=True)
@@ -57,9 +57,9 @@ def copied(x: Tensor) -> Tensor:
 def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:
     """The report of each row's token `ids_L` under log_softmax of `logits_LV`, with the best `num_top`.
 
-    The rank counts the tokens that are more likely, plus one. It is read from the logits themselves, because taking off
-    the normaliser may round two different logits to one value. Ids behind those that the head knows, which stand for
-    media in some prompts, have no chance: minus infinity.
+    The rank is one plus the number of more likely tokens. It is computed from the logits, because subtracting the
+    normalizer may round two different logits to one value. Ids beyond the vocabulary, which placeholders of some
+    families have, get minus infinity.
     """
     logits_LV = logits_LV.float()
     normaliser_L1 = logits_LV.logsumexp(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""A ban on repeating any n tokens of a row in the same order, as transformers' `no_repeat_ngram_size` has it.
+"""A ban on repeating n tokens of a row in the same order, like transformers' `no_repeat_ngram_size`.
 
 Shapes: B rows of a batch, R of them with such a ban, N positions of all of these, V vocabulary, S slots, H columns of
-the history, K = n - 1 tokens, of the greatest n.
+the history, K = n - 1 tokens, for the greatest n.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from beheld.sample.history import History
 
 @dataclass(frozen=True, eq=False)
 class NoRepeatRows:
-    """The rows of a batch that must not repeat themselves; `sizes` are their n."""
+    """The rows of a batch with a ban on repetition; `sizes` are their n."""
 
     places: tuple[int, ...]
     slots: tuple[int, ...]
@@ -31,7 +31,7 @@ class NoRepeatRows:
 
 
 class NoRepeatTable:
-    """The tokens of the rows that must not repeat themselves, prompt included."""
+    """The tokens, prompt included, of rows with a ban on repetition."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -39,7 +39,7 @@ class NoRepeatTable:
         self._sizes: dict[int, int] = {}
 
     def admit(self, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> int | None:
-        """A row's slot; None if it may repeat itself."""
+        """Add a row; returns its slot, or None if it has no such ban."""
         if not params.no_repeat_ngram:
             return None
         slot = self._history.admit(token_ids, max(num_prompt + params.max_tokens, len(token_ids)))
@@ -47,7 +47,7 @@ class NoRepeatTable:
         return slot
 
     def release(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         del self._sizes[slot]
         self._history.release(slot)
 
@@ -59,38 +59,38 @@ class NoRepeatTable:
         return NoRepeatRows(tuple(places), tuple(slots), tuple(sizes), places_R, slots_R, sizes_R)
 
     def apply_(self, logits_BV: Tensor, rows: NoRepeatRows, lengths: Sequence[int]) -> None:
-        """Ban in place every token that would make the last n tokens up to position `lengths` stand there twice.
+        """Ban in place every token at position `lengths` that would repeat an earlier sequence of n tokens.
 
         ids     a  b  c  a  b  ?        n = 3: after "a b" came c, so c is banned
 
         Args:
             logits_BV: contiguous.
-            lengths: of each row of `rows`.
+            lengths: one per row of `rows`.
         """
         ids_SH, total = self._history.ids_SH, sum(lengths)
         numbers_2R = torch.tensor([lengths, list(itertools.accumulate(lengths, initial=0))[:-1]])
         lengths_R, firsts_R = numbers_2R.to(ids_SH.device, non_blocking=True)
-        # Rows one behind the other: side by side, short ones would be padded to the longest.
+        # Rows are concatenated: as a rectangle, short rows would be padded to the longest.
         row_N = torch.repeat_interleave(lengths_R, output_size=total)
         place_N = torch.arange(total, device=ids_SH.device)
         shift_R = rows.slots_R * ids_SH.shape[1] - firsts_R
         ids_N = ids_SH.view(-1).index_select(0, place_N + shift_R.index_select(0, row_N))
-        # Whether the n - 1 tokens before a position are the last n - 1 of all, one after the other from the back.
+        # Compare the n - 1 tokens before each position with the row's last n - 1, one by one from the end.
         match_N = place_N >= (firsts_R + rows.sizes_R - 1).index_select(0, row_N)
         back_K1 = torch.arange(1, max(rows.sizes), device=ids_SH.device).unsqueeze(1)
         last_KR = ids_SH[rows.slots_R, (lengths_R - back_K1).clamp(min=0)]
-        # No token is -1: a row that looks no further back sees nothing else.
+        # No token is -1, so a row with a smaller n matches at the remaining offsets.
         last_KR = last_KR.masked_fill(rows.sizes_R <= back_K1, -1)
         for back, last_R in enumerate(last_KR, start=1):
             last_N = last_R.index_select(0, row_N[back:])
             match_N[back:] &= (ids_N[:-back] == last_N) | (last_N < 0)
-        # Ids behind those that the head knows cannot be chosen anyway.
+        # Ids beyond the vocabulary cannot be sampled anyway.
         match_N &= ids_N < self._vocab_size
-        # Added, not assigned: a token may follow several beginnings, and only some of them match.
+        # Added, not assigned: a token may follow several sequences, and only some of them match.
         ban_N = torch.zeros_like(match_N, dtype=torch.float32).masked_fill_(match_N, -math.inf)
         index_N = (rows.places_R * self._vocab_size).index_select(0, row_N) + ids_N.clamp(max=self._vocab_size - 1)
         logits_BV.view(-1).index_add_(0, index_N, ban_N)
 
     def append(self, rows: NoRepeatRows, lengths: Sequence[int], ids_B: Tensor) -> None:
-        """Remember the tokens of the batch sampled at positions `lengths` of these rows."""
+        """Record the tokens that the batch sampled at positions `lengths` of these rows."""
         self._history.append(rows.slots, rows.slots_R, lengths, ids_B[rows.places_R])

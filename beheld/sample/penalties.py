@@ -16,14 +16,14 @@ from beheld.core.params import Sampling
 from beheld.core.plan import MAX_DRAFT_TOKENS
 from beheld.platform.registry import platform_of
 
-# Tokens that may have to be taken back: those of a step that is launched again, with at most one more in flight, and
-# those after a draft that was wrong.
+# The most tokens that may have to be uncounted: those of a step that is launched again, with at most one more in
+# flight, and those after a wrong draft.
 _REMEMBERED = 8 + MAX_DRAFT_TOKENS
 
 
 @dataclass(frozen=True, eq=False)
 class Penalised:
-    """The rows of a batch that have penalties: their places in it, their slots, and their strengths as columns."""
+    """The rows of a batch that have penalties: places in the batch, slots, and strengths as columns."""
 
     places: tuple[int, ...]
     slots: tuple[int, ...]
@@ -35,10 +35,10 @@ class Penalised:
 
 
 class PenaltyTable:
-    """Token counts of rows with penalties; memory is taken when such a row first comes, and doubled when they are more.
+    """Token counts of rows with penalties. Memory is allocated for the first such row and doubled for more.
 
-    One int32 holds both things that the penalties ask: bit 0, whether the prompt has the token; above it, how often it
-    was generated.
+    One int32 per token holds both inputs of the penalties: bit 0 is 1 if the prompt contains the token; the higher bits
+    count how often it was generated.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -52,11 +52,11 @@ class PenaltyTable:
         """Count a row's tokens so far; returns its slot."""
         if not self._free:
             self._grow()
-        # Taken for good at the end: what fails before loses no slot.
+        # Popped only at the end, so that an earlier failure loses no slot.
         slot = self._free[-1]
         device = self._counts_SV.device
         ids_N = torch.tensor(token_ids, dtype=torch.int64).to(device, non_blocking=True)
-        # Placeholder ids of media may lie beyond the logits.
+        # Placeholder ids may be beyond the vocabulary.
         steps_N = torch.full((len(token_ids),), 2, dtype=torch.int32, device=device)
         steps_N[:num_prompt] = 0
         steps_N = steps_N.masked_fill(ids_N >= self._vocab_size, 0)
@@ -64,14 +64,14 @@ class PenaltyTable:
         counts_V.index_add_(0, ids_N.clamp(max=self._vocab_size - 1), steps_N)
         prompt_N = ids_N[:num_prompt]
         seen_V = torch.zeros(self._vocab_size + 1, dtype=torch.int32, device=device)
-        # `seen_V[...] = 1` would bring the 1 from the host, and wait for the device.
+        # `seen_V[...] = 1` would copy the 1 from the host and wait for the device.
         seen_V.index_fill_(0, prompt_N.clamp(max=self._vocab_size), 1)
         counts_V += seen_V[: self._vocab_size]
         self._counted[slot] = len(token_ids)
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """The slot is free."""
+        """Free the slot."""
         self._free.append(slot)
 
     def gather(self, places: Sequence[int], slots: Sequence[int], params: Sequence[Sampling]) -> Penalised:
@@ -93,10 +93,11 @@ class PenaltyTable:
         )
 
     def apply_(self, logits_BV: Tensor, rows: Penalised) -> None:
-        """Penalties of `rows` in place, in the float32 logits of a whole batch.
+        """Apply the penalties of `rows` in place to the float32 logits of a whole batch.
 
-        As defined by OpenAI and, for repetition, by Keskar et al. (CTRL, 2019): a repeated token's logit is divided by
-        the repetition penalty if positive and multiplied if not; presence is taken off once, frequency per occurrence.
+        Defined as by OpenAI and, for repetition, by Keskar et al. (CTRL, 2019): a repeated token's logit is divided by
+        the repetition penalty if positive and multiplied otherwise; presence is subtracted once, frequency per
+        occurrence.
         """
         strengths = (rows.repetition_P1, rows.presence_P1, rows.frequency_P1)
         if platform_of(logits_BV.device).sampler_kernels:
@@ -107,7 +108,7 @@ class PenaltyTable:
             logits_BV[rows.places_P] = _penalise(logits_BV[rows.places_P], self._counts_SV[rows.slots_P], *strengths)
 
     def apply_row_(self, logits_V: Tensor, rows: Penalised, index: int) -> None:
-        """The same for row `index` of `rows` alone, at its counted tokens only: on a CPU, looking costs nothing."""
+        """The same for row `index` of `rows` only, at its counted tokens only: on a CPU, finding them costs nothing."""
         counts_V = self._counts_SV[rows.slots[index]]
         ids_N = torch.from_numpy(np.flatnonzero(counts_V.numpy()))
         logits_V[ids_N] = _penalise(
@@ -123,13 +124,13 @@ class PenaltyTable:
         device = self._counts_SV.device
         columns_P = torch.tensor([length % _REMEMBERED for length in lengths]).to(device, non_blocking=True)
         self._recent_SH[rows.slots_P, columns_P] = ids_P
-        # The last that can fail: what is not counted is not taken back.
+        # The last statement that can fail: tokens that were not counted are not recorded for `rewind`.
         self._counts_SV[rows.slots_P, ids_P] += 2
         for slot, length in zip(rows.slots, lengths, strict=True):
             self._counted[slot] = length + 1
 
     def rewind(self, slot: int, length: int) -> None:
-        """Forget tokens counted at positions from `length` on: a step that is launched again samples them anew."""
+        """Uncount the tokens at positions from `length` on: a step that is launched again samples them again."""
         counted = self._counted[slot]
         assert length <= counted <= length + _REMEMBERED, f"slot {slot} has counted {counted} tokens, not {length}"
         for position in reversed(range(length, counted)):
@@ -150,7 +151,7 @@ class PenaltyTable:
 
 
 def _penalise(logits: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
-    """Logits with penalties; counts of the same shape, as the table keeps them."""
+    """Logits after penalties; `counts` has the same shape, in the table's format."""
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = torch.where(counts > 0, repeated, logits)
     num_generated = counts >> 1

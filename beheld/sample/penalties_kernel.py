@@ -1,4 +1,4 @@
-"""Penalties of many rows in one Triton launch: a dozen operations over the vocabulary would each read and write it.
+"""The penalties of many rows in one Triton launch; torch would read and write the vocabulary a dozen times.
 
 Shapes: B rows of a batch, P of them with penalties, S slots of the table, V vocabulary.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Logits that one program changes.
+# Logits per program.
 _ELEMENTS = 4096
 
 
@@ -33,7 +33,7 @@ def _penalise(
     inside_N = cell_N < vocab_size
     counts_N = tl.load(counts_ptr + tl.load(slots_ptr + index) * vocab_size + cell_N, mask=inside_N, other=0)
     logits_ptr += tl.load(places_ptr + index) * logits_row
-    # Most tokens occur nowhere: theirs are neither read nor written.
+    # Most tokens never occurred; their logits are neither read nor written.
     counted_N = inside_N & (counts_N > 0)
     logit_N = tl.load(logits_ptr + cell_N, mask=counted_N, other=0.0)
     repetition_N = tl.load(repetition_ptr + index) + tl.zeros([ELEMENTS], tl.float32)
@@ -53,9 +53,9 @@ def penalise_(
     presence_P1: Tensor,
     frequency_P1: Tensor,
 ) -> None:
-    """Row places_P[p] of `logits_BV`, float32, with the penalties for the counts of slot slots_P[p], in place.
+    """Apply in place the penalties of slot slots_P[p] to row places_P[p] of `logits_BV`, float32.
 
-    As `PenaltyTable.apply_row_`, to the bit: products are rounded before they are taken off.
+    The result equals that of `PenaltyTable.apply_row_` in every bit: products are rounded before they are subtracted.
     """
     assert logits_BV.stride(1) == 1
     vocab_size = counts_SV.shape[1]

@@ -1,10 +1,10 @@
-"""Rows sampled at random in one Triton launch: temperature, min-p, top-k, top-p and the choice, without sorting.
+"""Random sampling in one Triton launch: temperature, min-p, top-k, top-p and the choice, without sorting.
 
-A library sorts a vocabulary to find where a nucleus ends: 8 milliseconds for 256 rows of 151,936 logits on an H200,
-longer than the model takes for its step. What is wanted is one number, the least logit that stays; it is looked for
-between bounds that each reading of the row brings closer.
+torch sorts a vocabulary to find the end of a nucleus: 8 milliseconds for 256 rows of 151,936 logits on an H200, longer
+than the model's step. But only one number is needed, the least logit that is kept. Each pass over the row narrows the
+bounds of the search for it.
 
-Shapes: R rows sampled at random of a batch of B, V vocabulary, N logits that a program looks at at a time, P pivots, S
+Shapes: R rows sampled at random in a batch of B, V vocabulary, N logits that a program reads at once, P pivots, S
 slices of a row, C programs of a row.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -20,16 +20,16 @@ from triton.language.extra import libdevice
 from beheld.platform.registry import platform_of
 from beheld.sample.filters import Filters
 
-# Below the best by so much, exp is 0 in float32: such tokens are never sampled, whatever the filters say.
+# This far below the best logit, exp is 0 in float32: such tokens are never sampled, with any filter.
 _NOTHING = tl.constexpr(104.0)
 _PIVOTS = tl.constexpr(4)
 _ELEMENTS = 2048
-# A row is summed up in slices of so many times _ELEMENTS, whichever program reads them, so that its sums do not depend
-# on how many programs it has, and thereby on other rows.
+# A row is summed in slices of _TURNS * _ELEMENTS logits, whichever program reads them. So its sums do not depend on the
+# number of its programs, and thereby not on other rows.
 _TURNS = 3
-# Programs of a row, at most.
+# The most programs per row.
 _MOST_EACH = tl.constexpr(32)
-# Whatever differs between batches is no reason to compile it anew, which takes a second.
+# These differ between batches and must not cause a recompilation, which takes a second.
 _ALIKE = ("programs", "filtered")
 _ANYWHERE = tuple(
     f"{name}_ptr"
@@ -59,7 +59,7 @@ def _read(logits_ptr, cell_N, vocab_size, temperature):
 
 @triton.jit
 def _meet(counter_ptr, met, programs):
-    """Wait until all programs of the row have come here, for the `met`-th time; what they wrote before is there."""
+    """Wait until all programs of the row arrive here for the `met`-th time; their earlier writes are then visible."""
     tl.debug_barrier()
     if programs > 1:
         tl.atomic_add(counter_ptr, 1, sem="release", scope="gpu")
@@ -86,13 +86,14 @@ def _measured(
     TURNS: tl.constexpr,
     N: tl.constexpr,
 ):
-    """For each pivot: how many logits stand at or above it, or the weight exp(logit - best) of those that also reach
-    `floor`; the least logit at or above it; the greatest below it.
+    """For each pivot: the amount at or above it, the least logit at or above it, and the greatest below it.
+
+    The amount is the number of logits, or the total weight exp(logit - best) of those that also reach `floor`.
     """
     program, index_P = tl.program_id(1), tl.arange(0, _PIVOTS)
     above_PN = tl.full([_PIVOTS, N], float("inf"), tl.float32)
     below_PN = tl.full([_PIVOTS, N], float("-inf"), tl.float32)
-    # Two sets of places by turns: a late program still reads what was written the last time.
+    # Two alternating buffers: a slow program may still read the previous results.
     sums_ptr += met % 2 * SLICES * _PIVOTS
     ends_ptr += met % 2 * programs * 2 * _PIVOTS
     num_slices = tl.cdiv(vocab_size, TURNS * N)
@@ -142,10 +143,10 @@ def _floor(
     TURNS: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The least logit that top-k and then top-p keep of those that reach `floor`, and how often programs have met.
+    """The least logit that top-k and then top-p keep of those that reach `floor`, and how often the programs have met.
 
-    For each of the two it is the greatest logit such that `top_k` logits, or `top_p` of the weight of those that are
-    kept until then, stand at or above it. What lies so deep that it makes no difference is kept.
+    For each filter it is the greatest logit such that `top_k` logits, or `top_p` of the weight still kept, are at or
+    above it. Logits too low to make a difference are kept.
     """
     index_P = tl.arange(0, _PIVOTS)
     for weighed in range(2):
@@ -155,7 +156,7 @@ def _floor(
             searching, counted = top_p < 1.0, floor
         low, high, first = best - float("inf"), best, 1
         while searching:
-            # Logits of most models end within a few units; what lies beyond is found all the same.
+            # In most models the logits that matter lie within a few units of the best; lower ones take more passes.
             depth_P = tl.where(index_P == 0, _NOTHING, tl.where(index_P == 1, 12.0, (3 - index_P) * 2.5 + 0.5))
             pivot_P = tl.maximum(best - depth_P, counted)
             if first == 0:
@@ -182,7 +183,7 @@ def _floor(
             if (weighed == 1) & (first == 1):
                 wanted = top_p * tl.max(measure_P, 0)
             enough_P = measure_P >= wanted
-            # Both bounds are logits of the row, and come closer by at least one logit with each turn.
+            # Both bounds are logits of the row, and each pass moves them closer by at least one logit.
             low = tl.maximum(low, tl.max(tl.where(enough_P, above_P, float("-inf")), 0))
             high = tl.minimum(high, tl.min(tl.where(enough_P, float("inf"), below_P), 0))
             searching = (low < high) & (low > float("-inf"))
@@ -214,7 +215,7 @@ def _sample(
     TURNS: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One program: a row, or the part of a row that is in every C-th slice."""
+    """One program: a row, or the part of it that consists of every C-th slice."""
     index, program = tl.program_id(0), tl.program_id(1)
     place = tl.load(places_ptr + index)
     logits_ptr += place * logits_row
@@ -226,7 +227,7 @@ def _sample(
     best_N = tl.full([N], float("-inf"), tl.float32)
     for part in range(program, tl.cdiv(vocab_size, N), programs):
         logit_N = _read(logits_ptr, part * N + tl.arange(0, N), vocab_size, temperature)
-        # No maximum tells of a NaN; infinity is as broken.
+        # tl.max does not propagate a NaN; infinity is equally broken.
         best_N = tl.maximum(best_N, tl.where(logit_N != logit_N, float("inf"), logit_N))
     best = tl.max(best_N, 0)
     met = 1
@@ -297,8 +298,9 @@ def _best_score(
     programs,
     N: tl.constexpr,
 ):
-    """The greatest weight / noise among those that reach `floor`, and the first token that has it; noise as of
-    `noise.Noise`.
+    """The greatest weight / noise among the logits that reach `floor`, and the first token that has it.
+
+    The noise is that of `noise.Noise`.
     """
     first_key = tl.load(keys_ptr).to(tl.uint32, bitcast=True)
     second_key = tl.load(keys_ptr + 1).to(tl.uint32, bitcast=True)
@@ -321,7 +323,7 @@ def _best_score(
 
 
 def _programs(rows: int, slices: int, device: torch.device) -> int:
-    """How many programs each row has: they wait for one another, so all rows' must be at work at once."""
+    """Number of programs per row. Programs wait for one another, so those of all rows must run at once."""
     most = platform_of(device).kernel_facts(device).side_by_side
     programs = 1
     while 2 * programs * rows <= most and programs < min(_MOST_EACH.value, slices):
@@ -338,10 +340,11 @@ def sample_(
     keys_R2: Tensor,
     filters: Filters | None,
 ) -> None:
-    """Write the tokens of rows `places_R` into `ids_B` (0 for a broken row), and into `broken_B` which are broken.
+    """Write the tokens of rows `places_R` into `ids_B` (0 for a broken row), and into `broken_B` which rows are broken.
 
-    Broken is a row that holds a NaN or has no finite greatest logit. What is kept is what `filters.floors` keeps, up to
-    the rounding of sums of weights: here of float32, added in an order that does not depend on other rows.
+    A row is broken if it holds a NaN or has no finite greatest logit. The kept candidates are those of
+    `filters.floors`, up to the rounding of sums of weights: here the sums are float32, in an order that does not depend
+    on other rows.
     """
     assert logits_BV.stride(1) == 1
     assert keys_R2.is_contiguous()
@@ -355,7 +358,7 @@ def sample_(
     if programs > 1:
         counter = torch.zeros(rows, dtype=torch.int32, device=device)
     if filters is None:
-        # Never read, but of the types that are.
+        # Never read; they only have the right types.
         columns = ids_B, temperature_R1.double(), temperature_R1.double()
     else:
         columns = filters.top_k_R1, filters.top_p_R1, filters.log_min_p_R1
@@ -379,7 +382,7 @@ def sample_(
         _TURNS,
         _ELEMENTS,
         num_warps=16,
-        # Products that become part of a sum are rounded first, as elsewhere.
+        # Round products before adding them, as elsewhere.
         enable_fp_fusion=False,
         launch_cooperative_grid=programs > 1,
     )

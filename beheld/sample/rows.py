@@ -1,4 +1,4 @@
-"""What the sampler keeps per row, and the index tensors of a batch, made anew only when the batch has other rows."""
+"""The sampler's state per row, and a batch's index tensors, rebuilt only when the batch changes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from beheld.sample.penalties import Penalised, PenaltyTable
 
 @dataclass(eq=False)
 class RowState:
-    """One row: its parameters and whatever of its past they ask for.
+    """One row: its parameters and the parts of its past that they need.
 
     Attributes:
-        length: tokens before the one sampled last.
-        slot: its place in the penalty table, if it has penalties.
-        bad_word_slot, no_repeat_slot: its places in the tables of bad words of several tokens and of repetitions, if
-            these can ban a token of it.
+        length: number of tokens before the one sampled last.
+        slot: slot in the penalty table, if the row has penalties.
+        bad_word_slot, no_repeat_slot: slots in the tables of bad words of several tokens and of repetitions, if these
+            can ban a token of the row.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -46,7 +46,7 @@ class RowState:
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
 
     def forced(self, length: int) -> int | None:
-        """The token that must stand at position `length`, if one must."""
+        """The forced token at position `length`, if there is one."""
         return next((token for position, token in self.params.forced_ids if position == length), None)
 
     def below_minimum(self, length: int) -> bool:
@@ -67,11 +67,11 @@ class RandomRows:
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """A batch's rows and what to do with each: places (0 to B) of those that want a thing, and index tensors for it.
+    """A batch's rows and what each needs: places (0 to B) of the rows concerned, and index tensors.
 
     Attributes:
-        minimums: place -> whether its answer is still below min_tokens, for rows that have a minimum.
-        forcing: places of which some token is given.
+        minimums: place -> whether its answer is still below min_tokens, for rows with a minimum.
+        forcing: places of rows with forced tokens.
     """
 
     rows: tuple[int, ...]
@@ -89,12 +89,12 @@ class Composition:
 
     @property
     def edited(self) -> bool:
-        """True if some row's logits are changed before the choice."""
+        """True if some row's logits are changed before sampling."""
         return bool(self.edits or self.penalised or self.bad_words or self.no_repeat or self.processed or self.forcing)
 
 
 class RowTable:
-    """All rows' states, and the composition of the last batch."""
+    """The states of all rows, and the composition of the last batch."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._states: list[RowState | None] = [None] * num_rows
@@ -114,7 +114,7 @@ class RowTable:
         """Fill a row; filling it again with the same sequence changes nothing.
 
         Raises:
-            ParamsError: a biased or allowed id lies beyond the vocabulary, or a processor cannot be called.
+            ParamsError: a biased or allowed id is beyond the vocabulary, or a processor cannot be called.
         """
         self.release(row)
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -123,7 +123,7 @@ class RowTable:
         state = RowState(params, num_prompt, mix_seed(params.seed), len(token_ids), processors=processors)
         if processors:
             state.tokens = list(token_ids)
-        # Before any slot is taken: those are given back when the row is released, which admitting it again begins with.
+        # Stored before taking any slot: `release` frees the slots, and admitting a row again starts with it.
         self._states[row] = state
         state.bad_word_slot = self.bad_words.admit(params, token_ids, num_prompt)
         state.no_repeat_slot = self.no_repeat.admit(params, token_ids, num_prompt)
@@ -136,7 +136,7 @@ class RowTable:
                 raise ParamsError(f"{name} holds {token}; the model has {self._vocab_size} tokens.", param=name)
 
     def release(self, row: int) -> None:
-        """The row is free; releasing a free row changes nothing."""
+        """Free the row; on a free row this changes nothing."""
         state = self._states[row]
         if state is None:
             return
@@ -150,7 +150,7 @@ class RowTable:
         self._composition = None
 
     def compose(self, rows: Sequence[int], lengths: Sequence[int]) -> Composition:
-        """The composition of a batch: the last one's, if it had the same rows in the same phase of their lives."""
+        """The composition of a batch; reuses the last one if it had the same rows in the same phase."""
         last = self._composition
         if (
             last is None
@@ -199,14 +199,14 @@ class RowTable:
 
 
 def _with_prompt(processor: LogitsProcessor) -> Callable[[list[int], list[int], Tensor], Any]:
-    """A processor of either form as one that takes (prompt, generated, logits).
+    """Adapt a processor of either form to take (prompt, generated, logits).
 
     Raises:
-        ParamsError: it asks for more than three arguments, or takes fewer than two.
+        ParamsError: it requires more than three arguments or accepts fewer than two.
     """
     try:
         signature = inspect.signature(processor)
-    except ValueError:  # a built-in that does not tell
+    except ValueError:  # a built-in without a signature
         return lambda prompt, generated, logits: processor(generated, logits)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = sum(p.kind in positional and p.default is p.empty for p in signature.parameters.values())

@@ -1,14 +1,14 @@
-"""The sampler: logits of a batch in, one token id per row out, chosen on the device.
+"""The sampler: it takes the logits of a batch and chooses one token id per row on the device.
 
-Shapes: B rows of a batch, R of them sampled at random, L that want log-probabilities, W words of a grammar's bit mask,
-T positions of a prompt, V vocabulary.
+Shapes: B rows of a batch, R of them sampled at random, L that request log-probabilities, W words of a grammar's bit
+mask, T positions of a prompt, V vocabulary.
 
 Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, logits processors,
-penalties, tokens that a checkpoint forces. Then greedy rows take the most likely token; for the others follow
-temperature, min-p, top-k, top-p, and a random choice. Log-probabilities are those of the logits as the model gave them.
+penalties, tokens that a checkpoint forces. Then greedy rows take the most likely token; the others apply temperature,
+min-p, top-k and top-p, and sample. Log-probabilities are those of the model's raw logits.
 
 Nothing waits for the device, except for rows with logits processors. On a CPU, where there is nothing to wait for, rows
-are sampled one by one, among the few candidates that the filters leave.
+are sampled one by one among the few candidates that the filters leave.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, RandomRows, RowState, RowTable
 
-# What a logits processor's "infinitely good" becomes, so that differences stay numbers.
+# Replaces infinity in a logits processor's result, so that differences stay finite.
 _CERTAIN = 1e30
 
 
 @dataclass(frozen=True, eq=False)
 class SampleOutput:
-    """What was chosen: on the device, or, made by `start_copy`, on the host.
+    """The chosen tokens: on the device, or on the host after `start_copy`.
 
     Attributes:
         ids_B: token ids, int64; 0 where nan_B.
-        nan_B: rows whose logits hold a NaN, or for which no finite candidate was left; bool.
-        logprobs: the report of the rows `reporting`, or None if no row asked.
-        reporting: (place in the batch, row, number of candidates) of the rows that asked.
+        nan_B: bool; True for rows whose logits hold a NaN or have no finite candidate.
+        logprobs: the report of the rows in `reporting`, or None if no row requested one.
+        reporting: (place in the batch, row, number of candidates) of the rows that requested a report.
     """
 
     ids_B: Tensor
@@ -53,16 +53,16 @@ class SampleOutput:
     reporting: tuple[tuple[int, int, int], ...] = ()
 
     def start_copy(self) -> SampleOutput:
-        """The same in memory of the host that nothing else uses, complete once what has been launched by now is done.
+        """A copy in host memory that nothing else uses, complete once all work launched so far is done.
 
-        Read where they lie, flags of a decode graph would be those of its next replay, and everything else would wait
-        for all that has been launched since.
+        Without it, the next replay of a decode graph would overwrite its flags, and reading the rest would wait for all
+        work launched since.
         """
         logprobs = None if self.logprobs is None else self.logprobs.start_copy()
         return SampleOutput(copied(self.ids_B), copied(self.nan_B), logprobs, self.reporting)
 
     def to_host(self) -> dict[int, TokenLogprobs]:
-        """Row -> log-probabilities, of the rows that asked and are sound; waits for the device if they are there."""
+        """Row -> log-probabilities, for the intact rows that requested them; waits for the device if they are there."""
         if self.logprobs is None:
             return {}
         broken = self.nan_B.tolist()
@@ -82,17 +82,17 @@ class Sampler:
 
     @torch.inference_mode()
     def admit(self, row: int, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> None:
-        """A sequence takes `row`: `token_ids` are its prompt (`num_prompt` of them) and what it generated before.
+        """Fill `row`: `token_ids` are the prompt (`num_prompt` of them) and earlier generated tokens.
 
-        Admitting it again changes nothing.
+        Admitting a sequence again changes nothing.
 
         Raises:
-            ParamsError: a biased or allowed id lies beyond the vocabulary, or a logits processor cannot be called.
+            ParamsError: a biased or allowed id is beyond the vocabulary, or a logits processor cannot be called.
         """
         self._rows.admit(row, params, token_ids, num_prompt)
 
     def release(self, row: int) -> None:
-        """The row is free; releasing a free row changes nothing."""
+        """Free the row; on a free row this changes nothing."""
         self._rows.release(row)
 
     @torch.inference_mode()
@@ -104,13 +104,13 @@ class Sampler:
         masks: Masks | None = None,
         best: tuple[Tensor, Tensor] | None = None,
     ) -> SampleOutput:
-        """Choose the token at position `lengths[b]` of row `rows[b]` from `logits_BV[b]`, which is left as it is.
+        """Choose the token at position `lengths[b]` of row `rows[b]` from `logits_BV[b]`, which stays unchanged.
 
-        `masks` says what grammars allow, `best` is what `greedy` gives for these logits, where it is known already.
+        `masks` holds the grammars' masks; `best` is the result of `greedy` for these logits if it is known already.
         Sampling a position again gives the same token.
 
         Raises:
-            ParamsError: a logits processor answered with something else than logits.
+            ParamsError: a logits processor returned something other than logits.
         """
         assert logits_BV.shape == (len(rows), self._vocab_size)
         assert len(lengths) == len(rows)
@@ -128,7 +128,7 @@ class Sampler:
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], ids_B: Tensor) -> None:
-        """Take note of the tokens just sampled for `rows`, for those whose later choices depend on them."""
+        """Record the tokens just sampled for `rows` whose later choices depend on them."""
         batch = self._rows.compose(rows, [self._rows[row].length for row in rows])
         if batch.penalised is not None:
             lengths = [batch.states[b].length for b in batch.penalised.places]
@@ -149,11 +149,11 @@ class Sampler:
 
     @torch.inference_mode()
     def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> list[TokenLogprobs]:
-        """Log-probabilities of the prompt's tokens `target_ids_T` and the `k` best at each position; waits."""
+        """Log-probabilities of `target_ids_T` and of the `k` best at each position; waits for the device."""
         return report_prompt(logits_TV, target_ids_T, k)
 
     def _rewind(self, state: RowState, length: int) -> None:
-        """Forget what was appended at positions from `length` on: the step is being launched again."""
+        """Forget tokens at positions from `length` on: the step is launched again."""
         if state.slot is not None:
             self._rows.penalties.rewind(state.slot, length)
         del state.tokens[length:]
@@ -166,13 +166,13 @@ class Sampler:
         masks: Masks | None,
         best: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        """Ids and broken rows of the batch."""
+        """The ids and the broken rows of the batch."""
         for state, length in zip(batch.states, lengths, strict=True):
             state.length = length
         edited = batch.edited or masks is not None
         if not edited and batch.random is None:
             return greedy(logits_BV) if best is None else best
-        # An edit may hide what is wrong with a row.
+        # Check before edits, which may hide that a row is broken.
         nan_B = None
         if edited:
             nan_B = ~logits_BV.amax(-1).isfinite() if best is None else best[1]
@@ -198,7 +198,7 @@ class Sampler:
         random: RandomRows,
         keys_R2: Tensor,
     ) -> None:
-        """Put in place the ids of the rows that are sampled at random, and which of them have no finite best logit."""
+        """Write in place the ids of the rows sampled at random, and which of them have no finite best logit."""
         if self._platform.sampler_kernels:
             from beheld.sample import random_kernel
 
@@ -212,7 +212,7 @@ class Sampler:
         ids_B[random.places_R] = sample(logits_BV, batch, random, keys_R2, broken_B)
 
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
-        """A float32 copy of the logits with everything applied that does not depend on temperature."""
+        """A float32 copy of the logits with all changes that do not depend on temperature."""
         logits_BV = logits_BV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if batch.bad_words is not None:
             self._rows.bad_words.apply_(logits_BV, batch.bad_words, [lengths[b] for b in batch.bad_words.places])
@@ -241,8 +241,8 @@ class Sampler:
         self._rows.penalties.apply_(logits_BV, penalised)
 
     def _process(self, logits_V: Tensor, state: RowState, length: int) -> Tensor:
-        """One row's logits after its own logits processors, which see the tokens before position `length`."""
-        assert len(state.tokens) == length, "a row with logits processors has lost track of its tokens"
+        """One row's logits after its logits processors, which see the tokens before position `length`."""
+        assert len(state.tokens) == length, "a row with logits processors has the wrong number of tokens"
         prompt, generated = state.tokens[: state.num_prompt], state.tokens[state.num_prompt :]
         for processor in state.processors:
             answer = processor(list(prompt), list(generated), logits_V.clone())
@@ -259,8 +259,10 @@ class Sampler:
     def _sample_on_cpu(
         self, logits_BV: Tensor, batch: Composition, random: RandomRows, keys_R2: Tensor, nan_B: Tensor
     ) -> Tensor:
-        """Ids (R), row by row: vector instructions may round the ends of an array differently, so that in one array of
-        all rows a row's result could depend on its place.
+        """Ids (R), row by row.
+
+        Vector instructions may round the ends of an array differently, so that in one array of all rows a row's result
+        could depend on its place.
         """
         broken = nan_B.tolist()
         ids = [
@@ -300,13 +302,13 @@ def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
 
         return greedy_kernel.greedy(logits_BV)
     ids_B = _argmax(logits_BV)
-    # The greatest is NaN if any is.
+    # The greatest is NaN if any logit is.
     nan_B = ~logits_BV.gather(-1, ids_B.unsqueeze(-1)).squeeze(-1).isfinite()
     return ids_B.masked_fill_(nan_B, 0), nan_B
 
 
 def _to_device(small: Tensor, device: torch.device) -> Tensor:
-    """A host tensor on `device`, without waiting; from pageable memory, the copy is staged before this returns."""
+    """A host tensor on `device`, without waiting; a copy from pageable memory is staged before this returns."""
     return small.to(device, non_blocking=True)
 
 

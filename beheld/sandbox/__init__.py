@@ -1,1 +1,1 @@
-"""Work on what strangers sent, in processes that can be killed; and the wire between processes, without pickle."""
+"""Work on untrusted input in processes that can be killed, and messages between processes without pickle."""

@@ -3,9 +3,9 @@
     body     length of the JSON (8 bytes) | JSON | gap | buffer 0 | gap | buffer 1 | ...
     JSON     {"value": ..., "sizes": [bytes of each buffer]}
 
-Every buffer begins at a multiple of 64 bytes, so that arrays and tensors can lie where they arrived. Plain JSON values
-stand for themselves; what JSON lacks is an object with one key that says what it is. Only the classes of a codec's
-table can be named, and they are made by their own constructors.
+Every buffer begins at a multiple of 64 bytes, so that arrays and tensors can use the received memory. Plain JSON values
+encode as themselves; other values encode as an object with one key that names their type. Only the classes in a codec's
+table are accepted, and their own constructors build them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ALIGN = 64
 _ERRORS: dict[str, type[BeheldError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BeheldError)
 }
-# From this length on, a list of plain numbers travels as a buffer: entry by entry it would take milliseconds.
+# A list of plain numbers of at least this length is sent as a buffer: entry by entry it would take milliseconds.
 _ROW = 16
-# What stands for itself in JSON, and JSON's own containers, by exact type: most values are one of the first.
+# JSON's scalar types, and its containers, by exact type: most values are scalars.
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _NESTED = frozenset({list, dict})
-# Kinds of numpy's types whose every bit pattern is a value.
+# Kinds of numpy's data types in which every bit pattern is a value.
 _NUMBERS = "biuf"
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 
@@ -41,15 +41,15 @@ Buffer = bytes | memoryview
 
 
 class Codec:
-    """Puts values into bytes and back.
+    """Serializes values and deserializes them.
 
     Args:
-        classes: the dataclasses, named tuples and enumerations that may cross.
+        classes: the dataclasses, named tuples and enumerations that messages may contain.
     """
 
     def __init__(self, classes: Iterable[type]) -> None:
         self._classes = {kind.__name__: kind for kind in classes}
-        # Asked of every value that crosses: dataclasses.fields makes them anew at every call.
+        # Cached: `dataclasses.fields` builds its tuple at every call, and every value needs it.
         self._fields = {
             kind: tuple(field.name for field in fields(kind)) if is_dataclass(kind) else vars(kind)["_fields"]
             for kind in self._classes.values()
@@ -57,10 +57,10 @@ class Codec:
         }
 
     def encode(self, value: Any) -> list[Buffer]:
-        """The pieces of a body, to be sent one after the other.
+        """Serialize a value into the pieces of a body, to be sent one after another.
 
         Raises:
-            ConfigError: the value holds something that cannot leave the process, such as a function.
+            ConfigError: the value contains something that cannot leave the process, such as a function.
         """
         buffers: list[Buffer] = []
         made = self._plain(value, buffers)
@@ -74,10 +74,10 @@ class Codec:
         return pieces
 
     def decode(self, body: Any) -> Any:
-        """The value of a body; its arrays and tensors lie in the body itself where that can be written to.
+        """Deserialize a body. Arrays and tensors use the body's own memory if it is writable.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: the body is malformed.
         """
         view = memoryview(body)
         if view.readonly:
@@ -90,7 +90,7 @@ class Codec:
             for length in head["sizes"]:
                 start = end + -end % _ALIGN
                 if length < 0 or start + length > len(view):
-                    raise ValueError("a buffer lies outside the frame")
+                    raise ValueError("a buffer is outside the frame")
                 buffers.append(view[start : start + length])
                 end = start + length
             return self._value(head["value"], buffers)
@@ -121,7 +121,7 @@ class Codec:
         if isinstance(value, Mapping):
             return {"map": [[self._plain(k, buffers), self._plain(v, buffers)] for k, v in value.items()]}
         if isinstance(value, BeheldError):
-            return {"error": [type(value).__name__, *value.told()]}
+            return {"error": [type(value).__name__, *value.arguments()]}
         return _numbers(value, buffers)
 
     def _all_plain(self, values: Iterable[Any], buffers: list[Buffer]) -> list[Any]:
@@ -155,17 +155,17 @@ class Codec:
             dtype, shape, index = inner
             return _to_array(dtype, shape, buffers[index])
         if kind == "error":
-            name, *told = inner
-            return errors.rebuild(_ERRORS[name], *told)
+            name, *arguments = inner
+            return errors.rebuild(_ERRORS[name], *arguments)
         if kind == "class":
             name, own = inner
-            return self._made(name, own, buffers)
+            return self._build(name, own, buffers)
         raise ValueError(f"there is no {kind!r}")
 
     def _all(self, made: Iterable[Any], buffers: list[memoryview]) -> list[Any]:
         return [self._value(entry, buffers) if type(entry) in _NESTED else entry for entry in made]
 
-    def _made(self, name: str, own: list[Any], buffers: list[memoryview]) -> Any:
+    def _build(self, name: str, own: list[Any], buffers: list[memoryview]) -> Any:
         known: Any = self._classes[name]
         names = self._fields[known]
         if len(names) != len(own):
@@ -174,8 +174,7 @@ class Codec:
 
 
 def _row(value: list[Any] | tuple[Any, ...], buffers: list[Buffer]) -> Any:
-    """A long list or tuple of nothing but texts as it is, of nothing but integers or truths as a buffer; None if it is
-    none of these."""
+    """A long list or tuple: texts as a list, integers or booleans as a buffer; None for other or mixed entries."""
     kinds = set(map(type, value))
     if kinds == {str}:
         return {"words": [type(value).__name__, list(value)]}
@@ -193,7 +192,7 @@ def _row(value: list[Any] | tuple[Any, ...], buffers: list[Buffer]) -> Any:
 
 def _from_words(outer: str, words: list[str]) -> list[str] | tuple[str, ...]:
     if outer not in ("list", "tuple") or not isinstance(words, list) or set(map(type, words)) != {str}:
-        raise ValueError("these are no texts")
+        raise ValueError("a row of texts has an entry that is not a text")
     return words if outer == "list" else tuple(words)
 
 
@@ -203,13 +202,13 @@ def _from_row(made: list[Any], buffers: list[memoryview]) -> list[Any] | tuple[A
         raise ValueError(f"there is no {outer!r} of {inner!r}")
     buffer = buffers[index]
     if inner == "int" and len(buffer) % 8:
-        raise ValueError("a row of integers is cut")
+        raise ValueError("a row of integers is truncated")
     entries = buffer.cast("q").tolist() if inner == "int" else list(map(bool, buffer))
     return entries if outer == "list" else tuple(entries)
 
 
 def _numbers(value: Any, buffers: list[Buffer]) -> Any:
-    """Arrays, tensors and numpy's own numbers; neither library is loaded to find out."""
+    """Arrays, tensors and numpy scalars; imports neither numpy nor torch."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         dtype, shape, buffer = _tensor_parts(value)
@@ -221,7 +220,7 @@ def _numbers(value: Any, buffers: list[Buffer]) -> Any:
         buffers.append(memoryview(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)))
         return {"array": [value.dtype.str, list(value.shape), len(buffers) - 1]}
     raise ConfigError(
-        f"A {type(value).__name__} cannot be handed to another process.",
+        f"A {type(value).__name__} cannot be sent to another process.",
         "Run the work in this process (the engine in a thread, media_workers=0), or leave it out.",
     )
 
@@ -238,17 +237,17 @@ def _to_array(dtype: str, shape: list[int], buffer: memoryview) -> Any:
 
 
 def _tensor_parts(tensor: Any) -> tuple[str, list[int], memoryview]:
-    """Type, shape and bytes of a tensor in the host's memory; the bytes are the tensor's own where it is contiguous."""
+    """Data type, shape and bytes of a tensor in host memory; the bytes are a view if the tensor is contiguous."""
     import torch
 
     dtype = str(tensor.dtype).removeprefix("torch.")
     try:
         if dtype not in _DTYPES:
             raise TypeError(dtype)
-        # numpy sees what lies in the host's memory.
+        # numpy sees the memory of a CPU tensor.
         array = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     except (TypeError, RuntimeError) as error:
-        reason = f"A tensor of {dtype} on {tensor.device} cannot be handed to another process."
+        reason = f"A tensor of {dtype} on {tensor.device} cannot be sent to another process."
         raise ConfigError(reason) from error
     return dtype, list(tensor.shape), memoryview(array)
 
@@ -266,7 +265,7 @@ def _to_tensor(name: str, shape: list[int], buffer: memoryview) -> Any:
 
 
 def _count(shape: list[int]) -> int:
-    """Entries of an array of this shape; ValueError if it is not one."""
+    """The number of entries of an array of this shape; ValueError if the shape is malformed."""
     count = 1
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:

@@ -1,9 +1,9 @@
-"""The process that loads what workers need, once, and forks them; and the worker itself.
+"""The process that imports what workers need, once, and forks them; and the worker itself.
 
-It has one thread, so that forking is safe, and it does no work of its own. Workers share what it has loaded; a new one
-takes milliseconds. When the process that began it ends, it ends too, and the kernel kills its workers.
+It has one thread, so that forking is safe, and does no work of its own. Workers share the imported libraries, so
+starting one takes milliseconds. When the parent ends, the fork server ends too, and the kernel kills its workers.
 
-    parent --- control --- fork server     "fork": a worker's number and socket; "end": kill it, tell how it ended
+    parent --- control --- fork server     "fork": a worker's id and socket; "end": kill it and report its exit code
     parent --- link ------ each worker     a task, its answer, the next task
 """
 
@@ -29,25 +29,25 @@ from beheld.utils.allocator import keep_freed_memory
 
 FORK, END = b"f", b"e"
 NUMBER = struct.Struct("<i")
-# How an answer begins.
+# The first element of an answer.
 DONE, FAILED, NO_MEMORY = "done", "failed", "no memory"
 _SET_DEATH_SIGNAL = 1
-# What a worker keeps of freed memory. With more, many workers would hold much for one large item each.
+# Freed memory that a worker keeps. With more, one large item each would make many workers hold much memory.
 _MOST_KEPT_BYTES = 64 << 20
 
 Work = Callable[[Any], Any]
 
 
 def main(descriptor: int, name: str, memory_bytes: int) -> None:
-    """Load what workers of a task type need, say how that went, and fork workers until the other side ends.
+    """Import what a task type's workers need, report the outcome, and fork workers until the parent ends.
 
     Args:
-        descriptor: of the socket to the parent.
-        name: of the task type.
+        descriptor: the socket to the parent.
+        name: the task type's name.
         memory_bytes: see TaskType.
     """
     control = socket.socket(fileno=descriptor)
-    # Loaded here for all workers: a C library's handle survives a fork.
+    # Loaded once for all workers: a C library's handle survives a fork.
     libc = ctypes.CDLL(None, use_errno=True)
     module, _, function = name.partition(":")
     tasks = importlib.import_module(module)
@@ -59,12 +59,13 @@ def main(descriptor: int, name: str, memory_bytes: int) -> None:
     try:
         work = getattr(tasks, function)(settings)
     except Exception as error:
-        link.send((FAILED, _told(error)))
+        link.send((FAILED, _sendable(error)))
         return
     link.send((DONE, None))
-    # A processor makes several arrays of an item's size after each other, and each would be mapped anew, page by page.
+    # A processor makes several arrays of an item's size, one after another; otherwise the kernel would map each page by
+    # page.
     keep_freed_memory(_MOST_KEPT_BYTES)
-    # What is loaded stays loaded; a collection would only copy its pages.
+    # Imported objects are permanent, and a collection would only copy their pages.
     gc.collect()
     gc.freeze()
     control.settimeout(None)
@@ -82,7 +83,7 @@ def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, l
     ours, theirs = pair()
     parent = os.getpid()
     with warnings.catch_warnings():
-        # Threads of a library that was loaded, not of Python: none of them holds what a worker will ask for.
+        # The warning is about a library's threads, not Python's; they hold no lock that a worker needs.
         warnings.simplefilter("ignore", DeprecationWarning)
         number = os.fork()
     if number == 0:
@@ -92,7 +93,7 @@ def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, l
             ours.close()
             if sys.platform == "linux":
                 libc.prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-            # If it had died before that call, no signal would come.
+            # If the parent had ended before prctl, no signal would arrive.
             if os.getppid() == parent:
                 _bound(memory_bytes)
                 _serve(Link(theirs, codec), work)
@@ -105,7 +106,7 @@ def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, l
 
 
 def _bound(memory_bytes: int) -> None:
-    """Let this process map no more than that beyond what it has mapped now."""
+    """Limit this process to `memory_bytes` of mappings beyond its present ones."""
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     limit = mapped + memory_bytes
@@ -114,7 +115,7 @@ def _bound(memory_bytes: int) -> None:
 
 
 def _serve(link: Link, work: Work) -> None:
-    """Take tasks and answer them until the other side is gone."""
+    """Answer tasks until the other side ends."""
     while True:
         try:
             task = link.receive()
@@ -124,9 +125,9 @@ def _serve(link: Link, work: Work) -> None:
         except MemoryError:
             answer = (NO_MEMORY, None)
         except FrameError as error:
-            answer = (NO_MEMORY, None) if isinstance(error.__cause__, MemoryError) else (FAILED, _told(error))
+            answer = (NO_MEMORY, None) if isinstance(error.__cause__, MemoryError) else (FAILED, _sendable(error))
         except Exception as error:
-            answer = (FAILED, _told(error))
+            answer = (FAILED, _sendable(error))
         try:
             link.send(answer)
         except MemoryError:
@@ -135,7 +136,7 @@ def _serve(link: Link, work: Work) -> None:
             return
 
 
-def _told(error: Exception) -> BeheldError:
+def _sendable(error: Exception) -> BeheldError:
     if isinstance(error, BeheldError):
         return error
     return EngineError(f"{type(error).__name__}: {error}")

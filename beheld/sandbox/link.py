@@ -1,15 +1,14 @@
-"""A pair of sockets over which values go as frames, large ones through shared memory.
+"""A pair of sockets that carries values as frames; large ones go through shared memory.
 
-    frame    magic (4 bytes) | place | length of the label | length of the body | label | body, if it lies inline
+    frame    magic (4 bytes) | place | length of the label | length of the body | label | body, if it is inline
 
-Every frame is one packet, so a broken one takes no other with it: the kernel keeps where each begins and ends. The
-label is the sender's to write. It stands outside the body, so that of a body that cannot be read it can still be said
-whom it concerns.
+Every frame is one packet, so the kernel keeps the boundaries and a broken frame affects no other. The sender chooses
+the label. It is outside of the body and identifies the message even if the body cannot be read.
 
-A large body lies in a memory file that comes with the packet: one of its own, or one that its sender keeps and writes
-again, whose pages need not be found and filled anew.
+A large body is in a memory file that is sent with the packet: a new one, or one that the sender keeps and reuses, whose
+pages are already allocated and mapped.
 
-    kept file    1 while it is to be read, 0 afterwards | gap to _KEPT_HEAD | body
+    kept file    1 until it is read, then 0 | gap to _KEPT_HEAD | body
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from beheld.core.errors import ConfigError
 from beheld.sandbox.codec import Buffer, Codec
 
 MAX_FRAME_BYTES = 4 << 30
-# The most in one packet; the buffers of a socket, as they come, hold both together. A larger body goes through a
-# memory file.
+# The largest inline body. Two such packets fit into a socket's default buffers. A larger body goes through a memory
+# file.
 _INLINE_BYTES = 64 << 10
 MAX_LABEL_BYTES = 64 << 10
 _HEAD = struct.Struct("<4sBIQ")
@@ -35,17 +34,17 @@ _MAGIC = b"bhld"
 _INLINE, _SHARED, _KEPT = 0, 1, 2
 _KEPT_HEAD = 64
 _UNREAD, _READ = b"\1".ljust(_KEPT_HEAD, b"\0"), b"\0"
-# Larger bodies are rare, and mapping their pages takes little time compared with making what they hold.
+# Larger bodies are rare, and mapping their pages takes little time compared with producing their content.
 _MAX_KEPT_BYTES = 8 << 20
 _MAX_PIECES = 512
 _FILE_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
 
 
 class FrameError(ValueError):
-    """A frame came that cannot be read; what comes after it can.
+    """A received frame cannot be read; the following frames can.
 
     Attributes:
-        label: what its sender had written on it; None if that cannot be read either.
+        label: the frame's label; None if it cannot be read either.
     """
 
     def __init__(self, label: bytes | None) -> None:
@@ -57,13 +56,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets, each for one Link.
 
     Raises:
-        ConfigError: the system has no such sockets.
+        ConfigError: the system has no sockets of this kind.
     """
     try:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except (AttributeError, OSError) as error:
         raise ConfigError(
-            "This system cannot connect processes as beheld needs it.",
+            "This system lacks the sockets that connect beheld's processes.",
             "Run the engine in a thread and media_workers=0.",
         ) from error
 
@@ -72,13 +71,13 @@ class Link:
     """One end of a pair of sockets. One thread sends, one receives.
 
     Args:
-        end: the socket, one of `pair`'s.
-        codec: puts values into bytes; the same on both sides.
-        max_kept: memory files that are kept for further bodies, each of up to 8 MiB. The other end can read
-            and write them as long as they are kept: none, unless it is trusted.
+        end: the socket, from `pair`.
+        codec: serializes values; the same on both sides.
+        max_kept: number of memory files, of up to 8 MiB each, that are kept for further bodies. The other end can read
+            and write them as long as they are kept, so use 0 for an untrusted end.
 
     Attributes:
-        num_unread: frames that came and could not be read.
+        num_unread: number of received frames that could not be read.
     """
 
     def __init__(self, end: socket.socket, codec: Codec, max_kept: int = 0) -> None:
@@ -86,7 +85,7 @@ class Link:
         self._codec = codec
         self._max_kept = max_kept
         self._kept: list[int] = []
-        # Closing may not wait for a send to end, and a file must not be closed while it is written.
+        # `close` must not wait for a send, and a file must not be closed while it is written.
         self._keeping = threading.Lock()
         self._packet = bytearray(_HEAD.size + MAX_LABEL_BYTES + _INLINE_BYTES)
         self.num_unread = 0
@@ -95,8 +94,8 @@ class Link:
         """Send a value.
 
         Raises:
-            ConfigError: it cannot leave the process.
-            OSError: the other end is gone, or takes nothing for that long (TimeoutError).
+            ConfigError: the value cannot leave the process.
+            OSError: the other end has closed, or did not read for `timeout_s` (TimeoutError).
         """
         assert len(label) <= MAX_LABEL_BYTES
         pieces = self._codec.encode(value)
@@ -117,9 +116,9 @@ class Link:
             os.close(memory)
 
     def _written(self, pieces: list[Buffer]) -> int | None:
-        """A kept file that holds the pieces; None if there are as many as may be, and all are still to be read.
+        """A kept file that holds the pieces; None if the maximum exists and all are still unread.
 
-        One whose reader never says that it was read is not written again.
+        A file that the reader never marks as read is not reused.
         """
         with self._keeping:
             file = next((file for file in self._kept if os.pread(file, 1, 0) == _READ), None)
@@ -133,12 +132,12 @@ class Link:
             return file
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The next value.
+        """Wait for the next value.
 
         Raises:
-            EOFError: the other end is gone.
-            TimeoutError: nothing came for that long.
-            FrameError: what came cannot be read; the next call reads what comes after it.
+            EOFError: the other end has closed.
+            TimeoutError: nothing arrived for `timeout_s`.
+            FrameError: the frame cannot be read; the next call reads the next frame.
         """
         self._allow(timeout_s)
         try:
@@ -161,7 +160,7 @@ class Link:
                 os.close(file)
 
     def _parts(self, packet: memoryview, files: list[int], flags: int) -> tuple[bytes, memoryview | _Place]:
-        """Label, and either the body or where it lies."""
+        """The label, and either the body or its place."""
         if flags & socket.MSG_TRUNC or len(packet) < _HEAD.size:
             raise FrameError(None)
         magic, place, num_label, size = _HEAD.unpack_from(packet)
@@ -179,10 +178,10 @@ class Link:
 
     def _read(self, label: bytes, body: memoryview | _Place) -> Any:
         try:
-            # A copy, for the next packet comes to the same place, and arrays lie where they arrived.
+            # A copy: the next packet overwrites this buffer, and arrays use the memory of their frame.
             return self._codec.decode(body.content() if isinstance(body, _Place) else bytearray(body))
         except Exception as error:
-            # Also MemoryError, OSError of a file that is none, and what constructors refuse.
+            # Includes MemoryError, OSError of a bad file, and errors that constructors raise.
             raise FrameError(label) from error
 
     def _allow(self, timeout_s: float | None) -> None:
@@ -190,7 +189,7 @@ class Link:
             self._end.settimeout(timeout_s)
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait for what comes."""
+        """The socket's descriptor, for polling."""
         return self._end.fileno()
 
     def close(self) -> None:
@@ -203,7 +202,7 @@ class Link:
 
 
 def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a packet."""
+    """The descriptors that arrived with a packet."""
     found = array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -217,7 +216,7 @@ def _memory() -> int:
 
 
 def _write(file: int, pieces: list[Buffer]) -> None:
-    """Write the pieces where the file stands. The kernel copies, and the interpreter goes on."""
+    """Write the pieces at the file's position. The kernel copies without the interpreter lock."""
     for first in range(0, len(pieces), _MAX_PIECES):
         left = [memoryview(piece) for piece in pieces[first : first + _MAX_PIECES] if len(piece)]
         while left:
@@ -230,17 +229,17 @@ def _write(file: int, pieces: list[Buffer]) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a body of `size` bytes lies in a memory file; `place` is _SHARED or _KEPT."""
+    """The place of a body of `size` bytes in a memory file; `place` is _SHARED or _KEPT."""
 
     file: int
     size: int
     place: int
 
     def content(self) -> memoryview:
-        """The body, in memory of our own; its sender may write a kept file again from now on.
+        """A copy of the body; the sender may overwrite a kept file afterwards.
 
-        Mapping it instead would save the copy, and would cost a descriptor for as long as an item is kept in a cache,
-        and the sender could still change it.
+        Mapping the file would save the copy. But it would occupy a descriptor as long as a cache holds the item, and
+        the sender could still change the content.
         """
         if self.place == _SHARED:
             return _content(self.file, self.size, 0)
@@ -254,13 +253,13 @@ def _content(file: int, size: int, start: int) -> memoryview:
     import numpy as np
 
     if os.fstat(file).st_size < start + size:
-        raise ValueError("the frame's memory is too short")
-    # Not a bytearray, which would be filled with zeros first.
+        raise ValueError("the frame's memory file is too short")
+    # Unlike a bytearray, it is not filled with zeros first.
     body = np.empty(size, np.uint8).data
     done = 0
     while done < size:
         count = os.preadv(file, [body[done:]], start + done)
         if count == 0:
-            raise ValueError("the frame's memory is too short")
+            raise ValueError("the frame's memory file is too short")
         done += count
     return body

@@ -1,4 +1,4 @@
-"""The sandbox: it runs tasks on what strangers sent, in processes that can be killed without harm to anything else."""
+"""The sandbox: it runs tasks on untrusted input in processes that can be killed without harm to anything else."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ A = TypeVar("A")
 
 
 class Sandbox:
-    """All worker processes of one engine. Safe to use from several threads.
+    """All worker processes of one engine. Thread-safe.
 
-    Workers of a task type begin with its first task. A worker that crashes, or exceeds its time or its memory, costs
-    one task.
+    A task type's workers start with its first task. A worker that crashes or exceeds its time or memory costs one task.
     """
 
     def __init__(self) -> None:
@@ -31,12 +30,12 @@ class Sandbox:
         self._closed = False
 
     def run(self, kind: TaskType[T, A], task: T, cancel: CancelToken | None = None) -> A:
-        """A worker's answer to `task`. If it is cancelled meanwhile, its worker is killed.
+        """Run `task` in a worker and return its answer. Cancelling kills the worker.
 
         Raises:
-            WorkerError: workers cannot be started, or the sandbox was closed.
-            BeheldError: what the work itself raised.
-            Exception: what the task type makes of a fault of the worker.
+            WorkerError: workers cannot be started, or the sandbox is closed.
+            BeheldError: the work raised it.
+            Exception: the task type's error for a fault of the worker.
             Cancelled: the result is no longer wanted.
         """
         try:
@@ -49,7 +48,7 @@ class Sandbox:
         return answer
 
     def warm(self, kind: TaskType[Any, Any]) -> None:
-        """Begin to load what workers need, without waiting for it; an error comes with the first task."""
+        """Start loading what workers need, without waiting; the first task reports an error."""
 
         def begin() -> None:
             try:
@@ -60,18 +59,18 @@ class Sandbox:
         threading.Thread(target=begin, name="beheld-workers", daemon=True).start()
 
     def pids(self, kind: TaskType[Any, Any] | None = None) -> tuple[int, ...]:
-        """The numbers of the worker processes; of all task types if none is named."""
+        """Process ids of the workers, of one task type or of all."""
         with self._lock:
             groups = [group for known, group in self._groups.items() if kind in (None, known)]
         return tuple(number for group in groups for number in group.pids())
 
     def server_pid(self, kind: TaskType[Any, Any]) -> int | None:
-        """The number of the process that forks workers of this type, if it runs."""
+        """Process id of the fork server of this task type, if it runs."""
         group = self._groups.get(kind)
         return None if group is None else group.server_pid
 
     def close(self) -> None:
-        """End all workers; tasks in work fail."""
+        """End all workers; running tasks fail."""
         with self._lock:
             self._closed = True
             groups = list(self._groups.values())
@@ -81,7 +80,7 @@ class Sandbox:
     def _group(self, kind: TaskType[Any, Any]) -> WorkerGroup:
         with self._lock:
             if self._closed:
-                raise WorkerError("The engine was closed.")
+                raise WorkerError("The engine is closed.")
             if kind not in self._groups:
                 self._groups[kind] = WorkerGroup(kind)
             return self._groups[kind]

@@ -1,4 +1,4 @@
-"""Task types: what a worker does, within which bounds, and which error the caller of a lost task gets."""
+"""Task types: what a worker does, within which limits, and the error for the caller of a lost task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ A = TypeVar("A")
 
 
 class Fault(StrEnum):
-    """What may happen to a worker: it exceeds its time, or its memory, or it ends."""
+    """A worker's fault: it exceeds its time or its memory, or its process ends."""
 
     TIME = "time"
     MEMORY = "memory"
@@ -23,11 +23,11 @@ class Fault(StrEnum):
 
 
 class WorkerFault(Exception):
-    """A task that was not answered.
+    """A worker did not answer its task.
 
     Args:
-        fault: why.
-        how: of a worker that ended, in words ("signal SIGSEGV").
+        fault: the kind of fault.
+        how: how the worker's process ended, in words ("signal SIGSEGV").
     """
 
     def __init__(self, fault: Fault, how: str = "") -> None:
@@ -38,17 +38,17 @@ class WorkerFault(Exception):
 
 @dataclass(frozen=True, eq=False)
 class TaskType(Generic[T, A]):
-    """One kind of task. It is declared in the room that knows the work.
+    """One kind of task, declared in the package that does the work.
 
     Attributes:
-        load: a module's function. Given the settings, it loads what workers need and gives the function that does a
-            task. Its module has CODEC, which knows the classes of settings, tasks and answers.
-        settings: gives the settings; called once, as the first worker begins.
+        load: a module's function. It takes the settings, loads what workers need and returns the function that does a
+            task. Its module has CODEC, which includes the classes of settings, tasks and answers.
+        settings: returns the settings; called once, when the first worker starts.
         answer: the class of answers.
-        timeout_s: a task's seconds, without those that it waits for a worker.
-        memory_bytes: what a worker may take beyond what all workers of this type share.
-        max_workers: processes at a time.
-        error: what the caller of a lost task gets.
+        timeout_s: seconds for a task, without the wait for a free worker.
+        memory_bytes: memory that a worker may use beyond what all workers of this type share.
+        max_workers: the most processes at once.
+        error: makes the error for the caller of a lost task.
     """
 
     load: Callable[[Any], Callable[[T], A]]
@@ -61,11 +61,11 @@ class TaskType(Generic[T, A]):
 
     @property
     def name(self) -> str:
-        """Where the work is found, as "module:function"."""
+        """The module and function of the work, as "module:function"."""
         return f"{self.load.__module__}:{self.load.__name__}"
 
     @property
     def codec(self) -> Codec:
-        """Puts settings, tasks and answers on the wire."""
+        """Serializes settings, tasks and answers."""
         codec: Codec = sys.modules[self.load.__module__].CODEC
         return codec

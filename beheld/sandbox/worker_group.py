@@ -1,4 +1,4 @@
-"""The workers of one task type, each of which can be killed without harm to anything but its task."""
+"""The workers of one task type; killing one affects only its task."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from beheld.sandbox.link import Link, pair
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 from beheld.utils.cancellation import CancelToken
 
-# A fork server only forks and reaps: one that takes longer than this is stopped or gone.
+# A fork server only forks and reaps; if it takes longer than this, it is stopped or dead.
 _CONTROL_S = 5.0
-# Libraries are read from a disk that may be slow.
+# The disk that holds the libraries may be slow.
 _START_S = 120.0
-# Workers compute with one thread each, and never on the GPU.
+# A worker computes with one thread and never on the GPU.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -44,22 +44,22 @@ class _Worker:
     ended: str | None = None
 
     def idle(self) -> bool:
-        """True if it lives and has nothing to say, as it should be while it has no task."""
+        """True if it is alive and has sent nothing, as a worker without a task should."""
         readable, _, _ = select.select([self.end], [], [], 0.0)
         return not readable
 
     def hang_up(self) -> None:
-        """End every thread's waiting for its answer; it is of no further use."""
+        """Stop waiting for its answer; the worker is of no further use."""
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_RDWR)
 
 
 class _Server:
-    """A fork server, seen from its parent. Not thread-safe.
+    """A fork server, as its parent sees it. Not thread-safe.
 
     Raises:
-        WorkerError: it ends before it is ready.
-        BeheldError: what its module said as it was loaded.
+        WorkerError: the server ended before it was ready.
+        BeheldError: loading its module raised it.
     """
 
     def __init__(self, kind: TaskType[Any, Any]) -> None:
@@ -69,14 +69,14 @@ class _Server:
         with theirs:
             name = str(theirs.fileno())
             command = [sys.executable, "-m", "beheld.sandbox.forkserver", name, kind.name, str(kind.memory_bytes)]
-            # A session of its own, so that a Ctrl-C at the terminal reaches only the side that drains.
+            # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
             self._process = subprocess.Popen(
                 command, pass_fds=(theirs.fileno(),), start_new_session=True, env={**os.environ, **_ENVIRONMENT}
             )
         try:
             link = Link(self._control, self._codec)
             link.send(kind.settings())
-            status, said = link.receive(_START_S)
+            status, refusal = link.receive(_START_S)
         except (OSError, EOFError, ValueError) as error:
             self.close()
             raise WorkerError("The processes that prepare requests cannot be started.", "The log says why.") from error
@@ -85,45 +85,45 @@ class _Server:
             raise
         if status != DONE:
             self.close()
-            raise said
+            raise refusal
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def fork(self) -> _Worker:
-        """A new worker.
+        """Fork a new worker.
 
         Raises:
-            OSError: the server is gone, or does not answer.
+            OSError: the server has ended or does not answer.
         """
         self._control.settimeout(_CONTROL_S)
         self._control.sendall(FORK)
-        said, files, _, _ = socket.recv_fds(self._control, NUMBER.size, 1)
-        if len(said) != NUMBER.size or len(files) != 1:
+        received, files, _, _ = socket.recv_fds(self._control, NUMBER.size, 1)
+        if len(received) != NUMBER.size or len(files) != 1:
             for file in files:
                 os.close(file)
             raise ConnectionError("the fork server has ended")
         end = socket.socket(fileno=files[0])
-        return _Worker(NUMBER.unpack(said)[0], Link(end, self._codec), end, self)
+        return _Worker(NUMBER.unpack(received)[0], Link(end, self._codec), end, self)
 
     def end(self, worker: _Worker) -> str:
-        """Kill a worker; how it had ended, in words.
+        """Kill a worker and return how it ended, in words.
 
         Raises:
-            OSError: the server is gone, or does not answer.
+            OSError: the server has ended or does not answer.
         """
         self._control.settimeout(_CONTROL_S)
         self._control.sendall(END + NUMBER.pack(worker.number))
-        said = self._control.recv(NUMBER.size)
-        if len(said) != NUMBER.size:
+        received = self._control.recv(NUMBER.size)
+        if len(received) != NUMBER.size:
             raise ConnectionError("the fork server has ended")
-        (code,) = NUMBER.unpack(said)
+        (code,) = NUMBER.unpack(received)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """End it, and with it, by the kernel, its workers."""
+        """Kill the server; the kernel then kills its workers."""
         self.alive = False
         self._control.close()
         self._process.kill()
@@ -131,7 +131,7 @@ class _Server:
 
 
 class WorkerGroup:
-    """The workers of one task type, which begin with the first task. Safe to use from several threads."""
+    """The workers of one task type; they start with the first task. Thread-safe."""
 
     def __init__(self, kind: TaskType[Any, Any]) -> None:
         assert kind.max_workers > 0
@@ -141,20 +141,20 @@ class WorkerGroup:
         self._busy: set[_Worker] = set()
         self._taken = 0
         self._closed = False
-        # Held while the server is begun or spoken to; never together with waiting for a worker.
+        # Held while the server is started or used; never while waiting for a worker.
         self._server_lock = threading.Lock()
         self._server: _Server | None = None
-        # What the module said as it was loaded, which it would say again.
+        # The error that loading the module raised; it would raise it again.
         self._refusal: UserError | None = None
 
     def run(self, task: Any, cancel: CancelToken) -> Any:
-        """A worker's answer to `task`. Waiting for a free worker does not count as its time.
+        """Run `task` in a worker and return its answer. Waiting for a free worker does not count as its time.
 
         Raises:
-            WorkerFault: it took too long or too much, or its process ended; only this task is lost.
+            WorkerFault: the task exceeded its time or memory, or its process ended; only this task is lost.
             WorkerError: workers cannot be started.
-            BeheldError: what the work itself raised.
-            Cancelled: the task was cancelled; a worker that was at it is killed.
+            BeheldError: the work raised it.
+            Cancelled: the task was cancelled; its worker is killed.
         """
         worker = self._take(cancel)
         try:
@@ -162,10 +162,10 @@ class WorkerGroup:
                 status, answer = self._ask(worker, task)
         except BaseException:
             self._give_back(worker, fit=False)
-            # Then its end was our doing.
+            # If the task was cancelled, we killed the worker ourselves.
             cancel.check()
             raise
-        # One that ran out of memory may hold more of it than the next task leaves over.
+        # After running out of memory, it may hold memory that the next task needs.
         self._give_back(worker, fit=status != NO_MEMORY)
         if status == DONE:
             return answer
@@ -174,28 +174,28 @@ class WorkerGroup:
         raise WorkerFault(Fault.MEMORY)
 
     def load(self) -> None:
-        """Load what workers need, if that was not done before.
+        """Load what workers need, unless it is loaded.
 
         Raises:
             WorkerError: workers cannot be started.
-            BeheldError: what loading raised.
+            BeheldError: loading raised it.
         """
         with self._server_lock:
             self._living()
 
     def pids(self) -> tuple[int, ...]:
-        """The numbers of the worker processes."""
+        """Process ids of the workers."""
         with self._changed:
             return tuple(worker.number for worker in (*self._idle, *self._busy))
 
     @property
     def server_pid(self) -> int | None:
-        """The number of the fork server, if it was begun."""
+        """Process id of the fork server, if it was started."""
         server = self._server
         return None if server is None else server.pid
 
     def close(self) -> None:
-        """End all workers; tasks that are being worked on fail."""
+        """End all workers; running tasks fail."""
         with self._changed:
             self._closed = True
             self._idle.clear()
@@ -218,9 +218,9 @@ class WorkerGroup:
         except (EOFError, OSError) as error:
             raise WorkerFault(Fault.ENDED, self._end(worker)) from error
         except ValueError as error:
-            raise WorkerFault(Fault.ENDED, "an answer that makes no sense") from error
+            raise WorkerFault(Fault.ENDED, "a malformed answer") from error
         if not (isinstance(answer, tuple) and len(answer) == 2):
-            raise WorkerFault(Fault.ENDED, "an answer that makes no sense")
+            raise WorkerFault(Fault.ENDED, "a malformed answer")
         return answer
 
     def _take(self, cancel: CancelToken) -> _Worker:
@@ -229,7 +229,7 @@ class WorkerGroup:
                 self._changed.wait()
                 cancel.check()
             if self._closed:
-                raise WorkerError("The engine was closed.")
+                raise WorkerError("The engine is closed.")
             self._taken += 1
         try:
             worker = self._fit()
@@ -247,7 +247,7 @@ class WorkerGroup:
             self._changed.notify_all()
 
     def _fit(self) -> _Worker:
-        """An idle worker that lives, or a new one."""
+        """An idle worker that is alive, or a new one."""
         while True:
             with self._changed:
                 worker = self._idle.pop() if self._idle else None
@@ -255,7 +255,7 @@ class WorkerGroup:
                 return self._new()
             if worker.server.alive and worker.idle():
                 return worker
-            # It was killed while it had nothing to do: no task is lost.
+            # It was killed while idle, so no task is lost.
             self._end(worker)
 
     def _new(self) -> _Worker:
@@ -265,13 +265,13 @@ class WorkerGroup:
                 try:
                     return server.fork()
                 except OSError:
-                    # Its workers end with it; those that have a task see that for themselves.
+                    # Its workers end with it; those with a task detect that themselves.
                     server.close()
             raise WorkerError("The processes that prepare requests cannot be started.", "The log says why.")
 
     def _living(self) -> _Server:
         if self._closed:
-            raise WorkerError("The engine was closed.")
+            raise WorkerError("The engine is closed.")
         if self._refusal is not None:
             raise self._refusal
         if self._server is None or not self._server.alive:
@@ -294,7 +294,7 @@ class WorkerGroup:
             self._changed.notify()
 
     def _end(self, worker: _Worker) -> str:
-        """Make sure that a worker is gone; how it had ended."""
+        """Make sure that a worker has ended and return how it ended."""
         with self._server_lock:
             if worker.ended is not None:
                 return worker.ended

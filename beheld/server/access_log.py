@@ -1,4 +1,4 @@
-"""The access log: every request has a name, one line in the log and one count, whatever became of it."""
+"""The access log: every request gets an id, one log line and one count."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# The client went away; no status of HTTP says so.
+# The client disconnected; HTTP has no status for it.
 GONE = 499
-# Routes that are asked all the time and say nothing in the log; and what no route answered.
+# Routes that are polled and not logged.
 _QUIET = frozenset({"health", "show_metrics"})
 NO_ROUTE = "none"
 
 
 class AccessLog:
-    """What is told of the end of each request."""
+    """Logs and counts the end of each request."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def ended(self, route: str, number: str, status: int, seconds: float) -> None:
-        """A request has ended. `number` is the part that its names have in common: see `name_of`."""
+        """Record the end of a request. `number` is the common part of its names, see `name_of`."""
         self._metrics.answered(route, status, seconds)
         if route not in _QUIET:
             logger.info("%s %s %d %.0f ms", name_of(number), route, status, 1e3 * seconds)
@@ -39,15 +39,15 @@ def number() -> str:
 
 
 def name_of(number: str) -> str:
-    """What X-Request-Id and the log call a request; the id in the answer's body ends with the same number."""
+    """The request's name in X-Request-Id and in the log; the id in the response body ends with the same number."""
     return f"req-{number}"
 
 
 class AccessLogMiddleware:
-    """Writes a line for every request, also of those that no route sees.
+    """Writes a log line for every request, including those that reach no route.
 
-    Handlers say through the request's state which `route` they are, and what the `outcome` was where that is not the
-    status that was sent: a stream has a status before it has failed.
+    Handlers set two attributes of the request's state: `route`, their name, and `outcome`, if the final status differs
+    from the one that was sent. A stream sends its status before it can fail.
     """
 
     def __init__(self, app: ASGIApp, access_log: AccessLog) -> None:
@@ -55,7 +55,7 @@ class AccessLogMiddleware:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; the answer gets an X-Request-Id."""
+        """Call the application and add an X-Request-Id to the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -64,28 +64,28 @@ class AccessLogMiddleware:
         state |= {"number": number(), "route": NO_ROUTE, "outcome": None, "streamed": False}
         REQUEST.set(name_of(state["number"]))
         status = GONE
-        told = False
+        logged = False
 
         def end() -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal logged
+            if not logged:
+                logged = True
                 self._access_log.ended(
                     state["route"], state["number"], state["outcome"] or status, time.monotonic() - begin
                 )
 
-        async def said(message: Message) -> None:
+        async def send_logged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 name = (b"x-request-id", name_of(state["number"]).encode())
                 message = {**message, "headers": [*message.get("headers", ()), name]}
             elif not message.get("more_body") and not state["streamed"]:
-                # Before the last bytes: who has the answer finds it counted.
+                # Before the last bytes, so that a client that has the response finds it counted.
                 end()
             await send(message)
 
         try:
-            await self._app(scope, receive, said)
+            await self._app(scope, receive, send_logged)
         finally:
             end()

@@ -1,4 +1,4 @@
-"""Admission: how many requests are in work, what their bodies hold, and whether more are taken."""
+"""Admission control: counts running requests and the bytes of their bodies, and refuses more than the limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 
 
-class Admission:
-    """Admission, bounded; and the drain before the end.
+class AdmissionControl:
+    """Limits the running requests and drains them before the end.
 
     Attributes:
-        num_connections: tells how many there are; whoever listens puts it here.
+        num_connections: returns the number of connections; the server sets it.
         draining: the server is about to end.
-        cut: it ends now, with what is in work.
+        cut: the server ends now and cancels running requests.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -35,7 +35,7 @@ class Admission:
 
     @contextmanager
     def known(self) -> Iterator[asyncio.Task[object]]:
-        """This task answers a request, which `cut_off` cancels."""
+        """Register the current task, which answers a request, so that `cut_off` cancels it."""
         task = asyncio.current_task()
         assert task is not None, "requests are answered in tasks"
         self._tasks.add(task)
@@ -45,22 +45,22 @@ class Admission:
             self._tasks.discard(task)
 
     def cut_off(self) -> None:
-        """End all that is in work; see `CutOff`, which tells the clients."""
+        """Cancel all running requests; `CutOff` answers their clients."""
         self.cut = True
         for task in self._tasks:
             task.cancel()
 
     @property
     def busy(self) -> int:
-        """Answers in work."""
+        """Number of running answers."""
         return self._busy
 
     @contextmanager
     def admitted(self, answers: int = 1) -> Iterator[None]:
-        """The right to have `answers` answers in work.
+        """Reserve `answers` running answers.
 
         Raises:
-            HttpError: 503 with Retry-After, at once, when there are too many or the server is about to end.
+            HttpError: 503 with Retry-After, at once, if there are too many or the server is about to end.
         """
         self.check(answers)
         self._busy += answers
@@ -73,55 +73,57 @@ class Admission:
                 self._idle.set()
 
     def check(self, answers: int = 1) -> None:
-        """Raise what `admitted` would: so a server that is full need not read what it will not answer."""
+        """Raise what `admitted` would, so that a full server need not read a body that it will refuse."""
         if self.draining:
             raise HttpError(
                 503,
                 "The server is shutting down.",
-                "Ask again when it has started anew.",
+                "Try again after the restart.",
                 code="draining",
                 headers={"Retry-After": "30"},
             )
         if self._busy + answers > self._max and self._busy:
-            raise _busy("The server has too many requests in work.")
+            raise _busy("The server has too many running requests.")
 
     def crowded(self) -> bool:
-        """Whether there are more connections than are served."""
+        """True if there are more connections than the limit."""
         return self.num_connections() > self._max_connections
 
     @property
     def held_bytes(self) -> int:
-        """What bodies hold that are being read or prepared."""
+        """Bytes of the bodies that are being read or prepared."""
         return self._held
 
     def hold(self) -> Hold:
-        """The right to keep the bytes of one body, until it is released."""
+        """Reserve the bytes of one body until it is released."""
         return Hold(self)
 
     def take(self, num_bytes: int) -> None:
-        """Count bytes that a body holds.
+        """Count bytes of a body.
 
         Raises:
-            HttpError: 503 with Retry-After when bodies hold too much in all.
+            HttpError: 503 with Retry-After if all bodies together are too large.
         """
         if self._held + num_bytes > self._max_held:
-            raise _busy("The server has too many large requests in work.")
+            raise _busy("The server has too many large requests.")
         self._held += num_bytes
 
     def give(self, num_bytes: int) -> None:
-        """Bytes that were taken are held no more."""
+        """Stop counting bytes that were taken."""
         self._held -= num_bytes
 
     async def idle(self) -> None:
-        """Return once nothing is in work."""
+        """Wait until no request is running."""
         await self._idle.wait()
 
 
 class Hold:
-    """What one body holds, as a context or until `release`; its first bytes are free, so that small bodies are never
-    kept out by large ones."""
+    """The bytes of one body, as a context or until `release`.
 
-    def __init__(self, admission: Admission) -> None:
+    The first bytes are not counted, so that large bodies never keep small ones out.
+    """
+
+    def __init__(self, admission: AdmissionControl) -> None:
         self._admission = admission
         self._size = 0
         self.counted = 0
@@ -133,15 +135,15 @@ class Hold:
         self.release()
 
     def release(self) -> None:
-        """The body is gone; a second time says nothing new."""
+        """Stop counting the body; a second call does nothing."""
         self._admission.give(self.counted)
         self.counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """So many bytes came.
+        """Count `num_bytes` more.
 
         Raises:
-            HttpError: 503 when bodies hold too much in all.
+            HttpError: 503 if all bodies together are too large.
         """
         self._size += num_bytes
         more = max(0, self._size - limits.FREE_BYTES) - self.counted

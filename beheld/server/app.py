@@ -1,4 +1,4 @@
-"""The application: its routes, and what stands before all of them."""
+"""The application: its routes and its middleware."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
 from beheld.server import chat, completions, limits, page
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
-from beheld.server.admission import Admission
+from beheld.server.admission import AdmissionControl
 from beheld.server.chat import Head
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
@@ -56,12 +56,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """Everything the routes share."""
+    """The state that all routes share."""
 
     def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
         self.llm = llm
         self.options = options
-        self.admission = Admission(options)
+        self.admission = AdmissionControl(options)
         self.metrics = Metrics()
         self._clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
@@ -76,20 +76,20 @@ class Service:
     def app(self) -> Starlette:
         """The application."""
         routes = [
-            Route("/v1/chat/completions", self._told(self.chat), methods=["POST"]),
-            Route("/v1/completions", self._told(self.complete), methods=["POST"]),
-            Route("/v1/embeddings", self._told(self.embed), methods=["POST"]),
-            Route("/v1/models", self._told(self.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", self._told(self.model), methods=["GET"]),
-            Route("/tokenize", self._told(self.tokenize), methods=["POST"]),
-            Route("/detokenize", self._told(self.detokenize), methods=["POST"]),
-            Route("/health", self._told(self.health), methods=["GET"]),
-            Route("/version", self._told(self.version), methods=["GET"]),
-            Route("/metrics", self._told(self.show_metrics), methods=["GET"]),
-            Route("/openapi.json", self._told(self.openapi), methods=["GET"]),
+            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
+            Route("/v1/embeddings", self._guarded(self.embed), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
+            Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
+            Route("/detokenize", self._guarded(self.detokenize), methods=["POST"]),
+            Route("/health", self._guarded(self.health), methods=["GET"]),
+            Route("/version", self._guarded(self.version), methods=["GET"]),
+            Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
+            Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]),
         ]
         if self.options.show_page:
-            routes.append(Route("/", self._told(self.page), methods=["GET"]))
+            routes.append(Route("/", self._guarded(self.page), methods=["GET"]))
         app = Starlette(
             routes=routes,
             middleware=[
@@ -105,8 +105,8 @@ class Service:
         app.router.redirect_slashes = False
         return app
 
-    def _told(self, handler: Handler) -> Handler:
-        """The handler, with errors answered, under its name in the access log."""
+    def _guarded(self, handler: Handler) -> Handler:
+        """The handler with error responses and its name in the access log."""
         route = handler.__name__
 
         async def handle(request: Request) -> Response:
@@ -166,7 +166,7 @@ class Service:
         stream: bool,
         usage: bool,
     ) -> Response:
-        """The chunks as a stream or as one body; what fails before the first chunk fails with its status."""
+        """The chunks as a stream or as one body. An error before the first chunk gets its own status."""
         client = self._clients.of(request.scope)
         self._clients.check(client)
         stack = contextlib.ExitStack()
@@ -203,17 +203,17 @@ class Service:
     # ------------------------------------------------------------------ the rest
 
     async def embed(self, request: Request) -> Response:
-        """POST /v1/embeddings: checked as far as it can be; no model of this version gives vectors."""
+        """POST /v1/embeddings: checks the request; no model of this version gives vectors."""
         body = await self._read(request, EmbeddingRequest)
         self._check_model(body.model)
         if (body.input is None) == (body.messages is None):
-            raise HttpError(400, "There is input and messages, or neither.", "Give either.", param="input")
+            raise HttpError(400, "The request must have either input or messages.", "Send one of them.", param="input")
         if body.input is not None and not body.input:
-            raise HttpError(400, "The input is empty.", "Give a text.", param="input")
+            raise HttpError(400, "The input is empty.", "Send a text.", param="input")
         raise HttpError(
             400,
-            f"The model {self.options.names[0]!r} answers in text; it gives no embeddings.",
-            "Ask /v1/chat/completions or /v1/completions.",
+            f"The model {self.options.names[0]!r} generates text and gives no embeddings.",
+            "Use /v1/chat/completions or /v1/completions.",
             param="model",
             code="not_an_embedding_model",
         )
@@ -245,15 +245,17 @@ class Service:
         body = await self._read(request, TokenizeRequest)
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise HttpError(400, "There is a prompt and messages, or neither.", "Give either.", param="prompt")
+            raise HttpError(
+                400, "The request must have either a prompt or messages.", "Send one of them.", param="prompt"
+            )
         with self.admission.admitted():
             if body.prompt is not None:
                 for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
                     if getattr(body, name) is not None:
-                        raise HttpError(400, f"{name} need messages.", "Send messages, or leave it out.", param=name)
+                        raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
                 ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
-                ids = await self.llm.chat_token_ids(**chat.seen(body, self.options))
+                ids = await self.llm.chat_token_ids(**chat.tokenize_options(body, self.options))
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
@@ -261,14 +263,14 @@ class Service:
         body = await self._read(request, DetokenizeRequest)
         self._check_model(body.model)
         if len(body.tokens) > self.llm.config.max_model_len:
-            raise HttpError(400, "There are more tokens than the model takes.", "Send fewer.", param="tokens")
+            raise HttpError(400, "There are more tokens than the model accepts.", "Send fewer.", param="tokens")
         with self.admission.admitted():
             return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
 
     async def health(self, request: Request) -> Response:
         """GET /health: a round trip to the engine."""
         if self.admission.draining:
-            raise HttpError(503, "The server is shutting down.", "Ask again when it has started anew.", code="draining")
+            raise HttpError(503, "The server is shutting down.", "Try again after the restart.", code="draining")
         try:
             async with asyncio.timeout(self.options.health_s):
                 await self.llm.ping()
@@ -276,7 +278,7 @@ class Service:
             raise HttpError(
                 503,
                 "The engine does not answer.",
-                "Ask again; if it stays so, the operator has to start the server anew.",
+                "Try again; if this persists, the operator must restart the server.",
                 code="engine_hangs",
             ) from error
         return JSONResponse({"status": "ok"})
@@ -298,7 +300,7 @@ class Service:
         return JSONResponse(document())
 
     async def page(self, request: Request) -> Response:
-        """GET /: the page to try the model."""
+        """GET /: a page for trying the model."""
         return HTMLResponse(page.html(), headers=page.headers())
 
     # ------------------------------------------------------------------ how
@@ -317,7 +319,7 @@ class Service:
             raise HttpError(
                 404,
                 f"There is no model {name[:128]!r} here.",
-                f"There is {self.options.names[0]!r}.",
+                f"Use {self.options.names[0]!r}.",
                 param="model",
                 code="model_not_found",
             )
@@ -339,7 +341,7 @@ class Service:
         )
 
     def _salt(self, request: Request, own: str | None) -> str | None:
-        """Clients with different keys, and with different salts of their own, share no cached prefix."""
+        """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
         client = getattr(request.state, "client", None) if len(self.options.api_keys) > 1 else None
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
 
@@ -350,7 +352,7 @@ async def _folded(chunks: AsyncGenerator[Chunk, None], kind: str) -> dict[str, A
 
 
 async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a stream: the usage only where it was asked for."""
+    """The chunks of a stream, with the usage only if it was requested."""
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             if "usage" not in chunk:
@@ -363,8 +365,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, methods = error.status_code, (error.headers or {}).get("Allow", "another")
     words = {
-        404: ("There is no such route.", "See /openapi.json."),
-        405: (f"This route does not know the method {request.method[:16]}.", f"Use {methods}."),
+        404: ("This route does not exist.", "See /openapi.json."),
+        405: (f"This route does not support the method {request.method[:16]}.", f"Use {methods}."),
     }
     reason, remedy = words.get(status, ("The request was refused.", "See /openapi.json."))
     return HttpError(status, reason, remedy, headers=error.headers).response()

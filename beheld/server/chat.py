@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.core.params import SamplingParams, StructuredOutputs, Thoughts
+from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
 from beheld.server.delta_parser import DeltaParser
@@ -23,9 +23,16 @@ from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer begin with, who is told of its end (last output, tokens of the answers), the
-    adapter that answers, if any, what tells a token's bytes, who is told when the body is needed no more, and the
-    client, see clients.py."""
+    """The common part of an answer's chunks, and the callbacks of its route.
+
+    Attributes:
+        id, created, model: fields of every chunk.
+        ended: called at the end of a request with its last output and the number of the answers' tokens.
+        lora: the adapter that answers, if any.
+        bytes_of: returns the bytes of a token id.
+        used: called when the request's body is no longer needed.
+        client: the opaque name of the client, see clients.py.
+    """
 
     id: str
     created: int
@@ -40,18 +47,18 @@ class Head:
 def chunks(
     llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: Head, salt: str | None, form: ToolForm | None
 ) -> AsyncGenerator[Chunk, None]:
-    """The answer to a chat request, in chunks; the last one holds the usage.
+    """The response to a chat request, in chunks; the last one has the usage.
 
     Args:
-        llm: answers.
+        llm: the engine.
         body: the request.
-        options: of the server.
-        head: what chunks begin with.
-        salt: separates the prefix cache of this client from others'.
-        form: in which the model writes tool calls.
+        options: the server's options.
+        head: the common part of the chunks.
+        salt: separates this client's prefix cache from others'.
+        form: the format of the model's tool calls.
 
     Raises:
-        HttpError, ParamsError: fields do not fit together, or one is out of range.
+        HttpError, ParamsError: fields contradict each other, or one is out of range.
     """
     tools = tool_use(body, form, options.max_tools)
     thinks = options.reasoning_parser is not None
@@ -60,7 +67,7 @@ def chunks(
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     defaults = llm.get_default_sampling_params()
     if defaults.max_tokens == SamplingParams().max_tokens:
-        # Nobody recommended a length: a chat goes on until the model ends it.
+        # The checkpoint recommends no length: an answer goes on until the model ends it.
         defaults.max_tokens = None
     params = sampling(
         body,
@@ -73,7 +80,7 @@ def chunks(
     )
 
     def prepared() -> None:
-        # What came with the messages may be large, and the answer may take long.
+        # Media in the messages may be large, and the answer may take long.
         body.messages.clear()
         head.used()
 
@@ -88,20 +95,20 @@ def chunks(
         prepared=prepared,
         cache_salt=salt,
         tools=tools.shown,
-        # Tokenizers may call the marks special, and texts leave special tokens out: then thoughts would never end.
+        # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=(OPEN, CLOSE) if thinks else (),
-        thoughts=_thoughts(params.structured_outputs) if thinks else None,
+        reasoning=_reasoning_before(params.structured_outputs) if thinks else None,
         **_template(body, options),
     )
     return _chunks(outputs, body, head, tools, thinks=thinks)
 
 
 def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
-    """Raise HttpError where fields do not fit together."""
+    """Raise HttpError if fields contradict each other."""
     if shows_marks and body.skip_special_tokens:
         raise HttpError(
             400,
-            "Tool calls of this model begin with a special token, which must not be skipped.",
+            "This model's tool calls begin with a special token, which must not be skipped.",
             "Leave skip_special_tokens out.",
             param="skip_special_tokens",
         )
@@ -109,24 +116,27 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
     if tools.grammar is not None and (body.structured_outputs is not None or formed):
         raise HttpError(
             400,
-            "tool_choice and a grammar exclude each other.",
+            "tool_choice and a grammar cannot be combined.",
             "Set tool_choice to 'auto' or 'none', or leave the grammar out.",
             param="tool_choice",
         )
     if body.logprobs is not True and body.top_logprobs is not None:
-        raise HttpError(400, "top_logprobs need logprobs.", "Set logprobs to true.", param="top_logprobs")
+        raise HttpError(400, "top_logprobs needs logprobs.", "Set logprobs to true.", param="top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise HttpError(
-            400, "max_tokens and max_completion_tokens say the same.", "Give one.", param="max_completion_tokens"
+            400,
+            "max_tokens and max_completion_tokens mean the same.",
+            "Send one of them.",
+            param="max_completion_tokens",
         )
 
 
 def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
-    """The options of the template and the processor, as far as the client is trusted with them."""
+    """The options of the template and the processor that the client is trusted to set."""
     if body.chat_template is not None and not options.trust_templates:
         raise HttpError(
             400,
-            "Templates in requests are not accepted by this server.",
+            "This server does not accept templates in requests.",
             "The operator may start it with --trust-request-chat-template.",
             param="chat_template",
         )
@@ -145,11 +155,11 @@ def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
 
 
 def check_processor_options(given: dict[str, Any] | None, options: ServerOptions) -> None:
-    """Raise HttpError if processor options were given by a client that is not trusted with them."""
+    """Raise HttpError if an untrusted client sent processor options."""
     if given and not options.trust_processor_options:
         raise HttpError(
             400,
-            "Processor options in requests are not accepted by this server.",
+            "This server does not accept processor options in requests.",
             "The operator may start it with --trust-request-mm-kwargs.",
             param="mm_processor_kwargs",
         )
@@ -157,13 +167,13 @@ def check_processor_options(given: dict[str, Any] | None, options: ServerOptions
 
 def message_of(message: Message, number: int, options: ServerOptions) -> dict[str, Any]:
     """The message as the input pipeline takes it; `number` counts from 0."""
-    # Templates look at the content of every message, also of one that holds only calls.
+    # Templates read the content of every message, even of one with only tool calls.
     made = {"content": "", **message.model_dump(exclude_none=True)}
     refusal = made.pop("refusal", None)
     if refusal and message.content:
-        raise HttpError(400, "A message has content or a refusal.", "Leave one out.", param="messages")
+        raise HttpError(400, "A message has both content and a refusal.", "Leave one of them out.", param="messages")
     if refusal:
-        # What the assistant said, be it a refusal, is its words; templates know of no other kind.
+        # A refusal is the assistant's text; templates have no other field for it.
         made["content"] = refusal
     if not isinstance(message.content, list) or not isinstance(made["content"], list):
         return made
@@ -176,8 +186,8 @@ def message_of(message: Message, number: int, options: ServerOptions) -> dict[st
             name = next(iter(extra))
             raise HttpError(
                 400,
-                f"The field {name[:64]!r} is not known here.",
-                "If it is the processor's, the operator may start the server with --trust-request-mm-kwargs.",
+                f"The field {name[:64]!r} is unknown.",
+                "If it is a processor option, the operator may start the server with --trust-request-mm-kwargs.",
                 param=f"messages.{number}.content.{place}.{name}"[: limits.MAX_NAME],
                 code="unknown_field",
             )
@@ -187,16 +197,16 @@ def message_of(message: Message, number: int, options: ServerOptions) -> dict[st
     return made
 
 
-def seen(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
-    """A conversation whose tokens are asked for, as AsyncLLM.chat_token_ids takes it.
+def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
+    """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize.
 
     Raises:
-        HttpError: fields do not fit together.
+        HttpError: fields contradict each other.
     """
     if body.add_special_tokens:
         raise HttpError(
             400,
-            "The template of a conversation writes its special tokens itself.",
+            "A conversation's template adds its special tokens.",
             "Leave add_special_tokens out, or send a prompt.",
             param="add_special_tokens",
         )
@@ -242,11 +252,11 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _thoughts(grammar: StructuredOutputs | None) -> Thoughts | None:
-    """The thoughts that a grammar begins behind; None where there is none, or where it says itself how they end."""
+def _reasoning_before(grammar: StructuredOutputs | None) -> ReasoningFormat | None:
+    """The reasoning before a grammar; None without a grammar, or if the grammar itself contains the reasoning's end."""
     if grammar is None or CLOSE in f"{grammar.regex or ''}{grammar.grammar or ''}":
         return None
-    return Thoughts(OPEN, CLOSE, begun=False)
+    return ReasoningFormat(OPEN, CLOSE, begun=False)
 
 
 def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaParser:
@@ -257,7 +267,7 @@ def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaPars
 def _choices(
     answer: CompletionOutput, parser: DeltaParser, body: ChatRequest, bytes_of: Callable[[int], bytes]
 ) -> list[dict[str, Any]]:
-    """The choices of the chunks that say what is new of one answer."""
+    """The choices of the chunks with the new part of one answer."""
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()

@@ -30,12 +30,12 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     prompts: list[Prompt] = [given] if one else list(given)
     if not prompts:
-        raise HttpError(400, "There is no prompt.", "Give a text, or token ids.", param="prompt")
+        raise HttpError(400, "There is no prompt.", "Send a text or token ids.", param="prompt")
     many = len(prompts) * max(1, body.n or 1)
     if many > options.max_answers:
         raise HttpError(
             400,
-            f"The request asks for {many} answers; at most {options.max_answers} are given.",
+            f"The request asks for {many} answers; at most {options.max_answers} are allowed.",
             "Send several requests.",
             param="prompt",
         )
@@ -45,13 +45,13 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
 def chunks(
     llm: AsyncLLM, body: CompletionRequest, options: ServerOptions, head: Head, salt: str | None
 ) -> AsyncGenerator[Chunk, None]:
-    """The answer to a completion request, in chunks; the last one holds the usage. Arguments as for chat.chunks.
+    """The response to a completion request, in chunks; the last one has the usage. Arguments as for chat.chunks.
 
     Raises:
-        HttpError, ParamsError: fields do not fit together, or one is out of range.
+        HttpError, ParamsError: fields contradict each other, or one is out of range.
     """
     if body.echo and body.logprobs is not None:
-        raise HttpError(400, "echo with logprobs is not supported.", "Ask for prompt_logprobs.", param="echo")
+        raise HttpError(400, "echo with logprobs is not supported.", "Use prompt_logprobs.", param="echo")
     prompts = prompts_of(body, options)
     params = sampling(
         body,
@@ -150,7 +150,7 @@ def _choice(
 async def merged(
     streams: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """The outputs of several generators as they come, with the number of the generator; the first failure ends all."""
+    """The outputs of several generators as they arrive, with the generator's index; the first failure ends all."""
     if len(streams) == 1:
         async with contextlib.aclosing(streams[0]) as only:
             async for output in only:

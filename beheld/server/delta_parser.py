@@ -1,4 +1,4 @@
-"""One answer's text taken apart as it grows: thoughts, words and tool calls."""
+"""Splits one answer's growing text into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class DeltaParser:
     """Turns pieces of text into the deltas of OpenAI's chunks.
 
     Args:
-        reasoning: the thoughts are told apart; None leaves them in the text.
-        tools: the name of the form in which calls are written; None if none are to be read.
-        named: the whole answer is the arguments of this function.
-        schemas: of the functions' arguments.
+        reasoning: splits off the reasoning; None leaves it in the text.
+        tools: the format of the tool calls; None if none are parsed.
+        named: the function whose arguments are the whole answer.
+        schemas: schemas of the functions' arguments.
         max_calls: further calls are left out.
     """
 
@@ -40,30 +40,30 @@ class DeltaParser:
 
     @property
     def called(self) -> bool:
-        """True once a call was made."""
+        """True after a call was parsed."""
         return self._num_calls > 0
 
     def push(self, text: str) -> Iterator[Delta]:
-        """What has become certain."""
+        """The deltas that are now certain."""
         if self._reasoning is None:
-            yield from self._words(text)
+            yield from self._content(text)
             return
-        thoughts, words = self._reasoning.push(text)
-        if thoughts:
-            yield {"reasoning_content": thoughts}
-        yield from self._words(words)
+        reasoning, words = self._reasoning.push(text)
+        if reasoning:
+            yield {"reasoning_content": reasoning}
+        yield from self._content(words)
 
     def finish(self) -> Iterator[Delta]:
-        """The rest."""
+        """The remaining deltas."""
         if self._reasoning is not None:
-            thoughts, words = self._reasoning.finish()
-            if thoughts:
-                yield {"reasoning_content": thoughts}
-            yield from self._words(words)
+            reasoning, words = self._reasoning.finish()
+            if reasoning:
+                yield {"reasoning_content": reasoning}
+            yield from self._content(words)
         if self._reader is not None:
-            yield from self._said(*self._reader.finish())
+            yield from self._content_and_calls(*self._reader.finish())
 
-    def _words(self, text: str) -> Iterator[Delta]:
+    def _content(self, text: str) -> Iterator[Delta]:
         if not text:
             return
         if self._named is not None:
@@ -71,9 +71,9 @@ class DeltaParser:
         elif self._reader is None:
             yield {"content": text}
         else:
-            yield from self._said(*self._reader.push(text))
+            yield from self._content_and_calls(*self._reader.push(text))
 
-    def _said(self, words: str, pieces: list[Piece]) -> Iterator[Delta]:
+    def _content_and_calls(self, words: str, pieces: list[Piece]) -> Iterator[Delta]:
         if words:
             yield {"content": words}
         for number, group in itertools.groupby(pieces, self._number):
@@ -87,7 +87,7 @@ class DeltaParser:
                 yield {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]}
 
     def _number(self, piece: Piece) -> int:
-        """Of the call that a piece belongs to, counted from 0."""
+        """The index of the call that a piece belongs to, from 0."""
         self._num_calls += piece.name is not None
         return self._num_calls - 1
 

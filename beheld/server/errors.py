@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape, with the field concerned and what to do about it."""
+"""Errors as clients see them: OpenAI's format, with the field at fault and what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# What the log and X-Request-Id call the request that is being answered.
+# Name of the current request in the log and in X-Request-Id.
 REQUEST: ContextVar[str] = ContextVar("request", default="A request")
 
 _TYPES = {
@@ -41,7 +41,7 @@ _TYPES = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
-# The word of an error that has none of its own, by status.
+# Default code of an error, by status.
 _CODES = {
     400: "invalid_request",
     401: "invalid_api_key",
@@ -56,15 +56,15 @@ _CODES = {
 
 
 class HttpError(Exception):
-    """An answer that is an error.
+    """A response that is an error.
 
     Args:
-        status: of HTTP.
-        reason: what is wrong, one sentence.
-        remedy: what somebody who can only send requests can do about it.
-        param: the field concerned, if one can be named.
-        code: a word that programs may test for; without one, the status has a word.
-        headers: of the answer.
+        status: the HTTP status.
+        reason: what is wrong, in one sentence.
+        remedy: what the client can do.
+        param: the field at fault, if there is one.
+        code: a code that programs may test; the default depends on the status.
+        headers: the response's headers.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON of it."""
+        """The response's JSON."""
         return {
             "error": {
                 "message": f"{self.reason} {self.remedy}",
@@ -98,41 +98,43 @@ class HttpError(Exception):
         }
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """The response."""
         return JSONResponse(self.body(), self.status, self.headers)
 
 
 def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
-    """Any exception as an answer, in the client's words (`names`); to be asked once. Of what is not the client's fault
-    nothing is told but the name that it is logged under, and of what a library said nothing at all.
+    """The response to an exception, with the client's field names (`names`); call it once per exception.
+
+    For errors that are not the client's fault, the response has only the name under which the log shows them. A
+    library's own message is always left out.
     """
     if isinstance(error, HttpError):
         return error
     if isinstance(error, EngineDeadError):
-        remedy = "Ask again when the server has started anew."
+        remedy = "Try again after the server's restart."
         return HttpError(503, error.reason, remedy, code="engine_dead", headers={"Retry-After": "10"})
     if isinstance(error, UserError | CapacityError) and not isinstance(error, ModelError | ConfigError):
         where = f"{error.item}: " if error.item else ""
         return HttpError(
             _status(error),
-            f"{where}{names.said(error.reason, error)}",
+            f"{where}{names.translated(error.reason, error)}",
             names.remedy(error),
             param=names.param(error),
             code=_code(error, error.stage),
         )
     name = REQUEST.get()
-    where = f"The operator finds the reason in the log, under {name}."
+    where = f"The log has the reason under {name}, for the operator."
     if isinstance(error, BeheldError):
         logger.error("%s failed: %s", name, error)
-        reason = "This request failed while it was computed; others went on."
+        reason = "The computation of this request failed; other requests continue."
         return HttpError(500, reason, where, code=_code(error, "step"))
-    logger.error("%s failed for a reason of our own.", name, exc_info=error)
-    return HttpError(500, "The server made a mistake.", where, code="internal")
+    logger.error("%s failed with an internal error.", name, exc_info=error)
+    return HttpError(500, "The server has an internal error.", where, code="internal")
 
 
 def _code(error: BeheldError, stage: str) -> str:
     if isinstance(error, PromptTooLongError):
-        # OpenAI's word: programs shorten a conversation when they see it.
+        # OpenAI's code: programs shorten a conversation when they see it.
         return "context_length_exceeded"
     return NAN if error.stage == NAN else f"{stage}_error"
 

@@ -1,4 +1,4 @@
-"""What a client calls the things that errors speak of."""
+"""The client's names of the fields that errors mention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from beheld.core.errors import BeheldError, LoRAError, MarkerError, MediaError, ParamsError, TemplateError
+from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
 from beheld.server.schema import (
     ChatRequest,
     DetokenizeRequest,
@@ -20,12 +20,12 @@ from beheld.server.schema import (
 
 @dataclass(frozen=True)
 class FieldNames:
-    """How one body says things.
+    """The field names of one request body.
 
     Attributes:
-        prompt: the field that holds the prompt.
-        template: the field that holds a template, if the client sent one.
-        fields: what the engine calls a field -> the field that the client sent.
+        prompt: the field with the prompt.
+        template: the field with a template, if the client sent one.
+        fields: the engine's name of a field -> the client's.
     """
 
     prompt: str | None = None
@@ -33,36 +33,36 @@ class FieldNames:
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def param(self, error: BeheldError) -> str | None:
-        """The field that an error is about: its own, else that of the prompt."""
+        """The field at fault: the error's own, else that of the prompt."""
         if isinstance(error, LoRAError):
-            # Its params are those of the adapter's own files.
+            # Its `param` names a field of the adapter's files.
             return "model"
         if isinstance(error, TemplateError) and self.template is not None:
             return self.template
         return self.prompt if error.param is None else self.fields.get(error.param, error.param)
 
-    def said(self, text: str, error: BeheldError) -> str:
-        """What an error says of parameters, under the names of the client's fields."""
+    def translated(self, text: str, error: BeheldError) -> str:
+        """An error's text with the client's field names."""
         if isinstance(error, ParamsError):
             for engines, own in self.fields.items():
                 text = re.sub(rf"\b{engines}\b", own, text)
         return text
 
     def remedy(self, error: BeheldError) -> str:
-        """What somebody who can only send requests can do, and what the operator may."""
-        if isinstance(error, MarkerError):
-            # Media come as parts of messages, whose markers nobody has to write.
-            return "Send media as parts of messages, to /v1/chat/completions, and no markers in a prompt."
+        """What the client can do, and what the operator can do."""
+        if isinstance(error, PlaceholderError):
+            # In chat requests media are message parts, and the template writes their placeholders.
+            return "Send media as parts of messages, to /v1/chat/completions, and no placeholders in a prompt."
         if isinstance(error, TemplateError) and self.template is not None:
             return "Send another template, or other messages."
-        remedy = self.said(error.remedy, error)
+        remedy = self.translated(error.remedy, error)
         if error.or_engine:
             return f"{remedy} The operator may {error.or_engine}.".strip()
         if remedy:
             return remedy
         if error.item is not None and isinstance(error, MediaError):
             modality = error.item.split()[0]
-            return f"Send another {'sound' if modality == 'audio' else modality}."
+            return f"Send another {'audio clip' if modality == 'audio' else modality}."
         return "Send another value, or leave it out." if error.param else "Send another request."
 
 
@@ -70,7 +70,7 @@ NO_NAMES = FieldNames()
 
 
 def field_names_of(body: BaseModel) -> FieldNames:
-    """How a checked body says things."""
+    """The field names of a checked body."""
     if isinstance(body, Sampled):
         fields = _grammar(body) | {"lora_request": "model"}
         if isinstance(body, ChatRequest):
@@ -87,7 +87,7 @@ def field_names_of(body: BaseModel) -> FieldNames:
 
 
 def _grammar(body: Sampled) -> dict[str, str]:
-    """A grammar under the name of the field that asked for it."""
+    """Maps the grammar to the field that requested it."""
     if body.structured_outputs is not None:
         return {}
     form = body.response_format

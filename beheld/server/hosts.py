@@ -1,7 +1,8 @@
-"""Which names a server may be asked under that only this machine can reach, and that asks for no key.
+"""Checks the Host header of a server without keys that only this machine can reach.
 
-A page from anywhere may give its own name the address 127.0.0.1 once a browser has loaded it (DNS rebinding). To that
-browser the server is then the page's own, which may ask and read what it likes. It shows in the name that is asked for.
+A web page can give its own name the address 127.0.0.1 after a browser has loaded it (DNS rebinding). The browser then
+takes the server for the page's own site and lets the page send requests and read responses. The Host header still has
+the page's name.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _HOST = re.compile(r"(\[[^][]*\]|[^][:/@]*)(?::[0-9]*)?")
 
 
 class HostGuard:
-    """Refuses requests for names that a stranger can own. Addresses are no names, and names without a dot belong to
-    nobody outside.
+    """Refuses requests for host names that an outsider can own.
+
+    Addresses are allowed, and so are names without a dot, which no outsider can own.
     """
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
@@ -30,14 +32,14 @@ class HostGuard:
         self._asks = not options.api_keys and is_own(options.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 400."""
+        """Call the application, or respond with 400."""
         if self._asks and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             name = _name(next((value for key, value in scope["headers"] if key == b"host"), b""))
             if name not in self._known and not _harmless(name):
                 error = HttpError(
                     400,
-                    "This server is not asked under that name.",
-                    "Ask 127.0.0.1 or localhost. The operator may start it with --allowed-hosts NAME, or --api-key.",
+                    "This server does not answer under that host name.",
+                    "Use 127.0.0.1 or localhost. The operator may start it with --allowed-hosts NAME, or --api-key.",
                     code="wrong_host",
                     headers={"Connection": "close"},
                 )
@@ -47,7 +49,7 @@ class HostGuard:
 
 
 def _name(host: bytes) -> str:
-    """The header's name, without its port and in small letters; "." of what holds none."""
+    """The host name in lower case, without its port; "." if the header has none."""
     found = _HOST.fullmatch(host.decode("latin-1").lower())
     return "." if found is None else found[1].strip("[]").removesuffix(".")
 

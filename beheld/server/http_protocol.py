@@ -1,4 +1,4 @@
-"""The HTTP protocol with deadlines: slow headers are cut, and so are clients that do not read or are gone."""
+"""The HTTP protocol with deadlines: disconnects clients that send headers slowly, do not read, or are gone."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from beheld.utils.loop_share import LoopShare
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
-# Of a body in chunks: so many may be of any size, and each further one needs so many bytes of content. Software sends
-# what it writes piece by piece; only an attack sends megabytes so.
+# Chunked bodies: this many chunks may have any size, and each further one must have this many bytes of content on
+# average. Ordinary clients send chunks as they write; only an attack sends megabytes in tiny chunks.
 MAX_TINY_CHUNKS = 4096
 MIN_CHUNK_BYTES = 128
 # Events that one connection parses before others have their turn: about a millisecond.
 _EVENTS = 48
 _CLOSE = {"Connection": "close"}
-# How often a client that has closed its sending side is asked whether it still listens, until its answer begins.
+# Interval of the checks whether a client that has closed its sending side is still there, until its response starts.
 _PROBE_S = 0.2
-# How long a client may go on sending when its answer was given early, and how long it may be silent meanwhile.
+# How long a client may continue to send after an early response, and how long it may pause meanwhile.
 _FAREWELL_S = 2.0
 _SILENCE_S = 0.25
 
 
 class Farewell:
-    """Lets an answer be given before its request was read whole.
+    """Allows a response before its request was read completely.
 
-    The answer is sent at once, and from then on nothing that comes is parsed. A connection that is closed while its
-    client still sends is reset, and then the client never reads why; so what comes is thrown away for a moment, and the
-    connection ends after that.
+    The response is sent at once, and nothing that arrives later is parsed. Closing a connection while its client is
+    still sending resets it, and the client never reads the response. So incoming data is discarded for a moment before
+    the connection closes.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on."""
+        """Call the application."""
         if scope["type"] != "http" or not _has_body(scope):
             await self._app(scope, receive, send)
             return
         comes = True
         dropped: Awaitable[None] | None = None
 
-        async def took() -> Message:
+        async def receive_early() -> Message:
             nonlocal comes
             message = await receive()
             if message["type"] == "http.disconnect" or not message.get("more_body"):
                 comes = False
             return message
 
-        async def said(message: Message) -> None:
+        async def send_early(message: Message) -> None:
             nonlocal dropped
             if comes and message["type"] == "http.response.start":
                 drop_body = scope["state"].get("drop_body")
-                # None once the client is gone.
+                # None if the client is gone.
                 dropped = None if drop_body is None else drop_body()
                 headers = [(name, value) for name, value in message["headers"] if name != b"connection"]
                 message = {**message, "headers": [*headers, (b"connection", b"close")]}
@@ -75,21 +75,22 @@ class Farewell:
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
 
-        await self._app(scope, took, said)
+        await self._app(scope, receive_early, send_early)
 
 
 def _has_body(scope: Scope) -> bool:
-    said = dict(scope["headers"])
-    return b"transfer-encoding" in said or said.get(b"content-length", b"0") != b"0"
+    headers = dict(scope["headers"])
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 class FrameGuard:
-    """Refuses what two servers in a row may read in two ways, and floods of headers and of connections; the connection
-    ends with it.
+    """Refuses requests that two chained servers may parse differently, and floods of headers or connections.
+
+    A refusal closes the connection.
 
     Args:
-        app: what stands behind it.
-        crowded: whether there are more connections than the server takes. /health is answered nevertheless.
+        app: the application.
+        crowded: returns whether there are more connections than the limit; /health is answered anyway.
     """
 
     def __init__(self, app: ASGIApp, crowded: Callable[[], bool]) -> None:
@@ -97,7 +98,7 @@ class FrameGuard:
         self._crowded = crowded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 400, 431 or 503."""
+        """Call the application, or respond with 400, 431 or 503."""
         error = self._error(scope) if scope["type"] == "http" else None
         if error is not None:
             await error.response()(scope, receive, send)
@@ -113,9 +114,9 @@ class FrameGuard:
         if size > MAX_HEADER_BYTES:
             return _headers_too_large()
         if b"transfer-encoding" in names and b"content-length" in names:
-            return HttpError(400, "The length of the body is said in two ways.", "Say it in one.", headers=_CLOSE)
+            return HttpError(400, "The length of the body is given in two ways.", "Give it in one.", headers=_CLOSE)
         if scope["http_version"] not in ("1.0", "1.1"):
-            return HttpError(400, "This version of HTTP is not spoken here.", "Speak HTTP/1.1.", headers=_CLOSE)
+            return HttpError(400, "This version of HTTP is not supported.", "Use HTTP/1.1.", headers=_CLOSE)
         if self._crowded() and scope["path"] not in OPEN_PATHS:
             more = {**_CLOSE, "Retry-After": "1"}
             return HttpError(503, "The server has too many connections.", "Try again.", code="busy", headers=more)
@@ -124,21 +125,21 @@ class FrameGuard:
 
 def _headers_too_large() -> HttpError:
     return HttpError(
-        431, f"The headers have more than {MAX_HEADER_BYTES} bytes.", "Send what is long in the body.", headers=_CLOSE
+        431, f"The headers have more than {MAX_HEADER_BYTES} bytes.", "Send long content in the body.", headers=_CLOSE
     )
 
 
 class TinyChunksError(h11.RemoteProtocolError):
-    """The chunks of a body cost far more than they hold."""
+    """The chunks of a body cost far more than their content."""
 
 
 class BoundedConnection(h11.Connection):
-    """h11's connection, which gives so many events in a turn and refuses bodies in tiny chunks.
+    """h11's connection with a limited number of events per turn; refuses bodies in tiny chunks.
 
     Attributes:
-        left: events that this turn still gives.
-        paused: a request came before the one before it was answered.
-        remaining: bytes of content that are still to come of a body whose length is known; else 0.
+        left: events that this turn still allows.
+        paused: a request arrived before the previous one was answered.
+        remaining: bytes still to arrive of a body with known length; else 0.
     """
 
     left = 0
@@ -148,7 +149,7 @@ class BoundedConnection(h11.Connection):
     _content = 0
 
     def next_event(self) -> Any:
-        """As h11's; and h11.NEED_DATA at the end of a turn."""
+        """The next event; h11.NEED_DATA at the end of a turn."""
         if not self.left:
             return h11.NEED_DATA
         event = super().next_event()
@@ -170,16 +171,16 @@ class BoundedConnection(h11.Connection):
 
 
 class DeadlineProtocol(H11Protocol):
-    """uvicorn's protocol over h11, which is strict about framing, two timers, and turns.
+    """uvicorn's h11 protocol with strict framing, two timers, and turns.
 
-    What comes is parsed for about a millisecond. The rest waits for its turn among other connections that have such a
-    rest, and nothing more is read of the connection meanwhile.
+    The protocol parses incoming data for about a millisecond. The rest waits for its turn among the other connections
+    that have some, and nothing more is read from the connection meanwhile.
 
     Attributes:
-        turns: of all connections of a server.
-        header_s: from a connection's start, or a request's first byte, to the end of its headers.
-        send_s: for how long the client may leave what was sent unread.
-        request_log: is told of requests that never become one.
+        turns: shared by all connections of a server.
+        header_s: seconds from a connection's start, or a request's first byte, to the end of its headers.
+        send_s: seconds that the client may leave sent data unread.
+        request_log: records requests that never reach the application.
     """
 
     request_log: AccessLog
@@ -204,12 +205,12 @@ class DeadlineProtocol(H11Protocol):
         self._came_at = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Headers are awaited from now on."""
+        """Start the timer for the headers."""
         super().connection_made(CoalescingTransport(transport, self.loop))
         self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: the headers are complete, or have begun."""
+        """Restart or stop the timer for the headers, and parse the data."""
         if self._dropping is not None:
             self._drop(data)
             return
@@ -218,7 +219,7 @@ class DeadlineProtocol(H11Protocol):
             self._unparsed += data
             self._parse()
         else:
-            # What nearly all connections send: it needs no copy.
+            # The usual case; it needs no copy.
             self.conn.left = _EVENTS
             self.conn.receive_data(data)
             self.handle_events()
@@ -230,16 +231,16 @@ class DeadlineProtocol(H11Protocol):
             self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
 
     def _parse(self) -> None:
-        """Parse what came for one turn; what is left gets in line."""
+        """Parse for one turn; the rest queues for another."""
         self._waiting = False
         if self._dropping is not None or self.transport.is_closing():
             return
         self.conn.left = _EVENTS
-        # What h11 took before and has not given yet.
+        # Events of data that h11 took earlier.
         self.handle_events()
         while self.conn.left and self._unparsed and not self.conn.paused and not self.transport.is_closing():
-            # Headers, trailers and the frames of chunks are shown to it in pieces that it is quick with; a body whose
-            # length is known as it comes.
+            # Headers, trailers and chunk frames go to h11 in pieces that it parses quickly; a body of known length goes
+            # as it arrives.
             size = max(MAX_HEADER_BYTES, self.conn.remaining)
             piece = bytes(self._unparsed[:size])
             del self._unparsed[:size]
@@ -251,17 +252,17 @@ class DeadlineProtocol(H11Protocol):
             self._wait()
 
     def _wait(self) -> None:
-        """Read nothing more until what came is parsed, in turns."""
+        """Stop reading until the received data is parsed, in turns."""
         self.transport.hold_reading()
-        # Requests that came too early wait for the answer to the one before, which calls this again.
+        # Pipelined requests wait for the previous response, which calls this again.
         if not self.conn.paused and not self._waiting:
             self._waiting = True
             self.turns.do(self._parse)
 
     def _drop_body(self) -> Awaitable[None]:
-        """Parse nothing more of this connection; what is returned waits until the rest of the body came, but not long.
+        """Parse nothing more of this connection; the result waits briefly for the rest of the body.
 
-        It is over at once if all of it has come.
+        It is complete at once if all of the body has arrived.
         """
         self._dropping = asyncio.Event()
         self._came_at = self.loop.time()
@@ -288,11 +289,11 @@ class DeadlineProtocol(H11Protocol):
                 await asyncio.wait_for(ended.wait(), _SILENCE_S)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more: it may have gone, or it may wait for the answer to its complete request.
+        """Handle the end of the client's sending side: the client has gone, or waits for its response.
 
-        Both look alike until something is sent to it. Tokens of a stream are; before an answer begins, HTTP's interim
-        responses are, which every client must skip. What is sent to one that has gone comes back as a reset, and that
-        ends the request.
+        The two cases look alike until something is sent. A stream sends tokens; before the response, HTTP's interim
+        responses are sent, which every client must skip. If the client has gone, sending causes a reset, which ends the
+        request.
         """
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if not waits or self.scope["http_version"] != "1.1":
@@ -302,7 +303,7 @@ class DeadlineProtocol(H11Protocol):
         return True
 
     def on_response_complete(self) -> None:
-        """As uvicorn's; and the end of a connection on which no request can come any more."""
+        """As uvicorn's; also closes a connection on which no further request can arrive."""
         self.conn.left = _EVENTS
         super().on_response_complete()
         if self._unparsed or not self.conn.left:
@@ -321,20 +322,20 @@ class DeadlineProtocol(H11Protocol):
         self._probe_timer = self.loop.call_later(_PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """The client does not read: start the timer."""
         super().pause_writing()
         if self._send_timer is None:
             self._send_timer = self.loop.call_later(self.send_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client reads again: stop the timer."""
         super().resume_writing()
         self._send_timer = _cancelled(self._send_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end of all timers."""
+        """Cancel all timers."""
         super().connection_lost(exc)
-        # They lead back here; what a connection held goes with it, not with the garbage collector's next round.
+        # These refer back to the protocol; clearing them frees the connection's memory without the garbage collector.
         self.app_state.clear()
         if self.scope is not None:
             self.scope["state"].pop("drop_body", None)
@@ -346,7 +347,7 @@ class DeadlineProtocol(H11Protocol):
         self._probe_timer = _cancelled(self._probe_timer)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is not HTTP. uvicorn calls this where it handles h11's error, which says more than its text."""
+        """Refuse data that is not HTTP. uvicorn calls this while it handles h11's error, which has the details."""
         error = sys.exc_info()[1]
         if isinstance(error, TinyChunksError):
             reason = f"The body comes in more than {MAX_TINY_CHUNKS} chunks of fewer than {MIN_CHUNK_BYTES} bytes."
@@ -354,7 +355,7 @@ class DeadlineProtocol(H11Protocol):
         elif getattr(error, "error_status_hint", 400) == 431:
             self._refuse(_headers_too_large())
         else:
-            self._refuse(HttpError(400, "This is not HTTP as it should be.", "Speak HTTP/1.1.", headers=_CLOSE))
+            self._refuse(HttpError(400, "This is not valid HTTP.", "Use HTTP/1.1.", headers=_CLOSE))
 
     def _cut_headers(self) -> None:
         self._header_timer = None
@@ -363,7 +364,7 @@ class DeadlineProtocol(H11Protocol):
             self._refuse(HttpError(408, f"The headers did not arrive within {seconds}.", "Send them faster."))
 
     def _refuse(self, error: HttpError) -> None:
-        """Answer what no application ever sees, unless another answer has begun; and end the connection."""
+        """Respond without the application, unless another response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             own = number()
             answer = error.response()
@@ -380,7 +381,7 @@ class DeadlineProtocol(H11Protocol):
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """Cancel a timer; None, to put in its place."""
+    """Cancel a timer and return None as its replacement."""
     if timer is not None:
         timer.cancel()
     return None

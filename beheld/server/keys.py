@@ -1,4 +1,4 @@
-"""The API key: asked for on every route but /health, compared in constant time."""
+"""The API key: required on every route except /health, compared in constant time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPEN_PATHS = frozenset({"/health"})
 
 
 class KeyGuard:
-    """Lets a request through if it holds one of the keys: as a bearer token, or as the password of basic access.
+    """Lets a request pass if it has one of the keys, as a bearer token or as the password of basic authentication.
 
-    It stands before the routes, so that what is not a route, and what asks for options, also needs a key. Browsers
-    show the page at / through basic access: any user name, the key as password.
+    It runs before the routes, so unknown routes and OPTIONS requests also need a key. Browsers show the page at /
+    through basic authentication: any user name, the key as password.
     """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
@@ -26,7 +26,7 @@ class KeyGuard:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 401."""
+        """Call the application, or respond with 401."""
         if scope["type"] == "http" and self._digests:
             given = key_of(scope)
             known = given is not None and self._known(given)
@@ -42,13 +42,13 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
     def _known(self, given: bytes) -> bool:
-        # Digests of equal length, all of them compared: time tells neither the length nor which key was near.
+        # Compares all digests, which have equal length, so the time reveals neither the key's length nor a near match.
         digest = _digest(given)
         return sum([hmac.compare_digest(digest, known) for known in self._digests]) > 0
 
 
 def key_of(scope: Scope) -> bytes | None:
-    """The key that a request shows; None if it shows none, or two."""
+    """The key of a request; None if it has none or two."""
     shown = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(shown) != 1:
         return None

@@ -1,17 +1,17 @@
-"""Every bound on what one request may hold; the schema, the reader and the documents take them from here."""
+"""All limits on the content of one request, for the schema, the reader and the documentation."""
 
 from __future__ import annotations
 
 from beheld.utils.bounded_json import JsonBounds
 
-# Of the JSON of a body. Of its values token ids are the most: 64 prompts of 8192; a longer model may have more.
+# Limits of a body's JSON. Token ids are the most values: 64 prompts of 8192; a model with longer context may have more.
 JSON = JsonBounds()
 
 MAX_MESSAGES = 4096
-# Of one message.
+# Limits of one message.
 MAX_PARTS = 4096
 MAX_TOOLS = 128
-# n of one request, and its prompts, in all.
+# The most answers of one request, over n and all prompts.
 MAX_ANSWERS = 64
 MAX_NAME = 512
 MAX_STOPS = 64
@@ -22,9 +22,9 @@ MAX_BIASES = 4096
 MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
 
-# A body of this size is read where it arrives; a larger one is parsed beside the event loop.
+# Bodies up to this size are parsed in the event loop; larger ones in a thread.
 INLINE_BYTES = 32 << 10
-# A larger one is parsed by itself: a library that reads one long text lets no other thread run meanwhile.
+# Larger bodies are parsed one at a time: a library that reads one long text lets no other thread run meanwhile.
 LARGE_BYTES = 4 << 20
-# What a body may have sent before it counts as held: small ones are never kept out by large ones.
+# Bytes of a body that are not counted, so that large bodies never keep small ones out.
 FREE_BYTES = 64 << 10

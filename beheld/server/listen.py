@@ -1,4 +1,4 @@
-"""The socket a server listens at."""
+"""The server's listening socket."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener(socket.socket):
-    """A socket that is asked for connections again and again in one go, as asyncio asks, but not once there are no
-    descriptors left: asyncio would try a thousand times, say so each time, and plan as many retries.
+    """A listening socket that stops accepting once the process has no descriptors left.
+
+    asyncio accepts many connections in one go. Without descriptors it would try a thousand times, log each failure, and
+    schedule as many retries.
     """
 
     _exhausted = False
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As a socket's; after an error for want of descriptors there seems to be no connection, once."""
+        """Accept a connection; after a lack of descriptors, act once as if there were no connection."""
         if self._exhausted:
             self._exhausted = False
             raise BlockingIOError
@@ -37,12 +39,12 @@ class Listener(socket.socket):
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """A listening socket at the address of the options; taken before a model is loaded, so that errors come early.
+    """Open a listening socket at the address in the options, before the model is loaded, so that errors show early.
 
-    Warns if anyone who reaches this machine may ask.
+    Logs a warning if other machines can use the server without a key.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address is not available.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     made = Listener(family, socket.SOCK_STREAM)
@@ -60,14 +62,14 @@ def listen(options: ServerOptions) -> socket.socket:
     made.set_inheritable(False)
     if not options.api_keys and not is_own(made.getsockname()[0]):
         logger.warning(
-            "Anyone who reaches %s can use this server: it is not this machine's own address, and no --api-key is set.",
+            "Anyone who reaches %s can use this server: the address is not local, and no --api-key is set.",
             options.host,
         )
     return made
 
 
 def is_own(address: str) -> bool:
-    """True for an address at which only this machine can be asked, or for the name that every machine has for it."""
+    """True for a loopback address or name, which only this machine can reach."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

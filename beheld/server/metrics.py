@@ -1,4 +1,4 @@
-"""What the server counts for Prometheus; every label has a bounded set of values."""
+"""The server's metrics for Prometheus; every label has a bounded set of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STAGES = ("prepare", "queue", "prefill", "decode")
 
 
 class Metrics:
-    """Counters of one server, in a registry of their own."""
+    """The metrics of one server, in their own registry."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -23,32 +23,33 @@ class Metrics:
         self._requests = Counter("beheld_requests", "Answered requests.", ("route", "status"), registry=registry)
         self._latency = Histogram(
             "beheld_request_seconds",
-            "From a request to the end of its answer.",
+            "Seconds from a request to the end of its response.",
             ("route",),
             buckets=_SECONDS,
             registry=registry,
         )
         self._first = Histogram(
-            "beheld_first_token_seconds", "From a request to its first token.", buckets=_SECONDS, registry=registry
+            "beheld_first_token_seconds",
+            "Seconds from a request to its first token.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._stages = Histogram(
             "beheld_stage_seconds",
-            "Stages of a request, one after the other: prepare, queue, prefill, decode.",
+            "Seconds per stage of a request, in order: prepare, queue, prefill, decode.",
             ("stage",),
             buckets=_SECONDS,
             registry=registry,
         )
         self._media_stages = Histogram(
             "beheld_media_stage_seconds",
-            "Stages of one media item: fetch, decode, digest, process and others; encode of all modalities as one.",
+            "Seconds per stage of a media item: fetch, decode, digest, process, ...; encode covers all modalities.",
             ("modality", "stage"),
             buckets=_SECONDS,
             registry=registry,
         )
         self._seen_encoded = (0, 0.0)
-        self._encode = Gauge(
-            "beheld_encode_seconds", "Seconds that the towers of media have run since the start.", registry=registry
-        )
+        self._encode = Gauge("beheld_encode_seconds", "Seconds of tower runs since the start.", registry=registry)
         self._media = Counter("beheld_media_items", "Media items.", ("modality", "cached"), registry=registry)
         self._prompt = Counter("beheld_prompt_tokens", "Prompt tokens.", registry=registry)
         self._cached = Counter("beheld_cached_tokens", "Prompt tokens from the prefix cache.", registry=registry)
@@ -57,27 +58,27 @@ class Metrics:
         self._blocks = Gauge("beheld_kv_blocks", "KV blocks by state.", ("state",), registry=registry)
         self._engine = Gauge("beheld_engine", "Counts of the engine since its start.", ("count",), registry=registry)
         self._lag = Histogram(
-            "beheld_event_loop_lag_seconds", "How late the event loop was.", buckets=_SECONDS, registry=registry
+            "beheld_event_loop_lag_seconds", "Delay of the event loop in seconds.", buckets=_SECONDS, registry=registry
         )
         self._held = Gauge(
             "beheld_held_bytes",
-            "Memory that is taken and not given back; an engine in a thread is the server's process.",
+            "Bytes of memory in use; an engine in a thread counts as the server's process.",
             ("process",),
             registry=registry,
         )
-        self._busy = Gauge("beheld_answers_in_work", "Answers that the server has in work.", registry=registry)
+        self._busy = Gauge("beheld_answers_in_work", "Answers that the server is computing.", registry=registry)
 
     def lagged(self, seconds: float) -> None:
-        """The event loop came late by so much: something held it up."""
+        """Record a delay of the event loop."""
         self._lag.observe(seconds)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """An answer has ended."""
+        """Record the end of a response."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def generated(self, last: RequestOutput, answer_tokens: int) -> None:
-        """A request of the engine has ended; `last` is its last output."""
+        """Record the end of an engine request; `last` is its last output."""
         self._prompt.inc(last.usage.prompt_tokens)
         self._answer.inc(answer_tokens)
         self._cached.inc(last.num_cached_tokens)
@@ -90,7 +91,7 @@ class Metrics:
                 self._media_stages.labels(receipt.modality, stage).observe(milliseconds / 1e3)
 
     def text(self, stats: EngineStats | None, busy: int) -> bytes:
-        """The exposition, with the engine's state of this moment if it tells."""
+        """The metrics as text, with the engine's present state if it is available."""
         self._busy.set(busy)
         self._hold("server", held_bytes())
         if stats is not None:
@@ -111,8 +112,11 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _towers_ran(self, num_items: int, seconds: float) -> None:
-        """The stage "encode" of items that were encoded since the last look. A tower takes several items at once, also
-        of different requests: their number and their seconds in all are known, so each counts with the mean."""
+        """Record the stage "encode" of the items encoded since the last call.
+
+        A tower encodes several items at once, also from different requests. Only their number and total seconds are
+        known, so each counts with the mean.
+        """
         before_items, before_s = self._seen_encoded
         num, spent = num_items - before_items, seconds - before_s
         if num > 0 and spent > 0:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the schema of the requests."""
+"""The OpenAPI document, made from the request schema."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from beheld.server.schema import (
 _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
-    "/v1/embeddings": ("Vectors of texts, from models that make them.", EmbeddingRequest),
+    "/v1/embeddings": ("Embed texts, with models that support it.", EmbeddingRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }
 _GETS = {
     "/v1/models": "The models of this server.",
     "/v1/models/{name}": "One model.",
-    "/health": "Whether the engine answers.",
+    "/health": "Check that the engine answers.",
     "/version": "The version of the server.",
     "/metrics": "Counters for Prometheus.",
     "/openapi.json": "This document.",

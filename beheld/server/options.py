@@ -1,4 +1,4 @@
-"""What a server was told: addresses, keys, limits and what it trusts its clients with."""
+"""The server's options: addresses, keys, limits and trust in clients."""
 
 from __future__ import annotations
 
@@ -14,60 +14,63 @@ from beheld.text.tools import READERS
 REASONING_PARSERS = ("think",)
 
 
-def _said(default: Any, flag: str, meaning: str, **more: Any) -> Any:
+def _option(default: Any, flag: str, meaning: str, **more: Any) -> Any:
     """A field that the operator may set.
 
     Args:
-        default: of the field.
-        flag: of the command line, without dashes before it; the same word stands in a --config file.
-        meaning: for --help and the documents; `shown` where the default needs words.
-        more: `low`, `high`, `choices`: what is taken; `unit`: how much of the field one of the flag is; `many`: several
-            values are taken; `metavar`.
+        default: the field's default.
+        flag: the command-line flag without dashes, also the key in a --config file.
+        meaning: text for --help and the documentation; `shown` describes a default in words.
+        more: `low`, `high`, `choices`: valid values; `unit`: how much of the field one unit of the flag is; `many`:
+            several values are accepted; `metavar`.
     """
     return field(default=default, metadata={"flag": flag, "meaning": meaning, **more})
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of the server, beside those of the engine. What an operator may set is told here and nowhere else: flags,
-    files of options and the documents are made from it.
+    """Options of the server in addition to those of the engine.
+
+    This is the only definition of what an operator can set: command-line flags, option files and documentation are made
+    from it.
 
     Attributes:
-        names: the model's names in requests; the first is the one it answers with.
-        aliases: further names that requests may use, and that are not shown.
-        max_answers: n of one request, and prompts of one request.
-        max_tools: tools in one request.
-        header_s: how long a client may take to send its headers.
-        body_s, body_most_s: how long it may take to send its body: if hardly any of it comes, and at most (`paced`).
-        send_s: how long a client may leave an answer unread.
-        keep_alive_s: how long an idle connection is kept.
-        health_s: how long the engine may take to answer /health.
+        names: the model's names in requests; responses use the first.
+        aliases: further names that requests may use and that are not listed.
+        max_answers: the most answers of one request: n times its prompts.
+        max_tools: the most tools in one request.
+        header_s: seconds for a client to send its headers.
+        body_s, body_most_s: seconds for a client to send its body: if hardly any data arrives, and at most (see
+            `paced`).
+        send_s: seconds that a client may leave a response unread.
+        keep_alive_s: seconds that an idle connection is kept.
+        health_s: seconds for the engine to answer /health.
 
     Raises:
-        ConfigError: a value is out of range, or none at all.
+        ConfigError: a value is invalid or out of range.
     """
 
-    host: str = _said("127.0.0.1", "host", "where it listens")
-    port: int = _said(8000, "port", "0 takes a free one", low=0, high=65535)
-    api_keys: tuple[str, ...] = _said(
+    host: str = _option("127.0.0.1", "host", "address to listen on")
+    port: int = _option(8000, "port", "port to listen on; 0 takes a free one", low=0, high=65535)
+    api_keys: tuple[str, ...] = _option(
         (),
         "api-key",
-        "one or several; any of them opens every route; browsers may give it as a password. Different keys share no "
+        "one or several; each gives access to every route; browsers may send it as a password. Different keys share no "
         "cached prefix",
         many=True,
         metavar="KEY",
         shown="none",
     )
-    allowed_hosts: tuple[str, ...] = _said(
+    allowed_hosts: tuple[str, ...] = _option(
         (),
         "allowed-hosts",
-        "further names under which a server may be asked that has no key and listens on this machine alone; addresses "
-        "and names without a dot always may",
+        "further host names accepted by a server without a key that listens only on this machine; addresses "
+        "and names without a dot are always accepted",
         many=True,
         metavar="NAME",
         shown="none",
     )
-    loras: tuple[LoRARequest, ...] = _said(
+    loras: tuple[LoRARequest, ...] = _option(
         (),
         "lora-modules",
         "NAME=FOLDER...: LoRA adapters that requests may name as their model, with `--enable-lora`",
@@ -75,53 +78,55 @@ class ServerOptions:
         metavar="NAME=FOLDER",
         shown="none",
     )
-    max_body_bytes: int = _said(64 << 20, "max-body-mib", "largest request, in MiB", low=1, unit=1 << 20)
-    max_reading_bytes: int = _said(
+    max_body_bytes: int = _option(64 << 20, "max-body-mib", "largest request, in MiB", low=1, unit=1 << 20)
+    max_reading_bytes: int = _option(
         1 << 30,
         "max-reading-mib",
-        "what the bodies of requests may hold in all until their media are prepared; more are told to come back",
+        "limit for all request bodies together until their media are prepared; beyond it, requests get 503",
         low=1,
         unit=1 << 20,
     )
-    max_requests: int = _said(
-        1024, "max-concurrent-requests", "answers in work; more are told to come back before they are read", low=1
+    max_requests: int = _option(
+        1024, "max-concurrent-requests", "most running answers; beyond it, requests get 503 before they are read", low=1
     )
-    drain_s: float = _said(
+    drain_s: float = _option(
         30.0,
         "drain-timeout",
-        "seconds that running answers have after SIGTERM or Ctrl-C; a second signal ends at once",
+        "seconds for running answers after SIGTERM or Ctrl-C; a second signal ends at once",
         low=0.0,
         high=86400.0,
     )
-    tool_parser: str | None = _said(
+    tool_parser: str | None = _option(
         None,
         "tool-call-parser",
-        f"how the model writes tool calls: {', '.join(f'`{name}`' for name in READERS)}",
+        f"format of the model's tool calls: {', '.join(f'`{name}`' for name in READERS)}",
         choices=tuple(READERS),
         shown="from the chat template",
     )
-    reasoning_parser: str | None = _said(
+    reasoning_parser: str | None = _option(
         None,
         "reasoning-parser",
-        "`think`: what stands between `<think>` and `</think>` becomes `reasoning_content`",
+        "`think`: the text between `<think>` and `</think>` becomes `reasoning_content`",
         choices=REASONING_PARSERS,
         shown="none",
     )
-    trust_templates: bool = _said(False, "trust-request-chat-template", "requests may bring a template", shown="off")
-    trust_processor_options: bool = _said(
+    trust_templates: bool = _option(
+        False, "trust-request-chat-template", "requests may contain a chat template", shown="off"
+    )
+    trust_processor_options: bool = _option(
         False,
         "trust-request-mm-kwargs",
-        "requests may set processor options, also in content parts; media are then processed where that can be killed",
+        "requests may set processor options, also in content parts; media are then processed in workers",
         shown="off",
     )
-    fair_shares: bool = _said(
+    fair_shares: bool = _option(
         True,
         "no-fair-shares",
         "prompts are computed in the order of their arrival; else clients (keys if there are several, addresses "
         "otherwise) take turns",
         shown="",
     )
-    show_page: bool = _said(True, "no-page", "no page at /", shown="")
+    show_page: bool = _option(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()
     max_answers: int = limits.MAX_ANSWERS
@@ -137,37 +142,39 @@ class ServerOptions:
         for one in fields(self):
             _check(one.metadata, getattr(self, one.name))
         if not self.host.strip():
-            # The system would take it for all addresses.
-            raise ConfigError("--host is empty.", "Name an address; 0.0.0.0 means all of them.", param="host")
+            # The system would take an empty host for all addresses.
+            raise ConfigError("--host is empty.", "Give an address; 0.0.0.0 means all of them.", param="host")
         for key in self.api_keys:
             if not key or key != key.strip() or not key.isprintable():
                 raise ConfigError(
-                    "An API key is empty, or has blanks around it.", "Give each key as one word.", param="api_key"
+                    "An API key is empty or starts or ends with a space.", "Give each key as one word.", param="api_key"
                 )
         if not all(self.names):
-            raise ConfigError("A name of the model is empty.", "Leave it out.", param="served_model_name")
+            raise ConfigError("A model name is empty.", "Leave it out.", param="served_model_name")
         if self.max_reading_bytes < self.max_body_bytes:
             raise ConfigError(
-                "A body may be larger than all bodies together.",
+                "The limit of one body exceeds the limit of all bodies together.",
                 "Raise --max-reading-mib, or lower --max-body-mib.",
                 param="max_reading_mib",
             )
 
     @property
     def max_connections(self) -> int:
-        """How many connections are served."""
+        """The most connections at once."""
         return 4 * self.max_requests + 256
 
 
-def _check(told: Any, value: Any) -> None:
-    flag = told.get("flag")
+def _check(metadata: Any, value: Any) -> None:
+    flag = metadata.get("flag")
     if flag is None or value is None:
         return
-    unit = told.get("unit", 1)
-    low, high = told.get("low", -math.inf) * unit, told.get("high", math.inf) * unit
+    unit = metadata.get("unit", 1)
+    low, high = metadata.get("low", -math.inf) * unit, metadata.get("high", math.inf) * unit
     param = flag.replace("-", "_")
     if isinstance(value, int | float) and not low <= value <= high:
         span = f"at least {low / unit:g}" if high == math.inf else f"from {low / unit:g} to {high / unit:g}"
-        raise ConfigError(f"--{flag} must be {span}, got {value / unit:g}.", "Choose another.", param=param)
-    if "choices" in told and value not in told["choices"]:
-        raise ConfigError(f"--{flag} knows no {value!r}.", f"Known: {', '.join(told['choices'])}.", param=param)
+        raise ConfigError(f"--{flag} must be {span}, got {value / unit:g}.", "Choose another value.", param=param)
+    if "choices" in metadata and value not in metadata["choices"]:
+        raise ConfigError(
+            f"--{flag} does not accept {value!r}.", f"Known: {', '.join(metadata['choices'])}.", param=param
+        )

@@ -1,4 +1,4 @@
-"""The page at /: one file without outside parts, shown under a policy that allows none."""
+"""The page at /: one self-contained file, under a content security policy that allows nothing external."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from importlib import resources
 
 @cache
 def html() -> str:
-    """The file."""
+    """The file's text."""
     return resources.files("beheld.server").joinpath("playground.html").read_text(encoding="utf-8")
 
 
 @cache
 def headers() -> dict[str, str]:
-    """Headers for it: only its own script and style, known by their digests, and only requests to this server."""
+    """Headers for the page: they allow only its own script and style, by digest, and requests to this server."""
     policy = {
         "default-src": "'none'",
         "script-src": _digest("script"),

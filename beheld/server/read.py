@@ -1,4 +1,4 @@
-"""From a request's bytes to a checked object: admission, limits, then strict JSON, then the schema."""
+"""Reads a request's body: admission, limits, strict JSON, then the schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from beheld.server import limits
-from beheld.server.admission import Admission, Hold
+from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.validation_errors import validation_error
@@ -26,18 +26,18 @@ _NOT_JSON = HttpError(400, "The body is not valid JSON in UTF-8.", "Send one JSO
 
 
 class Reader:
-    """Reads bodies, and keeps what they cost from everybody else.
+    """Reads bodies and bounds their cost to other requests.
 
-    A server that is full says so before it reads. What large bodies hold is counted, and they are parsed and checked in
-    threads of their own, where the interpreter can turn to the event loop between two values.
+    A full server refuses a request before reading it. Large bodies are counted, and threads parse and check them, so
+    that the event loop can run between two values.
 
     Args:
-        admission: says whether anything more is taken.
-        options: of the server.
-        bounds: of the JSON of one body.
+        admission: decides whether another request is accepted.
+        options: the server's options.
+        bounds: limits of one body's JSON.
     """
 
-    def __init__(self, admission: Admission, options: ServerOptions, bounds: JsonBounds = limits.JSON) -> None:
+    def __init__(self, admission: AdmissionControl, options: ServerOptions, bounds: JsonBounds = limits.JSON) -> None:
         self._admission = admission
         self._options = options
         self._bounds = bounds
@@ -45,11 +45,11 @@ class Reader:
         self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
     async def read(self, request: Request, kind: type[B], held: Hold) -> B:
-        """The request's body as a `kind`; `held` counts it, for as long as whoever asks keeps any of it.
+        """The request's body as a `kind`. `held` counts it as long as the caller keeps any part of it.
 
         Raises:
-            HttpError: 400, 408, 413, 415 or 503, naming the field where one can be named.
-            ClientDisconnect: the client went away.
+            HttpError: 400, 408, 413, 415 or 503, with the field at fault if there is one.
+            ClientDisconnect: the client disconnected.
         """
         self._admission.check()
         _check_headers(request)
@@ -60,15 +60,15 @@ class Reader:
         except TimeoutError as error:
             raise HttpError(
                 408,
-                f"The body did not arrive: too little came in {first_s:g} seconds, or not all in {most_s:g}.",
+                f"The body did not arrive: too little within {first_s:g} seconds, or not all within {most_s:g}.",
                 "Send it faster, or send less.",
             ) from error
         if len(body) <= limits.INLINE_BYTES:
-            return self._made(body, kind)
+            return self._parsed(body, kind)
         pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
-        return await asyncio.get_running_loop().run_in_executor(pool, self._made, body, kind)
+        return await asyncio.get_running_loop().run_in_executor(pool, self._parsed, body, kind)
 
-    def _made(self, body: bytearray, kind: type[B]) -> B:
+    def _parsed(self, body: bytearray, kind: type[B]) -> B:
         return checked(parse(body, self._bounds), kind)
 
     async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray:
@@ -77,13 +77,13 @@ class Reader:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 19 or int(declared) > most):
             raise too_large
-        # One growing piece of memory, which goes back to the system as a whole.
+        # One growing buffer, which returns to the system as a whole.
         body = bytearray()
         async for chunk in request.stream():
             if len(body) + len(chunk) > most:
                 raise too_large
             held.grow(len(chunk))
-            pace.came(len(chunk))
+            pace.received(len(chunk))
             body += chunk
         return body
 
@@ -97,7 +97,7 @@ def _check_headers(request: Request) -> None:
 
 
 def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
-    """Strict JSON in UTF-8 without a byte order mark, bounded in depth and number.
+    """Parse strict JSON in UTF-8 without a byte order mark, with limits on depth and number of values.
 
     Raises:
         HttpError: 400.
@@ -113,10 +113,10 @@ def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
 
 
 def checked(value: Any, kind: type[B]) -> B:
-    """`value` as a `kind`.
+    """Check `value` against the schema `kind`.
 
     Raises:
-        HttpError: 400, naming the field, and the nearest known one where the field is unknown.
+        HttpError: 400, with the field at fault; for an unknown field also the nearest known one.
     """
     try:
         return kind.model_validate(value)

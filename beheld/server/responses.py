@@ -1,10 +1,10 @@
-"""What answers look like, for the OpenAPI document."""
+"""Schemas of the responses, for the OpenAPI document."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Routes whose answer may come as server-sent events, each a chunk of the same kind.
+# Routes whose response may be a stream of server-sent events, each a chunk of the same kind.
 STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -14,7 +14,7 @@ _ANY: dict[str, Any] = {"type": "object"}
 
 
 def _object(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
-    """An object that has all of these, but for the optional ones."""
+    """An object with these properties, all required except the optional ones."""
     return {
         "type": "object",
         "properties": properties,
@@ -129,7 +129,7 @@ RESPONSES: dict[str, Any] = {
     "Document": _object({"openapi": _TEXT, "paths": _ANY}),
 }
 
-# Route -> what it answers with.
+# Route -> schema of its response.
 SHOWN = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/completions": "Completion",

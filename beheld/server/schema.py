@@ -1,4 +1,4 @@
-"""What requests may say: every field by name, everything else refused."""
+"""The request schema: every field by name; all others are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from beheld.server import limits
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-# Lists end at their first error: a list of a hundred thousand wrong things is one mistake.
+# Lists stop at their first error: a list with a hundred thousand wrong entries gives one error.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 Name = Annotated[str, Field(max_length=limits.MAX_NAME)]
@@ -22,10 +22,10 @@ Stop = Annotated[list[_StopText], Field(max_length=limits.MAX_STOPS, fail_fast=T
 
 
 class Body(BaseModel):
-    """Types are taken as they are: no number from a text or from a boolean.
+    """A request body or a part of one. Types are strict: no number from a text or a boolean.
 
-    A field that OpenAI knows and this server does not may be there as long as it says nothing: null, or what holds
-    here anyway (`says_nothing`). So a client's own objects can be sent back as they are.
+    A field that OpenAI has and this server lacks is accepted if it asks for nothing: null, or a value that holds here
+    anyway (`says_nothing`). So a client can send back the objects that it received.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -36,28 +36,28 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        """Refuse the first unknown field by name, before anything else is looked at; drop those that say nothing."""
+        """Refuse the first unknown field by name, before other checks; drop the fields that ask for nothing."""
         if not isinstance(value, dict) or cls.model_config.get("extra") == "allow":
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
         silent = set()
-        for name, said in value.items():
+        for name, sent in value.items():
             if name in known:
                 continue
-            if name in cls.says_nothing and any(said is one or said == one for one in (None, *cls.says_nothing[name])):
+            if name in cls.says_nothing and any(sent is one or sent == one for one in (None, *cls.says_nothing[name])):
                 silent.add(name)
                 continue
             remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."
-            # Braces would be taken for places to fill in.
+            # Braces would be taken for format fields.
             shown = repr(name[:64]).replace("{", "(").replace("}", ")")
             raise PydanticCustomError(
-                "unknown_field", f"The field {shown} is not known here.", {"name": name[:64], "remedy": remedy}
+                "unknown_field", f"The field {shown} is unknown.", {"name": name[:64], "remedy": remedy}
             )
-        return {name: said for name, said in value.items() if name not in silent} if silent else value
+        return {name: sent for name, sent in value.items() if name not in silent} if silent else value
 
 
 def wrong(reason: str, remedy: str) -> PydanticCustomError:
-    """An error of a value, with what to do about it."""
+    """A validation error with what to do about it."""
     return PydanticCustomError("invalid_value", reason, {"remedy": remedy})
 
 
@@ -65,14 +65,14 @@ def wrong(reason: str, remedy: str) -> PydanticCustomError:
 
 
 class TextPart(Body):
-    """Words."""
+    """A text."""
 
     type: Literal["text"]
     text: str
 
 
 class RefusalPart(Body):
-    """Words by which the assistant refused before."""
+    """A text with which the assistant refused earlier."""
 
     type: Literal["refusal"]
     refusal: str
@@ -80,12 +80,14 @@ class RefusalPart(Body):
 
 def _seen_in_full(detail: str) -> str:
     if detail not in ("auto", "high"):
-        raise wrong("Pictures are always seen in the model's own resolution", "Send 'auto' or 'high', or leave it out.")
+        raise wrong(
+            "Images are always processed in the model's own resolution", "Send 'auto' or 'high', or leave it out."
+        )
     return detail
 
 
 class ImageUrl(Body):
-    """A picture's address. Pictures are always seen in the model's full resolution, so "low" is not to be had."""
+    """An image's URL. The model always sees its full resolution, so "low" is not available."""
 
     url: str
     detail: Annotated[Literal["auto", "high", "low"], AfterValidator(_seen_in_full)] | None = None
@@ -93,14 +95,14 @@ class ImageUrl(Body):
 
 
 class MediaUrl(Body):
-    """An address."""
+    """A URL."""
 
     url: str
     uuid: Name | None = None
 
 
 class ImagePart(Body):
-    """A picture."""
+    """An image."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: Literal["image_url"]
@@ -118,7 +120,7 @@ class VideoPart(Body):
 
 
 class AudioPart(Body):
-    """A sound by its address."""
+    """Audio by its URL."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: Literal["audio_url"]
@@ -127,14 +129,14 @@ class AudioPart(Body):
 
 
 class InputAudio(Body):
-    """A sound's bytes."""
+    """The bytes of an audio clip."""
 
     data: str
     format: Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm"] | None = None
 
 
 class InputAudioPart(Body):
-    """A sound within the request."""
+    """An audio clip within the request."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
@@ -142,7 +144,7 @@ class InputAudioPart(Body):
 
 
 class EmbedsPart(Body):
-    """A picture's embeddings, made elsewhere."""
+    """An image's embeddings, computed elsewhere."""
 
     type: Literal["image_embeds"]
     image_embeds: str | dict[str, str]
@@ -157,7 +159,7 @@ Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)
 
 
 class CalledFunction(Body):
-    """The function of a call: its arguments are JSON in a text."""
+    """The function of a call; its arguments are JSON text."""
 
     says_nothing = {"parsed_arguments": ()}
 
@@ -166,7 +168,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A call that the model made before."""
+    """An earlier call by the model."""
 
     id: Name | None = None
     type: Literal["function"] = "function"
@@ -222,7 +224,7 @@ class ToolChoice(Body):
 
 
 class JsonSchema(Body):
-    """A schema under a name."""
+    """A named schema."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     name: Name | None = None
@@ -232,7 +234,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form of the answer."""
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -249,7 +251,7 @@ class Structured(Body):
 
 
 class StreamOptions(Body):
-    """What a stream says beside the answer."""
+    """Additional content of a stream."""
 
     says_nothing = {"include_obfuscation": (False,)}
 
@@ -259,7 +261,7 @@ class StreamOptions(Body):
 # ---------------------------------------------------------------------- requests
 
 
-# Fields of OpenAI's that this server lacks, with the values by which they ask for nothing that it does not do.
+# OpenAI's fields that this server lacks, with the values that ask for nothing that it lacks.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -281,7 +283,7 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _REMEDIES = {
-    "audio": "This server answers in text; leave it out.",
+    "audio": "This server generates only text; leave it out.",
     "best_of": "Ask for n answers and choose.",
     "function_call": "Use tool_choice.",
     "functions": "Use tools.",
@@ -289,19 +291,19 @@ _REMEDIES = {
     "guided_grammar": "Use structured_outputs with 'grammar'.",
     "guided_json": "Use structured_outputs with 'json', or response_format.",
     "guided_regex": "Use structured_outputs with 'regex'.",
-    "modalities": "This server answers in text; leave it out.",
-    "prompt_cache_key": "Prefixes are found by their content; cache_salt keeps them apart.",
-    "reasoning_effort": "Where the model's template knows it, say it in chat_template_kwargs.",
+    "modalities": "This server generates only text; leave it out.",
+    "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
+    "reasoning_effort": "If the model's template supports it, set it in chat_template_kwargs.",
     "safety_identifier": "Use user.",
-    "store": "Nothing is stored here; leave it out.",
-    "suffix": "Write it into the prompt, where the model has marks for it.",
-    "use_beam_search": "There is no beam search; leave it out.",
-    "verbosity": "Say it in the messages.",
+    "store": "This server stores nothing; leave it out.",
+    "suffix": "Write it into the prompt, with the model's own tokens for it.",
+    "use_beam_search": "Beam search is not supported; leave it out.",
+    "verbosity": "Write it in the messages.",
 }
 
 
 class Sampled(Body):
-    """What chat and completions have in common. Absent fields take the model's own defaults."""
+    """The common fields of chat and completions. Absent fields take the model's defaults."""
 
     says_nothing = _NOTHING
     remedies = _REMEDIES
@@ -338,7 +340,7 @@ class Sampled(Body):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
-# What the server decides itself when it calls the template, or takes as fields of their own.
+# Variables that the server sets when it calls the template, or accepts as fields of their own.
 _NOT_FOR_TEMPLATES = frozenset(
     (
         *("self", "conversation", "messages", "tools", "chat_template", "add_generation_prompt"),
@@ -351,9 +353,11 @@ _NOT_FOR_TEMPLATES = frozenset(
 def _variables(given: dict[str, Any]) -> dict[str, Any]:
     for name in given:
         if name in _NOT_FOR_TEMPLATES:
-            raise wrong(f"{name!r} is not a variable of templates", "Leave it out; give what is a field as a field.")
+            raise wrong(
+                f"{name!r} is not a template variable", "Leave it out; if it is a field of requests, send it as that."
+            )
         if not name.isidentifier():
-            raise wrong("A variable of a template has a name that none can have", "Use letters, digits and _.")
+            raise wrong("A template variable has an invalid name", "Use letters, digits and _.")
     return given
 
 
@@ -379,7 +383,7 @@ class ChatRequest(Sampled):
 
 
 def _form(given: Any) -> str:
-    """The one form that a prompt is checked against: that of its first entry."""
+    """The form that a prompt is checked against: that of its first entry."""
     if not isinstance(given, list):
         return "text"
     first = given[0] if given else None
@@ -406,7 +410,7 @@ class CompletionRequest(Sampled):
 
 
 class EmbeddingRequest(Body):
-    """POST /v1/embeddings: vectors of texts, or of a conversation."""
+    """POST /v1/embeddings: texts, or a conversation."""
 
     model: Name | None = None
     input: Prompt | None = None
@@ -418,7 +422,7 @@ class EmbeddingRequest(Body):
 
 
 class TokenizeRequest(Body):
-    """POST /tokenize: a prompt, or a conversation with what its template sees beside it."""
+    """POST /tokenize: a prompt, or a conversation with the other inputs of its template."""
 
     model: Name | None = None
     prompt: str | None = None

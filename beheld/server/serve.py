@@ -1,4 +1,4 @@
-"""Running the application: sockets, signals, and the drain before the end."""
+"""Runs the application: sockets, signals, and the drain before the end."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from beheld.utils.loop_share import LoopShare
 
 logger = get_logger(__name__)
 
-# How long a server whose engine has died goes on saying so.
+# How long a server reports a dead engine before it ends.
 DEAD_S = 5.0
-# Descriptors that the server would like to have: each connection is one.
+# Descriptors that the server requests; each connection needs one.
 _DESCRIPTORS = 65_536
-# Between two lines about the same error of the system.
+# Seconds between two log lines about the same system error.
 _SILENCE_S = 60.0
-# Between two calls of on_tick, as uvicorn has it.
+# Seconds between two calls of on_tick, as in uvicorn.
 _TICK_S = 0.1
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which on a first signal stops taking requests and ends when the running ones have."""
+    """uvicorn's server; on the first signal it stops accepting requests and ends after the running ones."""
 
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
         super().__init__(config)
@@ -51,13 +51,15 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(LoopErrors())
         for lora in self._loras:
-            # A broken adapter is told of now, not with its first request.
+            # Reports a broken adapter now, not at its first request.
             await self._llm.add_lora(lora)
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """As uvicorn's, every tenth of a second; and the end, soon after that of the engine, so that whoever watches
-        this process acts. What a tick comes late by, every client waits for."""
+        """Runs every tenth of a second; ends the server soon after the engine, so that a supervisor can act.
+
+        The delay of a tick is the delay that every client sees.
+        """
         now = time.monotonic()
         if self._ticked is not None:
             self._metrics.lagged(max(0.0, now - self._ticked - _TICK_S))
@@ -65,13 +67,13 @@ class Server(uvicorn.Server):
         if not self._llm.alive:
             if self._dead_since is None:
                 self._dead_since = time.monotonic()
-                logger.error("%s The server says so for %g s, and ends with status 3.", self._llm.reason, DEAD_S)
+                logger.error("%s The server reports this for %g s, then ends with status 3.", self._llm.reason, DEAD_S)
             if time.monotonic() - self._dead_since > DEAD_S:
                 self.should_exit = True
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: end at once. Third: without a word to anybody."""
+        """First signal: drain. Second: end at once. Third: end without notifying clients."""
         if self._loop is None or self._admission.cut:
             self.should_exit = self.force_exit = True
         elif self._admission.draining:
@@ -81,9 +83,7 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
-        logger.info(
-            "Shutting down when %d answers in work have ended, at most in %g s.", self._admission.busy, self._drain_s
-        )
+        logger.info("Shutting down after %d running answers, within %g s at most.", self._admission.busy, self._drain_s)
         self._drain = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
@@ -101,16 +101,16 @@ class Server(uvicorn.Server):
 
 
 def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
-    """The server and its application, not yet running."""
+    """The server and its application, not running yet."""
     service = Service(llm, options)
     app = service.app()
-    told = {
+    attributes = {
         "header_s": options.header_s,
         "send_s": options.send_s,
         "request_log": service.access_log,
         "turns": LoopShare(),
     }
-    protocol = type("Protocol", (DeadlineProtocol,), told)
+    protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -130,7 +130,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
-    """Serve until a signal; returns when everything was drained."""
+    """Serve until a signal; returns after the drain."""
     _raise_descriptors()
     server, _ = make(llm, options)
     host, port = listener.getsockname()[:2]
@@ -140,26 +140,28 @@ def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
 
 
 class LoopErrors:
-    """Logs what went wrong in the event loop itself. The system's errors (no descriptors left, a client's reset) may
-    come every second: of each kind one line a minute is enough."""
+    """Logs errors of the event loop itself.
+
+    System errors (no descriptors left, a client's reset) may occur every second, so each kind is logged once a minute.
+    """
 
     def __init__(self) -> None:
-        self._said: dict[tuple[object, ...], float] = {}
+        self._next_log: dict[tuple[object, ...], float] = {}
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """As asyncio calls an exception handler."""
+        """asyncio's exception handler."""
         error, message = context.get("exception"), context.get("message")
         if not isinstance(error, OSError):
             logger.error("In the event loop: %s (%s)", message, type(error).__name__, exc_info=error)
             return
         kind, now = (type(error), error.errno, message), time.monotonic()
-        if now >= self._said.get(kind, now):
-            self._said[kind] = now + _SILENCE_S
+        if now >= self._next_log.get(kind, now):
+            self._next_log[kind] = now + _SILENCE_S
             logger.error("In the event loop: %s (%s)", message, error.strerror or type(error).__name__)
 
 
 def _raise_descriptors() -> None:
-    """Shells often allow 1024, which is fewer than the connections that the options allow."""
+    """Raise the descriptor limit: shells often allow 1024, fewer than the connections that the options allow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft < wanted:

@@ -1,4 +1,4 @@
-"""Shutdown: the end of answers that the server's own end cuts off: their clients are told so."""
+"""Shutdown: notifies the clients of answers that the server's end cuts off."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beheld.server.admission import Admission
+from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
 from beheld.server.stream import LAST_EVENT, event_of
 
 
 class CutOff:
-    """Answers in place of what is cancelled by `Admission.cut_off`: with 503, or in a stream with an event.
+    """Responds in place of requests that `AdmissionControl.cut_off` cancels: with 503, or with an event in a stream.
 
     Args:
-        app: what stands behind it.
-        admission: knows every request's task, from here to its end.
+        app: the application.
+        admission: registers the task of every request.
     """
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+    def __init__(self, app: ASGIApp, admission: AdmissionControl) -> None:
         self._app = app
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on."""
+        """Call the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         begun: Message | None = None
         ended = False
 
-        async def said(message: Message) -> None:
+        async def send_checked(message: Message) -> None:
             nonlocal begun, ended
             begun = begun or message
             ended = message["type"] == "http.response.body" and not message.get("more_body")
@@ -39,15 +39,15 @@ class CutOff:
 
         with self._admission.known() as task:
             try:
-                await self._app(scope, receive, said)
+                await self._app(scope, receive, send_checked)
                 return
             except asyncio.CancelledError:
                 if not self._admission.cut or ended or task.uncancel():
                     raise
         error = HttpError(
             503,
-            "The server has ended before this answer.",
-            "Ask again when it has started anew.",
+            "The server shut down before this answer was complete.",
+            "Try again after the restart.",
             code="draining",
             headers={"Retry-After": "30", "Connection": "close"},
         )

@@ -1,4 +1,4 @@
-"""One generator of OpenAI's chunks for every answer, sent one by one or folded into one body."""
+"""OpenAI's chunks of every answer, streamed one by one or folded into one body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from beheld.server.field_names import NO_NAMES, FieldNames
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
 LAST_EVENT = b"data: [DONE]\n\n"
-# Made once: json.dumps with options makes an encoder at every call.
+# Made once, because json.dumps with options makes an encoder at every call.
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -39,7 +39,7 @@ def media_of(output: RequestOutput) -> list[dict[str, Any]]:
 
 
 async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
-    """All chunks of a request as the one body that says the same. `kind` is its object name."""
+    """Fold a request's chunks into one body. `kind` is its object name."""
     body: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     async for chunk in chunks:
@@ -49,7 +49,7 @@ async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
         for choice in chunk["choices"]:
             known = choices.setdefault(choice["index"], {"index": choice["index"]})
             _merge(known, {k: v for k, v in choice.items() if k != "index"})
-    made = [_whole(choices[index]) for index in sorted(choices)]
+    made = [_as_message(choices[index]) for index in sorted(choices)]
     usage = body.pop("usage", None)
     media = body.pop("media", None)
     body |= {"object": kind, "choices": made, "usage": usage}
@@ -57,7 +57,7 @@ async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
 
 
 def _merge(known: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """Texts and lists grow, objects are merged, anything else is replaced; None says nothing."""
+    """Merge a chunk: texts and lists grow, objects are merged, other values are replaced; None changes nothing."""
     for name, value in fresh.items():
         before = known.get(name)
         if value is None:
@@ -80,8 +80,8 @@ def _merge_calls(known: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> No
             known[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
 
 
-def _whole(choice: dict[str, Any]) -> dict[str, Any]:
-    """A folded choice: its delta is its message."""
+def _as_message(choice: dict[str, Any]) -> dict[str, Any]:
+    """A folded choice, with its delta as its message."""
     if "delta" in choice:
         message = choice.pop("delta")
         if not message.get("content") and ("tool_calls" in message or "reasoning_content" in message):
@@ -91,14 +91,14 @@ def _whole(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 class EventStream(Response):
-    """Chunks as server-sent events, until the end or until the client goes away.
+    """Chunks as server-sent events, until the end or until the client disconnects.
 
-    An error after the first chunk is sent as an event, since the status was sent long before.
+    An error after the first chunk is sent as an event, because the status was already sent.
 
     Args:
-        chunks: closed at the end, whatever it is.
-        finished: told of the end once, with the error if there was one: HttpError, or that the client is gone.
-        names: how the client says things, for errors.
+        chunks: the chunks; the generator is closed at the end in any case.
+        finished: called once at the end, with the error if there is one: HttpError, or Gone if the client disconnected.
+        names: the client's field names, for errors.
     """
 
     media_type = "text/event-stream"
@@ -111,7 +111,7 @@ class EventStream(Response):
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all; a client that goes away ends it."""
+        """Send all chunks; a client that disconnects ends it."""
         try:
             await until_gone(self._send(send), receive)
         except (Gone, OSError) as error:
@@ -143,17 +143,17 @@ def event_of(chunk: Chunk) -> bytes:
 
 
 class Gone(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
 async def until_gone(work: Any, receive: Receive) -> Any:
-    """The result of a coroutine, which is cancelled when the client goes away.
+    """The result of a coroutine, which is cancelled if the client disconnects.
 
     Raises:
-        Gone: it did.
+        Gone: the client disconnected.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(receive))
+    watch = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -167,13 +167,13 @@ async def until_gone(work: Any, receive: Receive) -> Any:
                     await other
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def primed(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """The same chunks, the first of which has been awaited: what fails before it still has a status to fail with."""
+    """The same chunks after awaiting the first, so that an earlier error can still set the status."""
     first = await anext(chunks, None)
 
     async def rest() -> AsyncGenerator[Chunk, None]:
@@ -192,9 +192,9 @@ def logprobs_of(
     num_top: int,
     bytes_of: Callable[[int], bytes],
 ) -> list[dict[str, Any]]:
-    """OpenAI's entries for chat: each token with its best `num_top` candidates, among which it may be itself.
+    """OpenAI's log-probability entries for chat: each token with its best `num_top` candidates.
 
-    `bytes_of` tells a token's bytes; it is asked where a text cannot show them.
+    `bytes_of` returns a token's bytes; it is called if its text is incomplete.
     """
     entries = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):

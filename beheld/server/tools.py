@@ -1,4 +1,4 @@
-"""What a request says of tools, and what follows for the prompt, the grammar and the reading of the answer."""
+"""Tools in a request: their effect on the prompt, the grammar and the parsing of the answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from beheld.text.tools import MARKS
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How tools are used in one request.
+    """How one request uses tools.
 
     Attributes:
-        shown: what the template is told of.
-        form: in which calls are read out of the text; None if they are not.
+        shown: the tools as the template gets them.
+        form: format of the calls to parse from the text; None if calls are not parsed.
         named: the one function that must be called; the whole answer is its arguments.
-        grammar: what the answer must follow.
-        schemas: of the functions' arguments, by name.
-        max_calls: so many calls are told of; None tells of all.
+        grammar: the answer's grammar.
+        schemas: schemas of the functions' arguments, by name.
+        max_calls: the most calls to report; None reports all.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -36,11 +36,11 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class ToolForm:
-    """How a model writes calls.
+    """A model's format of tool calls.
 
     Attributes:
-        name: of a reader in text.tools.
-        special: its marks are special tokens, which texts do not show unless they are asked to.
+        name: the name of a reader in text.tools.
+        special: its delimiters are special tokens, which texts contain only on request.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ToolForm:
 
 
 def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
-    """The form of that name in the words of a tokenizer of transformers; None if there is no name."""
+    """The format of that name for a tokenizer of transformers; None if `name` is None."""
     if name is None:
         return None
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
@@ -57,32 +57,32 @@ def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
 
 
 def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], ...]:
-    """The tools as the template sees them.
+    """The tools as the template gets them.
 
     Raises:
-        HttpError: there are too many, or two have one name.
+        HttpError: there are too many, or two have the same name.
     """
     names = [tool.function.name for tool in tools]
     if len(names) > max_tools:
         raise HttpError(
-            400, f"There are {len(names)} tools; at most {max_tools} can be given.", "Send fewer.", param="tools"
+            400, f"There are {len(names)} tools; at most {max_tools} are allowed.", "Send fewer.", param="tools"
         )
     if len(set(names)) != len(names):
-        raise HttpError(400, "Two tools have the same name.", "Give each a name of its own.", param="tools")
+        raise HttpError(400, "Two tools have the same name.", "Give each a different name.", param="tools")
     return tuple(tool.model_dump(exclude_none=True) for tool in tools)
 
 
 def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
-    """Read the fields that concern tools.
+    """Evaluate the fields about tools.
 
     Raises:
-        HttpError: they do not fit together, or there are too many tools.
+        HttpError: fields contradict each other, or there are too many tools.
     """
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):
             raise HttpError(
-                400, "tool_choice needs tools.", "Give tools, or leave tool_choice out.", param="tool_choice"
+                400, "tool_choice needs tools.", "Send tools, or leave tool_choice out.", param="tool_choice"
             )
         return ToolUse()
     shown = shown_tools(body.tools, max_tools)
@@ -108,7 +108,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
     if form is None:
         raise HttpError(
             400,
-            "This model's chat template tells of no form for tool calls.",
+            "This model's chat template has no known format for tool calls.",
             "Set tool_choice to 'required' or to a function. The operator may start it with --tool-call-parser.",
             param="tools",
         )
@@ -118,7 +118,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
 
 
 def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:
-    """Any text, in which calls of strict functions follow their schemas."""
+    """A grammar for any text in which calls of strict functions follow their schemas."""
     tools = [
         {"name": tool.function.name, "schema": (tool.function.parameters or {}) if tool.function.strict else None}
         for tool in body.tools or ()

@@ -1,4 +1,4 @@
-"""What of a request does not fit the schema, in words for its sender, who knows nothing of Python."""
+"""Schema violations in words for the client, who may not know Python."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from beheld.server import limits
 from beheld.server.errors import HttpError
 
-# The schema's own errors, which are sentences: see `schema.wrong`.
+# The schema's own errors, which are complete sentences: see `schema.wrong`.
 _OWN = "invalid_value"
-# What is wrong, in pydantic's words -> what it must be, and what to send.
+# pydantic's type errors -> what the value must be, and what to send.
 _KINDS = {
     "string_type": ("a text", "Send a text."),
     "int_type": ("a whole number", "Send a whole number, not as a text."),
@@ -27,7 +27,7 @@ _KINDS = {
     "less_than": ("less than {lt}", "Send a smaller one."),
     "less_than_equal": ("at most {le}", "Send a smaller one."),
 }
-# The same of what is no matter of kinds: what is wrong, and what to do.
+# pydantic's other errors -> what is wrong, and what to do.
 _OTHERS = {
     "missing": ("is missing", "It must be given."),
     "too_long": ("has more than {max_length} entries", "Send fewer."),
@@ -35,14 +35,15 @@ _OTHERS = {
     "string_too_long": ("has more than {max_length} characters", "Send a shorter text."),
     "string_too_short": ("is empty", "Send a text that is not empty."),
     "string_pattern_mismatch": ("must match {pattern}", "Use these characters only."),
-    "union_tag_invalid": ("is of a type that is not known here", "Send one of {expected_tags}."),
-    "union_tag_not_found": ("says no type", "Say its type."),
+    "union_tag_invalid": ("is of an unknown type", "Send one of {expected_tags}."),
+    "union_tag_not_found": ("has no type", "Add its type."),
 }
 
 
 def validation_error(error: ValidationError, value: Any) -> HttpError:
-    """The error that lies deepest: where forms are alternatives, the one that came furthest was meant. At one place
-    that is the one whose kind was right; if none was, all kinds are told.
+    """The error to report: the deepest one, because of several alternatives the one that matched furthest was meant.
+
+    At the same place, an error inside the right type wins; if no type matches, the message lists all.
     """
     found = [(_path(entry, value), entry) for entry in error.errors(include_url=False, include_input=False)]
     path, chosen = max(
@@ -51,7 +52,7 @@ def validation_error(error: ValidationError, value: Any) -> HttpError:
     param = ".".join(map(str, path))[: limits.MAX_NAME] or None
     if chosen["type"] == "unknown_field":
         return HttpError(400, chosen["msg"], chosen["ctx"]["remedy"], param=param, code="unknown_field")
-    reason, remedy = _told(chosen, [entry for place, entry in found if place == path])
+    reason, remedy = _message(chosen, [entry for place, entry in found if place == path])
     joint = ": " if chosen["type"] == _OWN else " "
     return HttpError(400, f"{param or 'The body'}{joint}{reason}.", remedy, param=param, code="invalid_value")
 
@@ -60,8 +61,8 @@ def _of_its_kind(entry: Any) -> bool:
     return not entry["type"].endswith("_type")
 
 
-def _told(chosen: Any, alike: list[Any]) -> tuple[str, str]:
-    """What is wrong, as it follows the name of the field, and what to do."""
+def _message(chosen: Any, alike: list[Any]) -> tuple[str, str]:
+    """What is wrong, as a continuation of the field's name, and what to do."""
     kind, context = chosen["type"], chosen.get("ctx", {})
     if kind in _KINDS:
         kinds = [_KINDS[entry["type"]][0].format(**entry.get("ctx", {})) for entry in alike if entry["type"] in _KINDS]
@@ -75,12 +76,12 @@ def _told(chosen: Any, alike: list[Any]) -> tuple[str, str]:
 
 
 def _path(entry: Any, value: Any) -> list[str | int]:
-    """Where an error lies in what the client sent: without the forms and classes that pydantic went through."""
+    """The path of an error in the client's JSON, without the alternatives and classes that pydantic went through."""
     path: list[str | int] = []
     loc = entry["loc"]
     for place, part in enumerate(loc):
         if place > 1 and str(loc[place - 2]).startswith("list[tagged-union"):
-            # The kind of a part, which may well be one of its keys too.
+            # The tag of a part, which may also be one of its keys.
             continue
         inside = isinstance(value, dict) and isinstance(part, str) and part in value
         if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):

@@ -1,20 +1,19 @@
-"""What is written to a connection in one turn of the event loop goes out in one piece."""
+"""Combines all writes to a connection in one turn of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-# What is more than a socket takes at once gains nothing by waiting.
+# Larger data gains nothing from waiting, because the socket does not accept it at once.
 _MAX_BYTES = 64 << 10
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that writes to another one at the end of the turn.
+    """A transport that writes to an inner transport at the end of the loop's turn.
 
-    The head of an answer, its first chunk and its first words are ready at the same time; so are its last words, its
-    usage and its end. Sent one by one each would wake the client, which then takes the processor from the server that
-    has more to say.
+    The head of a response, its first chunk and its first text are ready at the same time, and so are its last text, its
+    usage and its end. Sent one by one, each would wake the client, which then takes the processor from the server.
     """
 
     def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -27,7 +26,7 @@ class CoalescingTransport(asyncio.Transport):
         self._held = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send soon."""
+        """Send at the end of the turn."""
         if not self._pieces:
             self._loop.call_soon(self._flush)
         self._pieces.append(bytes(data))
@@ -43,33 +42,33 @@ class CoalescingTransport(asyncio.Transport):
             self._inner.write(data)
 
     def close(self) -> None:
-        """End when all is sent."""
+        """Close after sending everything."""
         self._flush()
         self._inner.close()
 
     def abort(self) -> None:
-        """End now."""
+        """Close at once."""
         self._pieces.clear()
         self._size = 0
         self._inner.abort()
 
     def is_closing(self) -> bool:
-        """As the other's."""
+        """As the inner transport's."""
         return self._inner.is_closing()
 
     def pause_reading(self) -> None:
-        """As the other's."""
+        """As the inner transport's."""
         self._paused = True
         self._inner.pause_reading()
 
     def resume_reading(self) -> None:
-        """As the other's, but not while reading is held."""
+        """As the inner transport's, but not while reading is held."""
         self._paused = False
         if not self._held:
             self._inner.resume_reading()
 
     def hold_reading(self) -> None:
-        """Read nothing until `release_reading`, whatever `resume_reading` says: what came is still being parsed."""
+        """Stop reading until `release_reading`, even after `resume_reading`: received data is still being parsed."""
         self._held = True
         self._inner.pause_reading()
 
@@ -80,5 +79,5 @@ class CoalescingTransport(asyncio.Transport):
             self._inner.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As the other's."""
+        """As the inner transport's."""
         return self._inner.get_extra_info(name, default)

@@ -1,1 +1,1 @@
-"""Grammars that answers must follow, as state machines over llguidance; on the host, in integers."""
+"""Grammars of answers, as state machines of llguidance; on the host, without tensors."""

@@ -1,7 +1,7 @@
-"""Grammars of answers in which calls of strict functions follow their schemas, in each form that models write.
+"""Grammars in which calls of strict functions follow their schemas, in each format that models write.
 
-What is no call is any text. Values that stand in a call as they are, without quotes, cannot be held to every schema:
-what cannot be written is refused by name.
+Text outside of calls is unrestricted. Some formats write values without quotes, and not every schema can be enforced
+there: such schemas are refused by name.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Grammar, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat
 from beheld.structured.marks import TEXT, Tokens, up_to, written
 from beheld.utils.json_types import types_of, values_of
 
-# Keywords of a schema that allow no less than everything.
+# Schema keywords that restrict nothing.
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "strict"})
 _SHARED = _NOTES | {"$defs", "definitions"}
 _OBJECT = _SHARED | {"type", "properties", "required", "additionalProperties"}
-# Text that models write before calls which are the whole answer, and what ends it.
+# Some models put calls that are the whole answer between these.
 _FENCE = "```"
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
@@ -28,49 +28,51 @@ Schema = Mapping[str, Any]
 
 
 def leaves_room(grammar: Grammar) -> bool:
-    """True if the thoughts of an answer are among the words that may stand around calls: the model begins them, and
-    marks tell calls from words."""
-    thoughts = grammar.thoughts
-    return thoughts is not None and not thoughts.begun and json.loads(grammar.text)["form"] not in _BARE
+    """True if the words around calls may contain the reasoning.
+
+    The model opens it itself, and marks separate calls from words.
+    """
+    reasoning = grammar.reasoning
+    return reasoning is not None and not reasoning.begun and json.loads(grammar.text)["form"] not in _BARE
 
 
-def lark_of(text: str, tokens: Tokens, thoughts: Thoughts | None = None) -> str:
-    """The grammar, in llguidance's form of Lark.
+def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None) -> str:
+    """The grammar in llguidance's dialect of Lark.
 
     Args:
-        text: JSON: {"form": of text.tools.READERS, "tools": [{"name": ..., "schema": of the arguments of a strict
-            function; null of any other}]}.
-        tokens: of the tokenizer.
-        thoughts: that may stand before the answer; what opens them opens no text.
+        text: JSON: {"form": a key of text.tools.READERS, "tools": [{"name": ..., "schema": the argument schema of a
+            strict function; null for others}]}.
+        tokens: the tokenizer's special tokens.
+        reasoning: reasoning before the answer, if any; text cannot start with its opening mark.
 
     Raises:
-        ParamsError: a schema cannot be written in this form; the message says what of it.
+        ParamsError: the format cannot enforce a schema; the message names the part.
     """
     asked = json.loads(text)
     form, tools = asked["form"], asked["tools"]
     rules = [TEXT]
     if form in _BARE:
-        rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if thoughts is None else thoughts.open)]
+        rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if reasoning is None else reasoning.open)]
     else:
         rules += [_words(tokens, *_MARKS[form]), *_MARKED[form](tools, tokens)]
     return "\n".join(rules)
 
 
 def _words(tokens: Tokens, *marks: str) -> str:
-    """The rule of words before a mark or the end: any, and any token that is none but the marks."""
+    """The rule of words before a mark or the end: any text and any special token except the marks."""
     others = tokens.others(*marks)
     return 'words: ""' if others is None else f"words: (TEXT {others})*"
 
 
 def _spoken(tokens: Tokens) -> str:
-    """The rule of words that begin with a token that is no text."""
+    """The rule of words that begin with a special token."""
     others = tokens.others()
     return 'spoken: ""' if others is None else f"spoken: ({others} TEXT)+"
 
 
 def _refused(name: str, what: str, form: str) -> ParamsError:
     return ParamsError(
-        f"The function {name!r} is strict, and {what}, to which calls written as {form} cannot be held.",
+        f"The function {name!r} is strict, and {what}, which the call format {form} cannot enforce.",
         "Use tool_choice 'required' or the function's name, or set strict to false.",
         param="structured_outputs",
     )
@@ -120,7 +122,7 @@ def _mistral(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
 
 def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens, str], Iterator[str]]:
     def rules(tools: Sequence[Any], tokens: Tokens, opening: str) -> Iterator[str]:
-        # Any object there may be a call: which it is, only its end may tell.
+        # Any object there may be a call: only its end decides.
         yield _plain(r"[\s,;\[\]]*\{", "json", opening)
         yield f'start: plain | BLANKS? ({written("<|python_tag|>", tokens)}? calls | FENCE calls "\\n{_FENCE}")'
         yield "BLANKS: /[ \\n]{1,4}/"
@@ -133,12 +135,12 @@ def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens, str], Iterator[str]
 
 
 def _plain(beginning: str, fence: str, opening: str) -> str:
-    """The rule of an answer that does not begin as those do that are calls, or with thoughts."""
+    """The rule of an answer that begins neither like a call nor with reasoning."""
     marks = rf"<\|python_tag\|>|<\|python_start\|>|{_FENCE}{fence}|{_FENCE}"
     terminal = f"PLAIN: /(?s:.*)/ & ~/\\s*({marks})?\\s*{beginning}(?s:.*)/"
     if opening:
         terminal += f" & ~/\\s*{re.escape(opening)}(?s:.*)/"
-    # A token that texts do not show may come where what is shown before it begins no call any more.
+    # A special token may follow only text that can no longer begin a call.
     solid = "SOLID: PLAIN & /\\s*[^\\s\\[\\]{},;`<](?s:.*)/"
     return "\n".join([terminal, solid, "plain: PLAIN | SOLID spoken"])
 
@@ -147,7 +149,7 @@ def _plain(beginning: str, fence: str, opening: str) -> str:
 
 
 def _pythonic(tools: Sequence[Any], tokens: Tokens, opening: str) -> Iterator[str]:
-    """The first call begins with one terminal: up to its bracket, the same letters may be those of a text."""
+    """The first call begins with one terminal, because up to its bracket the text may be plain words."""
     names = [re.escape(tool["name"]) for tool in tools]
     yield _plain(rf"\[[\s,]*({'|'.join(names)})\s*\(", "python", opening)
     yield 'start: plain | (first more "]") | (framed more "]" end?)'
@@ -178,18 +180,22 @@ def _pythonic(tools: Sequence[Any], tokens: Tokens, opening: str) -> Iterator[st
 
 
 def _python_value(schema: Any) -> str:
-    """JSON is read as Python is, and Python's own words where only they decide."""
+    """Values are written as JSON, and Python's constants are allowed where only they are possible."""
     words = []
     if isinstance(schema, dict) and not schema.keys() - _SHARED - {"type"}:
-        said = schema.get("type", ())
-        words = [_PYTHON_WORDS[kind] for kind in ([said] if isinstance(said, str) else said) if kind in _PYTHON_WORDS]
+        declared = schema.get("type", ())
+        words = [
+            _PYTHON_WORDS[kind]
+            for kind in ([declared] if isinstance(declared, str) else declared)
+            if kind in _PYTHON_WORDS
+        ]
     return " | ".join([_json(schema), *words])
 
 
 def _separated(rule: str, items: Sequence[tuple[str, bool]]) -> Iterator[str]:
-    """Items in their order with commas between them; those not needed may be missing.
+    """Items in order with commas between them; optional ones may be missing.
 
-    `RULE_fN` is what may come from item N on where nothing came before it, `RULE_mN` where something did.
+    `RULE_fN` matches from item N on if nothing came before it, `RULE_mN` if something did.
     """
     for number, (item, needed) in enumerate(items):
         for way, comma in (("f", ""), ("m", '", " ')):
@@ -218,8 +224,8 @@ def _glm(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
         if tool["schema"] is None:
             parts.append(f"({key} /[^<>\\n]+/ {close} NL? {value} plain NL?)*")
         for name, schema, needed in _properties(tool, r"[^<>\s]([^<>\n\r]*[^<>\s])?", "glm45"):
-            told = _told(tool["name"], name, schema, "glm45", ("</arg_value>", "</tool_call>"))
-            held = "plain" if told is None else f"({told}) {closed}"
+            allowed = _value_rule(tool["name"], name, schema, "glm45", ("</arg_value>", "</tool_call>"))
+            held = "plain" if allowed is None else f"({allowed}) {closed}"
             one = f"{key} {json.dumps(name)} {close} NL? {value} {held} NL?"
             parts.append(one if needed else f"({one})?")
         yield f"call_{number}: {' '.join(parts)} {end}"
@@ -229,7 +235,7 @@ def _qwen3(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
     ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
     yield "start: (call | bare)* words TEXT"
     yield f'call: words begin "\\n<function=" ({_any_of(tools)}) "\\n" {written("</tool_call>", tokens)}'
-    # The outer mark is often left out.
+    # The outer mark is often omitted.
     yield f"bare: words naked ({_any_of(tools)})"
     yield up_to("<tool_call>", tokens, "begin")
     yield up_to("<function=", tokens, "naked")
@@ -241,18 +247,18 @@ def _qwen3(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
         if tool["schema"] is None:
             parts.append('("<parameter=" /[^<>\\n]+/ ">\\n" plain "\\n")*')
         for name, schema, needed in _properties(tool, r"[^<>\s]([^<>\n\r]*[^<>\s])?", "qwen3_coder"):
-            told = _told(tool["name"], name, schema, "qwen3_coder", ends)
-            held = "plain" if told is None else f'({told}) "\\n</parameter>"'
+            allowed = _value_rule(tool["name"], name, schema, "qwen3_coder", ends)
+            held = "plain" if allowed is None else f'({allowed}) "\\n</parameter>"'
             one = f'{json.dumps(f"<parameter={name}>" + chr(10))} {held} "\\n"'
             parts.append(one if needed else f"({one})?")
         yield f'call_{number}: {" ".join(parts)} "</function>"'
 
 
 def _properties(tool: Any, key: str, form: str) -> Iterator[tuple[str, Any, bool]]:
-    """(name, schema, whether it is needed) of each argument of a strict function; none of one that is not.
+    """(name, schema, whether it is required) of each argument of a strict function; none for other functions.
 
     Raises:
-        ParamsError: the schema says what only JSON can be held to.
+        ParamsError: only JSON could enforce the schema.
     """
     name, schema = tool["name"], tool["schema"]
     if schema is None:
@@ -262,10 +268,10 @@ def _properties(tool: Any, key: str, form: str) -> Iterator[tuple[str, Any, bool
             raise _refused(name, f"its schema has {word!r}", form)
     properties, needed = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(needed, list) or schema.get("type", "object") != "object":
-        raise _refused(name, "its schema is not that of an object", form)
+        raise _refused(name, "its schema is not an object's", form)
     for missing in needed:
         if missing not in properties:
-            raise _refused(name, f"it requires {missing!r} without saying what that is", form)
+            raise _refused(name, f"it requires {missing!r} without defining it", form)
     shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     for argument, own in properties.items():
         if not re.fullmatch(key, argument):
@@ -273,11 +279,11 @@ def _properties(tool: Any, key: str, form: str) -> Iterator[tuple[str, Any, bool
         yield argument, {**own, **shared} if isinstance(own, dict) and shared else own, argument in needed
 
 
-def _told(function: str, argument: str, schema: Any, form: str, ends: Sequence[str]) -> str | None:
-    """What may stand as the value of an argument; None for any text.
+def _value_rule(function: str, argument: str, schema: Any, form: str, ends: Sequence[str]) -> str | None:
+    """The grammar of an argument's value; None for any text.
 
     Raises:
-        ParamsError: it may be text, of which not every schema can be written.
+        ParamsError: it may be text with a schema that cannot be enforced.
     """
 
     def refused(what: str) -> ParamsError:
@@ -286,25 +292,25 @@ def _told(function: str, argument: str, schema: Any, form: str, ends: Sequence[s
     if schema is True:
         return None
     if not isinstance(schema, dict):
-        raise refused("may be nothing")
-    kinds, said = types_of(schema), schema.keys() - _SHARED
+        raise refused("allows no value")
+    kinds, keywords = types_of(schema), schema.keys() - _SHARED
     if kinds and "string" not in kinds:
         return _json(schema)
-    if not said or (kinds and kinds <= {"string", "null"} and said <= {"type"}):
+    if not keywords or (kinds and kinds <= {"string", "null"} and keywords <= {"type"}):
         return None
     listed = values_of(schema)
-    if listed and said <= {"type", "enum", "const"} and kinds == {"string"}:
+    if listed and keywords <= {"type", "enum", "const"} and kinds == {"string"}:
         if not all(isinstance(entry, str) and not any(end in entry for end in ends) for entry in listed):
-            raise refused("has values that cannot stand there")
+            raise refused("has values that cannot be written there")
         return " | ".join(map(json.dumps, listed))
-    if said <= {"anyOf", "oneOf"} and kinds <= {"string", "null"}:
-        branches = [branch for word in said for branch in schema[word]]
+    if keywords <= {"anyOf", "oneOf"} and kinds <= {"string", "null"}:
+        branches = [branch for word in keywords for branch in schema[word]]
         if all(not branch.keys() - _NOTES - {"type"} for branch in branches):
             return None
-    raise refused("is a text with rules of its own" if "string" in kinds else "does not say what type it has")
+    raise refused("is a text with further rules" if "string" in kinds else "has no type")
 
 
-# Forms whose marks tell calls from words, and those whose calls are the whole answer.
+# Formats in which marks separate calls from words, and formats in which calls are the whole answer.
 _MARKED: dict[str, Callable[[Sequence[Any], Tokens], Iterator[str]]] = {
     "hermes": _hermes,
     "glm45": _glm,

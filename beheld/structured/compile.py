@@ -1,4 +1,4 @@
-"""From a grammar's text to a state machine over token ids, checked within limits and kept for the next request."""
+"""Compiles a grammar's text to a state machine over token ids, within limits, and caches the result."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections.abc import Callable
 from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
-from beheld.core.params import Grammar, StructuredOutputs, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat, StructuredOutputs
 from beheld.structured.calls import lark_of, leaves_room
 from beheld.structured.marks import Tokens
-from beheld.structured.thoughts import behind
+from beheld.structured.reasoning import with_reasoning
 from beheld.utils.lru import LRU
 
 MAX_TEXT = 128 << 10
 _MAX_DEPTH = 32
-# A compiled grammar takes some hundred times the bytes of its text (measured with schemas of 0.3 to 10 KB).
+# A compiled grammar takes about a hundred times the bytes of its text (measured with schemas of 0.3 to 10 KB).
 _KEPT_BYTES = 256 << 20
 _KEPT_FACTOR = 100
 _KEPT_LEAST = 64 << 10
-# How the library says that nothing can come next.
+# The library's error if nothing can come next.
 _STUCK = "NoExtensionBias"
-# A rule as GBNF writes it.
+# A rule in GBNF.
 _GBNF = re.compile(r"^\s*[\w-]+[ \t]*::=", re.MULTILINE)
 _AS_LARK = 'Write it as Lark, not as GBNF: start: "yes" | "no" in place of root ::= "yes" | "no".'
-# At most one blank between tokens of JSON: left free, some models write blanks until they run out of tokens.
+# At most one space between JSON tokens: without a limit, some models write spaces until they run out of tokens.
 _JSON: Any = {"whitespace_pattern": " ?"}
 
 
-def grammar_of(asked: StructuredOutputs, thoughts: Thoughts | None = None) -> Grammar:
-    """The grammar that a user asks for, as kind and text, behind what thoughts there may be.
+def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = None) -> Grammar:
+    """The grammar that a user asks for, as kind and text, to follow the optional reasoning.
 
     Raises:
         ParamsError: there is not exactly one, or it is too large.
@@ -50,16 +50,17 @@ def grammar_of(asked: StructuredOutputs, thoughts: Thoughts | None = None) -> Gr
         raise ParamsError(f"The {kind} grammar must be a text.", param="structured_outputs")
     if len(value) > MAX_TEXT:
         raise ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
-    return Grammar(kind, value, thoughts)
+    return Grammar(kind, value, reasoning)
 
 
 class Compiler:
-    """Compiles grammars for one tokenizer. Safe to use from several threads.
+    """Compiles grammars for one tokenizer. Thread-safe.
 
     Args:
-        tokenizer_json: gives the tokenizer as text of the tokenizers library, or None if it has none; called once.
+        tokenizer_json: returns the tokenizer, serialized by the tokenizers library, or None if it has no such form;
+            called once.
         vocab_size: width of the logits.
-        eos_ids: ids that end an answer: allowed where the grammar is complete.
+        eos_ids: ids that end an answer, allowed where the grammar is complete.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str | None], vocab_size: int, eos_ids: frozenset[int]) -> None:
@@ -73,14 +74,14 @@ class Compiler:
 
     @property
     def num_words(self) -> int:
-        """32-bit words of a mask."""
+        """Number of 32-bit words of a mask."""
         return -(-self.vocab_size // 32)
 
     def matcher(self, grammar: Grammar) -> Any:
-        """A fresh llguidance.LLMatcher, at the start of an answer.
+        """A new llguidance.LLMatcher at the start of an answer.
 
         Raises:
-            ParamsError: the grammar is not a valid one, or grammars are not available for this model.
+            ParamsError: the grammar is invalid, or this model does not support grammars.
         """
         known = self._kept.get(grammar)
         if known is None:
@@ -88,12 +89,12 @@ class Compiler:
             self._kept.put(grammar, known, _KEPT_LEAST + _KEPT_FACTOR * len(grammar.text))
         return known.deep_copy()
 
-    def holds(self, grammar: Grammar) -> bool:
-        """True if `matcher` would answer at once."""
+    def is_cached(self, grammar: Grammar) -> bool:
+        """True if `matcher` would return at once."""
         return self._kept.get(grammar) is not None
 
     def compile(self, grammar: Grammar) -> Any:
-        """A matcher that nobody else has.
+        """Compile without the cache.
 
         Raises:
             ParamsError: as `matcher`.
@@ -101,10 +102,10 @@ class Compiler:
         return self._compile(grammar, self.prepare())
 
     def prepare(self) -> Any:
-        """Load the tokenizer, if that was not done before; the library's object.
+        """Load the tokenizer unless it is loaded; returns the library's object.
 
         Raises:
-            ParamsError: grammars are not available for this model.
+            ParamsError: this model does not support grammars.
         """
         with self._lock:
             return self._ready()
@@ -142,20 +143,20 @@ class Compiler:
             elif grammar.kind == "regex":
                 text = LLMatcher.grammar_from_regex(grammar.text)
             elif grammar.kind == "calls":
-                text = lark_of(grammar.text, tokens, grammar.thoughts)
+                text = lark_of(grammar.text, tokens, grammar.reasoning)
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
-            if grammar.thoughts is not None and not (grammar.kind == "calls" and leaves_room(grammar)):
-                text = behind(grammar.thoughts, text, tokens)
+            if grammar.reasoning is not None and not (grammar.kind == "calls" and leaves_room(grammar)):
+                text = with_reasoning(grammar.reasoning, text, tokens)
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise
         except ValueError as error:
-            # What the library says of the user's own grammar, as below.
+            # The library's message is about the user's grammar, as below.
             raise _invalid(str(error), grammar) from error
         if made.is_error():
             raise _invalid(made.get_error(), grammar)
-        # The first mask shows what cannot even begin, and what is too complex to follow.
+        # The first mask reveals grammars that cannot even begin or are too complex.
         begun = made.deep_copy()
         begun.compute_bitmask()
         if begun.is_error():
@@ -165,7 +166,7 @@ class Compiler:
 
 
 def _plain(schema: str) -> str:
-    """A schema that is JSON of bounded depth and refers to nothing outside itself."""
+    """Check that a schema is JSON of bounded depth without external references, and return it."""
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -188,7 +189,7 @@ def _plain(schema: str) -> str:
 
 
 def _invalid(reason: str, grammar: Grammar | None = None) -> ParamsError:
-    """What is said of a grammar; of one in the form that other engines read, how this one is written."""
+    """The error for a grammar; for GBNF it also shows how to write Lark."""
     first = (reason.strip().splitlines() or ["it is not valid"])[0][:200]
     gbnf = grammar is not None and grammar.kind == "grammar" and _GBNF.search(grammar.text) is not None
     return ParamsError(

@@ -1,4 +1,4 @@
-"""Marks in grammars: what some tokenizers write as one token of its own, and others spell."""
+"""Marks in grammars: some tokenizers have one token for a mark, others spell it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import json
 from functools import cached_property
 from typing import Any
 
-# In llguidance's form of Lark. No token of its own kind stands in a text.
+# llguidance's Lark. Text never contains special tokens.
 TEXT = "TEXT: /(.|\\n)*/"
 
 
 class Tokens:
-    """The tokens of a tokenizer that are no text.
+    """The special tokens of a tokenizer.
 
     Args:
-        tokenizer: an llguidance.LLTokenizer. It takes some added tokens for special whatever their tokenizer says of
-            them, "<tool_call>" for example, and never lets those pass as text: what it does decides.
+        tokenizer: an llguidance.LLTokenizer. Whatever the tokenizer itself says, llguidance treats some added tokens as
+            special, such as "<tool_call>", and never allows them in text. This class follows llguidance.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, mark: str) -> int | None:
-        """The id of the token that a mark is; None of one that is spelled like any text."""
+        """The id of the mark's token; None if the mark is spelled like ordinary text."""
         ids = self._tokenizer.tokenize_str(mark, parse_special=True)
         return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
 
     @cached_property
     def _special(self) -> list[int]:
-        """All of them that have a name: what only fills a vocabulary up has none."""
+        """All special tokens with a name; tokens that only pad a vocabulary have none."""
         found = filter(self._tokenizer.is_special_token, range(self._tokenizer.vocab_size))
         names = ((token, self._tokenizer.decode_bytes([token])) for token in found)
         return [token for token, name in names if name not in (b"", f"<[{token}]>".encode())]
 
     def others(self, *marks: str) -> str | None:
-        """Any of them but these marks and what ends an answer, as an expression; None if there are no others.
+        """Any special token except these marks and the end of an answer, as an expression; None if there are no others.
 
-        Models write some into their words: around thoughts, boxes or names.
+        Models write some of them into their text: around reasoning, boxes or names.
         """
         without = {self(mark) for mark in marks} | set(self._tokenizer.eos_tokens)
-        # Some vocabularies hold thousands in a row.
+        # Some vocabularies hold thousands of consecutive ones.
         spans: list[list[int]] = []
         for token in self._special:
             if token in without:
@@ -52,19 +52,19 @@ class Tokens:
 
 
 def written(mark: str, tokens: Tokens) -> str:
-    """A mark, as an expression."""
+    """A mark as an expression."""
     token = tokens(mark)
     return json.dumps(mark) if token is None else f"({json.dumps(mark)} | <[{token}]>)"
 
 
 def up_to(mark: str, tokens: Tokens, rule: str, text: str = "TEXT") -> str:
-    """The rule `rule`: a text and the mark behind it, the first that comes, in either way to write it.
+    """The rule `rule`: a text up to and including the first occurrence of the mark, in either spelling.
 
     Args:
-        mark: that ends it.
-        tokens: of the tokenizer.
-        rule: its name.
-        text: the terminal that the text follows.
+        mark: the mark.
+        tokens: the tokenizer's special tokens.
+        rule: the rule's name.
+        text: the terminal of the text.
     """
     token = tokens(mark)
     lines = [f"{rule}_spelled[lazy]: {text} {json.dumps(mark)}"]

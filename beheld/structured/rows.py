@@ -1,4 +1,4 @@
-"""The state of every row's grammar: it makes the masks of a plan and advances by the tokens of its result."""
+"""The grammar state of every row: it makes a plan's masks and advances by the tokens of its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beheld.structured.compile import Compiler
 
 @dataclasses.dataclass(eq=False)
 class _State:
-    """A row's state machine; None once it has failed."""
+    """A row's state machine; None after a failure."""
 
     matcher: Any
 
@@ -23,7 +23,7 @@ class GrammarRows:
     """Follows plans and results; a sequence with a grammar has at most one step in flight.
 
     Attributes:
-        compiler: makes the grammars; those that it holds already cost no time here.
+        compiler: compiles the grammars; cached ones cost no time here.
     """
 
     def __init__(self, compiler: Compiler) -> None:
@@ -50,11 +50,11 @@ class GrammarRows:
         return dataclasses.replace(plan, masks=masks)
 
     def advanced(self, result: StepResult) -> StepResult:
-        """Advance each grammar by the row's tokens; in the result returned, rows whose grammar is stuck have failed."""
+        """Advance each grammar by its row's tokens; returns the result with stuck rows marked as failed."""
         rows = self._flights.pop(result.plan_id, None)
         if rows is None:
             return result
-        # By row, how many of its tokens its grammar has accepted before it was stuck.
+        # Row -> number of its tokens that its grammar accepted before it was stuck.
         stuck: dict[int, int] = {}
         for row, state in rows.items():
             for index, token in enumerate(result.tokens.get(row, ())):
@@ -65,7 +65,7 @@ class GrammarRows:
         return _with_stuck(result, stuck) if stuck else result
 
     def _state(self, admission: Admission, grammar: Grammar) -> _State:
-        """The machine at the end of what was generated before a preemption."""
+        """The state machine after the tokens generated before a preemption."""
         try:
             matcher = self.compiler.matcher(grammar)
         except ParamsError:
@@ -74,13 +74,13 @@ class GrammarRows:
         return _State(matcher if not before or matcher.consume_tokens(before) else None)
 
     def _masks(self, state: _State, draft_ids: Sequence[int]) -> tuple[bytes, ...]:
-        """What may follow now, and after each of the draft tokens.
+        """The masks for the next token and after each draft token.
 
-        After one that the grammar does not allow, everything may follow: it is never sampled.
+        After a draft token that the grammar does not allow, the mask allows everything: that draft is never sampled.
         """
         masks = [self._mask(state)]
         if draft_ids and state.matcher is not None:
-            # Drafts may be wrong, so the row's own machine stays where it is.
+            # Drafts may be wrong, so this advances a copy of the row's machine.
             ahead = _State(state.matcher.deep_copy())
             for token in draft_ids[: ahead.matcher.validate_tokens(list(draft_ids))]:
                 if ahead.matcher is None or not ahead.matcher.consume_token(token):
@@ -89,7 +89,7 @@ class GrammarRows:
         return (*masks, *[self._anything] * (1 + len(draft_ids) - len(masks)))
 
     def _mask(self, state: _State) -> bytes:
-        """One bit for each token, 32 to a little-endian word."""
+        """One bit per token, 32 per little-endian word."""
         if state.matcher is not None:
             # The library may append a word.
             mask: bytes = state.matcher.compute_bitmask()[: 4 * self.compiler.num_words]
@@ -104,7 +104,7 @@ class GrammarRows:
 
 
 def _with_stuck(result: StepResult, stuck: Mapping[int, int]) -> StepResult:
-    """The result in which these rows failed after so many of their tokens."""
+    """The result with these rows failed after the given numbers of tokens."""
     tokens, logprobs = dict(result.tokens), dict(result.logprobs)
     for row, count in stuck.items():
         tokens[row] = tokens[row][:count]

@@ -1,4 +1,4 @@
-"""Grammars are compiled in the sandbox first; what passes there, in time, may be compiled in the engine's process."""
+"""Compiles grammars in the sandbox first; the engine's process compiles only grammars that passed there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from beheld.core.errors import ParamsError, WorkerError
-from beheld.core.params import Grammar, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.sandbox import Sandbox
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
@@ -16,9 +16,9 @@ from beheld.utils.cancellation import CancelToken
 from beheld.utils.lru import LRU
 
 _MAX_BYTES = 1 << 30
-# One that is killed leaves the other to requests that came at the same time.
+# If one worker is killed, the other serves requests that arrive meanwhile.
 _MAX_WORKERS = 2
-# Remembered grammars that passed: each weighs its text and something for the entry.
+# Size of the cache of grammars that passed: each counts its text and a fixed amount.
 _PASSED_BYTES = 16 << 20
 _ENTRY_BYTES = 256
 
@@ -32,31 +32,31 @@ class CompilerSettings:
     eos_ids: frozenset[int]
 
 
-CODEC = Codec((CompilerSettings, Grammar, Thoughts))
+CODEC = Codec((CompilerSettings, Grammar, ReasoningFormat))
 
 
 def load_compiler(settings: CompilerSettings) -> Callable[[Grammar], None]:
-    """The function that compiles a grammar; the tokenizer is loaded now.
+    """Load the tokenizer and return the function that compiles a grammar.
 
     Raises:
-        ParamsError: grammars are not available for this tokenizer.
+        ParamsError: this tokenizer does not support grammars.
     """
     compiler = Compiler(lambda: settings.tokenizer_json, settings.vocab_size, settings.eos_ids)
     compiler.prepare()
 
     def check(grammar: Grammar) -> None:
-        # Nothing is kept: a worker that stays small can be told from one that grows.
+        # Without a cache, a worker's memory grows only through large grammars.
         compiler.compile(grammar)
 
     return check
 
 
 class SandboxedCompile:
-    """Compiles grammars in the sandbox and remembers which passed. Safe to use from several threads.
+    """Compiles grammars in the sandbox and remembers which passed. Thread-safe.
 
     Args:
-        sandbox: where they are compiled.
-        settings: gives the tokenizer; called once.
+        sandbox: the sandbox.
+        settings: returns the tokenizer; called once.
     """
 
     def __init__(self, sandbox: Sandbox, settings: Callable[[], CompilerSettings]) -> None:
@@ -73,12 +73,12 @@ class SandboxedCompile:
         self._passed: LRU[Grammar, bool] = LRU(_PASSED_BYTES)
 
     def check(self, grammar: Grammar, cancel: CancelToken | None = None) -> None:
-        """Compile it there, unless it has passed before.
+        """Compile the grammar in the sandbox, unless it has passed before.
 
         Raises:
-            ParamsError: it is not a valid one, or compiling it takes too long or too much memory.
+            ParamsError: the grammar is invalid, or compiling it takes too much time or memory.
             WorkerError: the process ended.
-            Cancelled: the request was cancelled; a process that was at it is gone.
+            Cancelled: the request was cancelled; the process that compiled it is killed.
         """
         if self._passed.get(grammar):
             return
@@ -89,7 +89,7 @@ class SandboxedCompile:
 def _error(grammar: Grammar, fault: WorkerFault) -> Exception:
     if fault.fault is Fault.TIME:
         return _refusal(f"compiling it takes more than {env.GRAMMAR_TIMEOUT():g} s")
-    # The library ends its process where it gets no memory.
+    # The library aborts its process if it gets no memory.
     if fault.fault is Fault.MEMORY or "SIGABRT" in fault.how:
         return _refusal("compiling it takes too much memory")
     return WorkerError(f"The process that compiled the grammar ended ({fault.how}).", "Send it again.")

@@ -1,1 +1,1 @@
-"""From token ids to text: detokenising, stop strings, and the outputs that users see."""
+"""From token ids to text: detokenization, stop strings, reasoning, tool calls, and the outputs that users see."""

@@ -1,4 +1,4 @@
-"""From token events to what users see: whole outputs, or what is new since the last look."""
+"""Collects token events into outputs: the whole answer, or its new part."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from beheld.core.request import FinishReason, Request
 from beheld.text.detokenize import Detokenizer, known_texts, token_text
 from beheld.text.stop import StopFinder
 
-# Tokens whose text nobody waits for are decoded so many at a time: a decoder's calls cost more than their tokens, and
-# more would hold up the end of a crowd of answers.
+# Tokens whose text is not needed yet are decoded in batches of this size: a decoder's calls cost more than their
+# tokens, and larger batches would delay the end of many simultaneous answers.
 _AT_A_TIME = 16
-# After how many tokens an answer's first are decoded: answers that began together take their turns at different steps.
+# Size of an answer's first batch: answers that started together decode at different steps.
 _first_time = itertools.cycle(range(1, _AT_A_TIME + 1))
 
 
@@ -42,8 +42,8 @@ class Answer:
         self._cumulative = 0.0
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
-        # How much of text and tokens `delta` has told, and whether of the end.
-        self._told = (0, 0, False)
+        # What `delta` has returned so far: numbers of characters and tokens, and whether the end.
+        self._reported = (0, 0, False)
 
     @property
     def finished(self) -> bool:
@@ -51,7 +51,7 @@ class Answer:
         return self._finish_reason is not None
 
     def push(self, event: TokenEvent) -> bool:
-        """Take an event in; True if it completed a stop string and the engine does not know yet of the end."""
+        """Add an event; True if it completes a stop string and the engine has not ended the answer itself."""
         if self.finished:
             return False
         ids = event.token_ids
@@ -70,7 +70,7 @@ class Answer:
         return found is not None and self._end_with(found, event)
 
     def _end_with(self, found: str, event: TokenEvent) -> bool:
-        """The answer has ended with a stop string; True unless the engine has ended it too."""
+        """End the answer at a stop string; True unless the engine has ended it too."""
         self._finish_reason = str(FinishReason.STOP)
         self._stop_reason = found
         return event.finish is None
@@ -78,7 +78,7 @@ class Answer:
     def _take(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], finish: FinishReason | None
     ) -> str | None:
-        """Append tokens, and decode them if it is time to; the stop string that was found, if one was."""
+        """Append tokens and decode them if a batch is complete; returns the stop string that was found, or None."""
         self._token_ids += token_ids
         if logprobs and self._params.logprobs is not None:
             for entry in logprobs:
@@ -86,7 +86,7 @@ class Answer:
                 self._cumulative += entry.logprob
         if self._detokenizer is None:
             return None
-        # The token that ended the answer is kept as an id; its text is shown only where the user asked for it.
+        # The token that ended the answer stays in the ids; its text is included only if the user asked for it.
         silent = finish is FinishReason.STOP and not self._params.include_stop_str_in_output
         self._undecoded += token_ids[:-1] if silent else token_ids
         if finish is None and not self._params.stop and len(self._undecoded) < self._most_undecoded:
@@ -94,7 +94,7 @@ class Answer:
         return self._decode(last=finish is not None)
 
     def _decode(self, *, last: bool = False) -> str | None:
-        """Bring the text up to date with the tokens; the stop string that was found, if one was."""
+        """Decode the pending tokens; returns the stop string that was found, or None."""
         if self._detokenizer is None:
             return None
         text = self._detokenizer.push(*self._undecoded)
@@ -111,21 +111,21 @@ class Answer:
     def _decode_rest(self) -> None:
         if self._undecoded:
             found = self._decode()
-            assert found is None, "with stop strings, every token is decoded as it comes"
+            assert found is None, "with stop strings, every token is decoded at once"
 
     def output(self) -> CompletionOutput:
-        """Everything so far."""
+        """The whole answer so far."""
         self._decode_rest()
         return self._output(0, 0)
 
     def delta(self) -> CompletionOutput | None:
-        """What came since the last call; None if nothing did."""
+        """The new part since the last call, or None."""
         self._decode_rest()
         now = (len(self._text), len(self._token_ids), self.finished)
-        if now == self._told:
+        if now == self._reported:
             return None
-        num_characters, num_tokens, _ = self._told
-        self._told = now
+        num_characters, num_tokens, _ = self._reported
+        self._reported = now
         return self._output(num_characters, num_tokens)
 
     def _output(self, num_characters: int, num_tokens: int) -> CompletionOutput:
@@ -142,17 +142,17 @@ class Answer:
 
 
 class Collector:
-    """Gathers the events of one user's request: `params.n` answers, each a request of the engine.
+    """Collects the events of one user request, which has `params.n` answers; each is an engine request.
 
     Args:
-        request_id: the user's id of it all.
-        params: what the user asked for.
-        requests: the sealed requests, one per answer, in the order of the answers.
-        tokenizer: of transformers; None leaves texts empty.
-        marks: special tokens that texts show where they come first, even if they skip special tokens.
+        request_id: the id of the user request.
+        params: the user's sampling parameters.
+        requests: the resolved requests, one per answer, in order.
+        tokenizer: from transformers; None leaves texts empty.
+        marks: special tokens whose first occurrence is in the text even if special tokens are skipped.
 
     Raises:
-        ParamsError: stop strings were given, but there is no tokenizer.
+        ParamsError: there are stop strings but no tokenizer.
     """
 
     def __init__(
@@ -171,26 +171,27 @@ class Collector:
         self._request = requests[0]
         self._tokenizer = tokenizer
         self._answers = {request.id: Answer(index, params, tokenizer, marks) for index, request in enumerate(requests)}
-        assert len(self._answers) == len(requests), "two answers have the same id"
+        assert len(self._answers) == len(requests), "two answers with the same id"
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self._told_prompt_logprobs = False
+        self._reported_prompt_logprobs = False
         self._num_cached = 0
         self._error: BeheldError | None = None
-        # One list for all deltas: a copy of a long prompt for each token would cost more than the token.
+        # One list for all deltas: copying a long prompt for each token would cost more than the token.
         self._prompt_ids = list(requests[0].token_ids)
 
     def push(self, event: TokenEvent) -> bool:
-        """Take in an event of one of the answers.
+        """Add an event of one of the answers.
 
-        Returns True if a stop string was found: the answer is complete here, and the engine must be told to stop.
-        Events that come after an answer's end change nothing.
+        Returns True if it completes a stop string: the caller must then stop the engine's request. Events after an
+        answer's end are ignored.
         """
         if event.finish is FinishReason.ERROR:
             assert event.error is not None
             self._error = self._error or event.error
             return False
         if event.request_id == self._request.id:
-            # The other answers find the first one's prompt in the cache; that says nothing about the user's prompt.
+            # The other answers always hit the first one's prompt in the cache, which says nothing about the user's
+            # prompt.
             self._num_cached = max(self._num_cached, event.num_cached)
         if event.prompt_logprobs is not None and self._prompt_logprobs is None:
             wanted = self._params.prompt_logprobs or 0
@@ -205,19 +206,19 @@ class Collector:
         return self._error is not None or all(answer.finished for answer in self._answers.values())
 
     def output(self) -> RequestOutput:
-        """Everything so far."""
+        """The whole output so far."""
         answers = [] if self._error is not None else [answer.output() for answer in self._answers.values()]
         return self._output(answers, self._prompt_logprobs, self._prompt_ids.copy())
 
     def delta(self) -> RequestOutput:
-        """What came since the last call: only answers with something new, and of them only that.
+        """The output with only the new parts since the last call, and only of answers that have one.
 
-        `cumulative_logprob` stays that of the whole answer; the prompt's log-probabilities come once, and its
-        ids are the same list each time.
+        `cumulative_logprob` is that of the whole answer. The prompt's log-probabilities come once; its ids are the same
+        list each time.
         """
         fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
-        prompt_logprobs = None if self._told_prompt_logprobs else self._prompt_logprobs
-        self._told_prompt_logprobs = self._prompt_logprobs is not None
+        prompt_logprobs = None if self._reported_prompt_logprobs else self._prompt_logprobs
+        self._reported_prompt_logprobs = self._prompt_logprobs is not None
         return self._output([answer for answer in fresh if answer is not None], prompt_logprobs, self._prompt_ids)
 
     def _output(
@@ -244,14 +245,14 @@ class Collector:
 
 
 class _Candidates:
-    """Makes of the device's report of a position what users see."""
+    """Converts the device's log-probabilities of a position to the user's form."""
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
         self._known = {} if tokenizer is None else known_texts(tokenizer)
 
     def of(self, entry: TokenLogprobs, num_top: int) -> dict[int, Logprob]:
-        """The token itself and the best `num_top`, the token first."""
+        """The token itself first, then the best `num_top`."""
         found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._text(entry.token_id))}
         known = self._known
         top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)

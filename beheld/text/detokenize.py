@@ -1,4 +1,4 @@
-"""Incremental detokenising: text as it becomes certain, which adds up to what decoding everything at once gives."""
+"""Incremental detokenization: the pieces of text add up to what decoding everything at once gives."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 _BROKEN = "\ufffd"
-# A character of UTF-8 has four bytes, and a decoder may show each byte of an unfinished one as a broken character.
+# A UTF-8 character has at most four bytes, and a decoder may show each byte of an incomplete one as a broken character.
 _MAX_BROKEN = 4
-# The longest pattern that a tokenizer's clean-up rewrites, as in " n't" and " 've"; each begins with a space.
+# The longest pattern that a tokenizer's clean-up rewrites, such as " n't" and " 've"; each begins with a space.
 _MAX_CLEANED = 4
 
 
 @dataclass(frozen=True, eq=False)
 class _Traits:
-    """What must be known of a tokenizer.
+    """Properties of a tokenizer that detokenization needs.
 
     Attributes:
-        byte_ids: ids that stand for one byte. Decoders show a run of them as text only if the whole run is text.
-        special: ids that `skip_special_tokens` skips, and what they spell.
-        clean: its clean-up of spaces, if decoding ends with one.
-        last_id: the greatest id of its vocabulary; a model's may be larger, and what lies beyond has no text.
-        texts: decoded single tokens, as they were asked for.
-        options: keywords for its `decode` that keep it from cleaning up.
+        byte_ids: ids that stand for one byte. A decoder shows a run of them as text only if the whole run is valid.
+        special: ids that `skip_special_tokens` skips, with their text.
+        clean: the clean-up of spaces that ends decoding, if there is one.
+        last_id: the greatest id of the vocabulary; the model may have more ids, which have no text.
+        texts: cached texts of single tokens.
+        options: keywords that keep `decode` from cleaning up.
         inner: see _decoder_of.
     """
 
@@ -65,15 +65,21 @@ def _may_clean(tokenizer: Any) -> bool:
 
 
 def _cleans(tokenizer: Any) -> bool:
-    """True if the tokenizer's `decode` cleans up spaces: transformers does so on demand, but for BPE only if forced."""
+    """True if the tokenizer's `decode` cleans up spaces.
+
+    transformers does so on request, but for BPE only if forced.
+    """
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     forced = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
     return _may_clean(tokenizer) and (type(model).__name__ != "BPE" or forced)
 
 
 def _decoder_of(tokenizer: Any) -> Any:
-    """What decodes as the tokenizer does before its clean-up. Where transformers' `decode` only passes on to the
-    tokenizers library, that is asked itself, which takes less than half the time."""
+    """A function that decodes like the tokenizer before its clean-up.
+
+    If transformers' `decode` only delegates to the tokenizers library, this calls the library directly, which takes
+    less than half the time.
+    """
     passes_on = getattr(type(tokenizer), "_decode", None), getattr(type(tokenizer), "decode", None)
     names = [getattr(function, "__qualname__", "") for function in passes_on]
     own = names[0] in ("TokenizersBackend._decode", "PreTrainedTokenizerFast._decode")
@@ -81,7 +87,7 @@ def _decoder_of(tokenizer: Any) -> Any:
 
 
 def token_text(tokenizer: Any, token_id: int) -> str:
-    """The text of one token by itself; broken characters where it holds only a part of one."""
+    """The text of a single token, with broken characters if it holds only a part of one."""
     traits = _traits_of(tokenizer)
     text = traits.texts.get(token_id)
     if text is None:
@@ -94,12 +100,12 @@ def token_text(tokenizer: Any, token_id: int) -> str:
 
 
 def known_texts(tokenizer: Any) -> dict[int, str]:
-    """Texts of single tokens, as far as `token_text` has made them; for callers that ask very often."""
+    """The cache of `token_text`, for callers in tight loops."""
     return _traits_of(tokenizer).texts
 
 
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:
-    """The bytes of one token by itself, also where they are a part of a character, which no text can show."""
+    """The bytes of a single token, even if they are only a part of a character."""
     text = token_text(tokenizer, token_id)
     if "\ufffd" not in text:
         return text.encode()
@@ -113,33 +119,32 @@ def token_bytes(tokenizer: Any, token_id: int) -> bytes:
 
 
 def _byte_signs() -> dict[str, int]:
-    """Byte-level vocabularies write every byte as one sign: itself where it is printable, else the next one from
-    U+0100 on."""
+    """The characters of bytes in byte-level vocabularies: a printable byte is itself, others count from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
 
 
 _BYTE_BY_SIGN = _byte_signs()
-# How vocabularies with byte fallback write a byte.
+# A byte in vocabularies with byte fallback.
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:
-    """Turns one answer's token ids into text, one or some at a time.
+    """Turns one answer's token ids into text, one or several at a time.
 
-    The texts returned by `push` and `finish` together equal `tokenizer.decode(ids, skip_special_tokens=...)`.
+    The texts from `push` and `finish` together equal `tokenizer.decode(ids, skip_special_tokens=...)`.
 
-    A decoder may treat the first token of what it is given in a special way, so a new token is decoded together with
-    the one before it that showed any text, and the text that was known already is cut off:
+    A decoder may treat the first token of its input differently. So new tokens are decoded together with the last token
+    before them that had text, and the known text is removed from the result:
 
         ids       [ ...  done  | context | new ]
         decoded                 <-shown-><-what push returns->
 
     Args:
-        tokenizer: of transformers.
-        skip_special_tokens: special tokens show nothing.
-        marks: special tokens that are shown all the same where they come first, so that a text can be divided there.
+        tokenizer: from transformers.
+        skip_special_tokens: leave special tokens out of the text.
+        marks: special tokens whose first occurrence is kept anyway, so that the text can be split there.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True, marks: Collection[str] = ()) -> None:
@@ -148,7 +153,7 @@ class Detokenizer:
         self._skipped = set(traits.special) if skip_special_tokens else set[int]()
         self._once = {token_id for token_id in self._skipped if traits.special[token_id] in marks}
         self._skipped -= self._once
-        # Nothing that is skipped gets as far as the decoder.
+        # Skipped tokens never reach the decoder.
         skip = skip_special_tokens and not self._once
         self._decode: Callable[[Sequence[int]], str] = (
             partial(tokenizer.decode, skip_special_tokens=skip, **traits.options)
@@ -163,7 +168,7 @@ class Detokenizer:
         self._num_shown = 0
 
     def push(self, *token_ids: int) -> str:
-        """The text that has become certain with these tokens; often empty."""
+        """Add tokens; returns the text that is now certain, which is often empty."""
         shown = False
         for token_id in token_ids:
             if token_id in self._skipped or token_id > self._last_id:
@@ -184,15 +189,15 @@ class Detokenizer:
         return fresh if self._cleaner is None else self._cleaner.push(fresh)
 
     def finish(self) -> str:
-        """The rest of the text, as it is; nothing may be pushed after this."""
+        """The rest of the text; do not push afterwards."""
         rest = self._decode(self._window)[self._num_shown :] if self._window else ""
         self._window = []
         return rest if self._cleaner is None else self._cleaner.push(rest) + self._cleaner.finish()
 
     def _move_window(self, num_shown: int) -> None:
-        """Everything is shown: the new tokens become the context, unless they show nothing by themselves."""
+        """All text was returned: the new tokens become the context, unless they have no text of their own."""
         new = self._window[self._num_context :]
-        # Tokens that are skipped have never come here, so that this one's text is the same whether they are or not.
+        # Skipped tokens never get here, so the token's text does not depend on skipping.
         text = self._decode(new) if self._alone is None or len(new) > 1 else self._alone(new[0])
         if text:
             self._window = new
@@ -202,14 +207,14 @@ class Detokenizer:
 
 
 class _Cleaner:
-    """A tokenizer's clean-up of spaces, applied to text in pieces."""
+    """Applies a tokenizer's clean-up of spaces to text in pieces."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
         self._held = ""
 
     def push(self, text: str) -> str:
-        """What is certain: all up to the last place without a space shortly before it: no pattern reaches across."""
+        """Add text; returns all up to the last place without a space shortly before it, which no pattern crosses."""
         held = self._held + text
         reach = _MAX_CLEANED - 1
         cut = len(held)

@@ -1,4 +1,4 @@
-"""Marks in a text that comes in pieces: what lies before, between and after them, however the text is cut."""
+"""Finds marks, delimiters such as <tool_call>, in a text that arrives in pieces, for any division into pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 def held_back(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+    """The number of characters at the end of `text` that may be the beginning of `mark`."""
     place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while place >= 0:
         if mark.startswith(text[place:]):
@@ -16,13 +16,13 @@ def held_back(text: str, mark: str) -> int:
 
 
 class Seeker:
-    """Looks for the first of some marks. Time is linear in the text, in however many pieces it comes."""
+    """Finds the first of several marks. The time is linear in the text for any number of pieces."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def seek(self, text: str, marks: Collection[str]) -> tuple[str, str | None, str]:
-        """(text before the mark that is certain, the mark or None if none has come, what follows it)."""
+        """Add text; returns (the certain text before the mark, the mark or None, the text after it)."""
         text = self._held + text
         self._held = ""
         found = min(((place, mark) for mark in marks if (place := text.find(mark)) >= 0), default=None)
@@ -34,19 +34,19 @@ class Seeker:
         return text[:certain], None, ""
 
     def rest(self) -> str:
-        """What was held back, at the end of the text: it is no mark."""
+        """The text held back when the input ends: it is not a mark."""
         held, self._held = self._held, ""
         return held
 
 
 class Trimmed:
-    """Text without the blanks at its end, which is known only when something follows."""
+    """Text without trailing whitespace, which is known only when something follows."""
 
     def __init__(self) -> None:
         self._blanks: list[str] = []
 
     def push(self, text: str) -> str:
-        """What is certain."""
+        """Add text; returns what is certain."""
         solid = text.rstrip()
         if not solid:
             self._blanks.append(text)
@@ -56,13 +56,13 @@ class Trimmed:
         return shown
 
     def rest(self) -> str:
-        """The blanks that are held; they are forgotten."""
+        """Return and forget the whitespace held back."""
         held, self._blanks = "".join(self._blanks), []
         return held
 
 
 class Beginning:
-    """Whether a text begins with one of some marks, blanks before it aside."""
+    """Decides whether a text begins with one of several marks, after optional whitespace."""
 
     def __init__(self, *marks: str) -> None:
         self._marks = sorted(marks, key=len, reverse=True)
@@ -70,7 +70,10 @@ class Beginning:
         self._head = ""
 
     def push(self, text: str) -> tuple[str, str, str] | None:
-        """(blanks, the mark or nothing, what follows); None while it is open, and nothing is pushed after that."""
+        """Add text; returns (whitespace, the mark or "", the rest) when decided, else None.
+
+        Do not push after the decision.
+        """
         text = self._head + text
         if not self._head:
             solid = text.lstrip()
@@ -83,5 +86,5 @@ class Beginning:
         return "".join(self._blanks), mark, text[len(mark) :]
 
     def rest(self) -> str:
-        """All of a text that ended while it was open."""
+        """All of a text that ended before the decision."""
         return "".join(self._blanks) + self._head

@@ -1,4 +1,4 @@
-"""Thoughts and answer told apart, as models write them between <think> and </think>."""
+"""Splits a model's text into reasoning, between <think> and </think>, and answer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ PARSERS = ("think",)
 
 
 def begins_inside(prompt: str | None) -> bool:
-    """True if the prompt has opened the thoughts already, as some templates do."""
+    """True if the prompt ends with the opening tag, which some templates add."""
     return prompt is not None and prompt.rstrip().endswith(OPEN)
 
 
 class ReasoningSplit:
-    """Splits a text that comes in pieces; how it is cut does not matter.
+    """Splits a text that arrives in pieces, for any division into pieces.
 
-    Only thoughts at the very beginning count; a mark later in the text is text. Blank lines around the marks belong
-    to neither part.
+    Only reasoning at the very beginning counts; a later tag is ordinary text. Blank lines around the tags belong to
+    neither part.
 
     Args:
-        inside: the text begins within the thoughts.
+        inside: the text begins inside the reasoning.
     """
 
     def __init__(self, *, inside: bool) -> None:
@@ -32,23 +32,23 @@ class ReasoningSplit:
         self._shown = False
 
     def push(self, text: str) -> tuple[str, str]:
-        """The pieces that have become certain: (of the thoughts, of the answer)."""
-        thoughts = ""
+        """Add text; returns the pieces that are now certain: (reasoning, answer)."""
+        reasoning = ""
         if self._state == "start":
             text = self._begin(text)
         if self._state == "thinking":
-            thoughts, text = self._think(text)
-        return thoughts, self._answer(text) if self._state == "answer" else ""
+            reasoning, text = self._think(text)
+        return reasoning, self._answer(text) if self._state == "answer" else ""
 
     def finish(self) -> tuple[str, str]:
-        """The rest. Thoughts that never ended are thoughts."""
+        """The rest. Unclosed reasoning stays reasoning."""
         if self._state == "thinking":
-            return self._thought(self._seeker.rest()), ""
+            return self._trimmed_reasoning(self._seeker.rest()), ""
         rest = self._beginning.rest() if self._state == "start" else ""
         return "", rest
 
     def _begin(self, text: str) -> str:
-        """Find out what the text begins with; returns what is left to look at."""
+        """Examine the beginning of the text; returns the unprocessed rest."""
         found = self._beginning.push(text)
         if found is None:
             return ""
@@ -60,16 +60,16 @@ class ReasoningSplit:
         return blanks + rest
 
     def _think(self, text: str) -> tuple[str, str]:
-        """(thoughts that are certain, what is left to look at)."""
+        """Returns (certain reasoning, unprocessed rest)."""
         before, mark, after = self._seeker.seek(text, (CLOSE,))
-        thoughts = self._thought(before)
+        reasoning = self._trimmed_reasoning(before)
         if mark is None:
-            return thoughts, ""
+            return reasoning, ""
         self._state, self._shown = "answer", False
-        return thoughts, after
+        return reasoning, after
 
-    def _thought(self, text: str) -> str:
-        """Thoughts without blanks around them: those at the end may turn out to stand before the closing mark."""
+    def _trimmed_reasoning(self, text: str) -> str:
+        """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""
         if not self._shown:
             text = text.lstrip()
         self._shown = self._shown or bool(text)

@@ -1,4 +1,4 @@
-"""Stop strings: found across token boundaries, with the text held back that may be the beginning of one."""
+"""Finds stop strings across token boundaries; holds back text that may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Watches a text that comes in pieces for the first of several stop strings to be completed.
+    """Watches a text that arrives in pieces for the first of several stop strings to be completed.
 
-    How the text is cut into pieces does not matter. Of strings completed by the same character, the one named first
-    counts. Each string is followed by the automaton of Knuth, Morris and Pratt ("Fast pattern matching in strings",
-    SIAM J. Comput. 6, 1977): its state is the length of the longest beginning of the string that the text ends with.
+    The division into pieces does not matter. If one character completes several strings, the first in the list wins.
+    Each string has an automaton of Knuth, Morris and Pratt ("Fast pattern matching in strings", SIAM J. Comput. 6,
+    1977): its state is the length of the longest prefix of the string that the text ends with.
 
     Args:
         stops: the strings; none is empty.
-        include: whether the stop string found is part of the text.
+        include: keep the found stop string in the text.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -26,9 +26,9 @@ class StopFinder:
         self._held = ""
 
     def push(self, text: str, *, watch: bool = True) -> tuple[str, str | None]:
-        """Returns (text that is certain, the stop string that was found or None).
+        """Add text; returns (the certain text, the stop string that was found or None).
 
-        After a find nothing more may be pushed. With `watch` False a string completed by this piece is let pass.
+        Do not push after a find. With `watch` False a string that this piece completes is ignored.
         """
         if not self._stops:
             return text, None
@@ -43,12 +43,12 @@ class StopFinder:
         return text[:certain], None
 
     def finish(self) -> str:
-        """The text held back, once no more will come."""
+        """The text held back when the input ends."""
         rest, self._held = self._held, ""
         return rest
 
     def _step(self, character: str) -> str | None:
-        """Take one character into every automaton; the first string that it completes."""
+        """Advance every automaton by one character; returns the first string that it completes."""
         found = None
         for index, stop in enumerate(self._stops):
             state = self._states[index]
@@ -64,7 +64,7 @@ class StopFinder:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """For each length of `stop` from 1, the longest shorter beginning that the beginning of that length ends with."""
+    """For each prefix of `stop`, the length of the longest shorter prefix that it ends with."""
     table = [0] * len(stop)
     state = 0
     for position in range(1, len(stop)):

@@ -1,1 +1,1 @@
-"""Leaves: small things that everyone may use and that use no one."""
+"""Leaves: small modules that every package may import and that import none."""

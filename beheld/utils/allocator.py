@@ -1,7 +1,7 @@
-"""glibc's allocator: how much freed memory it keeps, how many arenas it has, and how much it has given out.
+"""Settings of glibc's allocator: how much freed memory it keeps, how many arenas it has, and how much is in use.
 
-A step on a CPU frees and takes buffers of some megabytes all the time. By default glibc gives such memory back to the
-system at once, and each new buffer is then zeroed and mapped page by page: a tenth of the time of a prefill.
+A step on a CPU constantly frees and allocates buffers of several megabytes. By default glibc returns such memory to the
+system at once, and the kernel zeroes and maps each new buffer page by page, which takes a tenth of a prefill's time.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
-# Parameters of mallopt(3), and values: buffers up to 32 MiB (the most glibc allows) come from the heap, which grows by
-# 64 MiB and is given back only when more than 2 GiB at its end are free. Where less is to be kept, it grows by less.
+# Parameters and values of mallopt(3). Buffers up to 32 MiB (glibc's maximum) come from the heap. The heap grows by 64
+# MiB, or by less if less may be kept, and shrinks only when more than 2 GiB at its end are free.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _MMAP_THRESHOLD, _TOP_PAD, _MOST_KEPT = 32 << 20, 64 << 20, (1 << 31) - 1
 _M_ARENA_MAX = -8
@@ -19,7 +19,7 @@ _MEAN_OBJECT_BYTES = 64
 
 
 def keep_freed_memory(most_bytes: int = _MOST_KEPT) -> bool:
-    """Let this process keep up to `most_bytes` of freed memory; False if the C library cannot."""
+    """Let this process keep up to `most_bytes` of freed memory; False if the C library does not support it."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -33,10 +33,10 @@ def keep_freed_memory(most_bytes: int = _MOST_KEPT) -> bool:
 
 
 def share_arenas() -> bool:
-    """Let all threads of this process share two arenas; False if the C library cannot.
+    """Let all threads of this process share two arenas; False if the C library does not support it.
 
-    By default there are eight for each core, and threads that prepare images one after another leave holes in each of
-    them. Threads that already have an arena keep it, so call this when a process starts.
+    The default is eight arenas per core, and threads that take turns preparing images leave holes in each. A thread
+    that has an arena keeps it, so call this when the process starts.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _MAX_ARENAS) == 1)
@@ -50,15 +50,15 @@ _COUNTS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"
 class _Counts(ctypes.Structure):
     """struct mallinfo2 of mallinfo(3)."""
 
-    # uordblks: bytes of the heap that are in use; hblkhd: bytes of blocks that are mapped by themselves.
+    # uordblks: bytes of the heap in use; hblkhd: bytes of separately mapped blocks.
     _fields_ = [(name, ctypes.c_size_t) for name in _COUNTS]
 
 
 def held_bytes() -> int | None:
-    """Bytes that this process holds: all that malloc gave out and did not get back, and Python's small objects.
+    """Bytes in use by this process: malloc's allocations and Python's small objects.
 
-    It shows a leak at once, which resident memory does not: freed memory is kept and filled again first. Python counts
-    its small objects but not their bytes, so each counts as 64. None if the C library has no such counter.
+    This shows a leak at once. Resident memory does not, because the allocator keeps and reuses freed memory. Python
+    counts its small objects but not their bytes, so each counts as 64. None if the C library has no such counter.
     """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2

@@ -1,4 +1,4 @@
-"""JSON from strangers, bounded in depth, number of parts and digits."""
+"""A parser for untrusted JSON with limits on depth, number of parts and digits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Letters that are counted without letting other threads run.
+# Characters to count before other threads may run.
 _WINDOW = 1 << 20
 
 
 class JsonError(ValueError):
-    """What is wrong with a text that should be JSON, and what to do about it.
+    """A text is not acceptable JSON.
 
     Attributes:
-        reason: one sentence.
-        remedy: one sentence.
+        reason: what is wrong, in one sentence.
+        remedy: what to do, in one sentence.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -27,14 +27,14 @@ class JsonError(ValueError):
 
 @dataclass(frozen=True)
 class JsonBounds:
-    """What one JSON text, or several together, may hold: many small things cost far more than a few large ones.
+    """Limits for one JSON text, or for several together. Many small values cost far more than a few large ones.
 
     Attributes:
-        depth: of lists and objects within each other.
-        keys: of objects.
-        containers: lists and objects, each of which the interpreter tracks.
-        values: entries of lists and objects.
-        digits: of a whole number; reading them takes time that grows with their square.
+        depth: nesting of lists and objects.
+        keys: number of object keys.
+        containers: number of lists and objects; Python's garbage collector tracks each.
+        values: number of entries of lists and objects.
+        digits: digits of a whole number; the time to parse one grows with their square.
     """
 
     depth: int = 64
@@ -45,10 +45,10 @@ class JsonBounds:
 
 
 def parse(text: str, bounds: JsonBounds) -> Any:
-    """Strict JSON: no NaN, no duplicate keys, whole characters.
+    """Parse strict JSON: no NaN, no duplicate keys, no lone surrogates.
 
     Raises:
-        JsonError: it is none, or holds too much.
+        JsonError: the text is not JSON or exceeds a limit.
     """
     check_counts([text], bounds)
     value = _loads(text, bounds, object_pairs_hook=_object, parse_constant=_constant)
@@ -57,10 +57,12 @@ def parse(text: str, bounds: JsonBounds) -> Any:
 
 
 def parse_lenient(text: str, bounds: JsonBounds) -> Any:
-    """What Python's json takes, as models write it, within the bounds of one text; `check_counts` bounds several.
+    """Parse the JSON dialect of Python's json, because models write it.
+
+    The limits apply to one text; `check_counts` applies them to several.
 
     Raises:
-        JsonError: it is no JSON, or holds too much.
+        JsonError: the text is not JSON or exceeds a limit.
     """
     value = _loads(text, bounds)
     _check(value, bounds, lambda text: None)
@@ -68,10 +70,10 @@ def parse_lenient(text: str, bounds: JsonBounds) -> Any:
 
 
 def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
-    """Refuse what has too many parts, in all texts together, before anything is made of them.
+    """Refuse texts with too many parts in total, before parsing them.
 
-    Outside of strings a colon belongs to a key, a comma stands between two values and a bracket opens a container; so
-    what is counted are these marks, first everywhere (most texts hold few), then outside of strings alone.
+    Outside of strings a colon belongs to a key, a comma separates two values and a bracket opens a container. So this
+    counts these characters: first everywhere, since most texts hold few, and then only outside of strings.
 
     Raises:
         JsonError: there are too many.
@@ -92,7 +94,7 @@ def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:
     outside = []
     left = 2 * (bounds.values + bounds.keys)
     for text in texts:
-        # Of an escaped character nothing is left that could end a string; then every second piece is one.
+        # Without escapes, a quote always starts or ends a string, so every second piece is a string.
         bare = text.replace("\\\\", "").replace('\\"', "")
         left -= bare.count('"')
         if left < 0:
@@ -108,7 +110,7 @@ def _count(text: str, mark: str) -> int:
 
 def _loads(text: str, bounds: JsonBounds, **hooks: Any) -> Any:
     def whole_number(digits: str) -> int:
-        # A function of Python's, unlike `int` itself: between two numbers other threads may run.
+        # Unlike `int` itself, a Python function lets other threads run between two numbers.
         if len(digits) > bounds.digits:
             raise JsonError(f"A number has more than {bounds.digits} digits.", "Send a smaller one.")
         return int(digits)
@@ -130,7 +132,7 @@ def _fraction(digits: str) -> float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise JsonError("The JSON has an object in which a key occurs twice.", "Say it once.")
+        raise JsonError("The JSON has an object in which a key occurs twice.", "Give each key once.")
     return made
 
 
@@ -139,7 +141,7 @@ def _constant(name: str) -> Any:
 
 
 def _check(value: Any, bounds: JsonBounds, check_text: Callable[[str], None]) -> None:
-    """Depth, and every string."""
+    """Check the depth and every string."""
     level = [value]
     for _ in range(bounds.depth):
         deeper: list[Any] = []
@@ -158,7 +160,7 @@ def _check(value: Any, bounds: JsonBounds, check_text: Callable[[str], None]) ->
 
 
 def _check_whole(text: str) -> None:
-    """No half of a surrogate pair: it is no character, and no tokenizer takes it."""
+    """Refuse lone surrogates: they are not characters, and tokenizers reject them."""
     if text.isascii():
         return
     try:

@@ -1,4 +1,4 @@
-"""The cancel token, by which threads learn that the result they work or wait for is no longer wanted."""
+"""The cancel token: it notifies threads that a result is no longer wanted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 class Cancelled(BaseException):
-    """The result is no longer wanted. No Exception, so that nothing takes it for an error of the work."""
+    """The result is no longer wanted. Not an Exception, so that error handling does not catch it."""
 
 
 class CancelToken:
-    """Is cancelled at most once, and never taken back. Safe to use from several threads."""
+    """A flag that is set at most once and never reset. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,11 +21,11 @@ class CancelToken:
 
     @property
     def cancelled(self) -> bool:
-        """True once it was cancelled."""
+        """True after `cancel`."""
         return self._cancelled
 
     def check(self) -> None:
-        """Raise Cancelled once it was cancelled."""
+        """Raise Cancelled after `cancel`."""
         if self._cancelled:
             raise Cancelled
 
@@ -38,12 +38,12 @@ class CancelToken:
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have `callback` called if the token is cancelled within the block, and never after it.
+        """Call `callback` if the token is cancelled inside the block; never call it after the block.
 
-        `callback` must neither wait nor fail. Enter the block without any lock that `callback` takes.
+        `callback` must not wait or fail. Do not hold a lock that `callback` takes when entering the block.
 
         Raises:
-            Cancelled: the token was cancelled before.
+            Cancelled: the token is already cancelled.
         """
         key = object()
         with self._lock:

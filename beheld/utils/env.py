@@ -1,7 +1,7 @@
-"""Every environment variable that beheld reads, typed, in one table.
+"""All environment variables that beheld reads, typed, in one table.
 
-Each is a function, read when called, so that a test or a script may set it late. Where vLLM has a variable of the same
-meaning, its name is honoured after ours.
+Each is a function that reads the variable when called, so tests and scripts can set it late. If vLLM has a variable
+with the same meaning, its name also works; ours takes precedence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READERS: list[Callable[[], object]] = []
 
 
 def check() -> None:
-    """Raise ValueError if a variable that is set cannot be read; it names the variable and says what it should be."""
+    """Raise a ValueError for a variable with an invalid value; it names the variable and says what is valid."""
     for value in _READERS:
         value()
 
@@ -77,7 +77,7 @@ VIDEO_FETCH_TIMEOUT: Callable[[], float | None] = _variable(
     ("BEHELD_VIDEO_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT"),
     _seconds,
     None,
-    "seconds for fetching a video; where it is not set, 10, and up to 30 as long as it comes",
+    "seconds for fetching a video; if not set, 10, extended up to 30 while data arrives",
 )
 AUDIO_FETCH_TIMEOUT = _variable(
     ("BEHELD_AUDIO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), _seconds, 10.0, "seconds for fetching an audio clip"
@@ -86,26 +86,29 @@ MEDIA_CACHE = _variable(
     ("BEHELD_MEDIA_CACHE",),
     str,
     "",
-    "a folder of local copies of addresses (HOST/PATH below it, as `wget -x` lays them), looked at before the network",
+    "a folder with local copies of URLs (HOST/PATH, as `wget -x` stores them), searched before the network",
 )
 ASSETS_CACHE = _variable(
     ("BEHELD_ASSETS_CACHE", "VLLM_ASSETS_CACHE"),
     str,
     os.path.join("~", ".cache", "beheld", "assets"),
-    "the folder of the example images, videos and audio clips that scripts ask for by name",
+    "the folder with the example images, videos and audio clips that scripts request by name",
 )
 GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), _seconds, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(
-    ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"), _gib, 0.0, "GiB of KV cache on a CPU; 0 means decided here"
+    ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"),
+    _gib,
+    0.0,
+    "GiB of KV cache on a CPU; 0 lets the engine decide",
 )
 ALLOW_PRIVATE_FETCH = _variable(
-    ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 lets media be fetched from private and loopback addresses"
+    ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 allows fetching media from private and loopback addresses"
 )
-FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 leaves q/k/v and gate/up as separate matrices")
-COMPILE = _variable(("BEHELD_COMPILE",), _switch, True, "0 leaves the decoder layers uncompiled on a GPU")
+FUSE = _variable(("BEHELD_FUSE",), _switch, True, "0 keeps q/k/v and gate/up as separate matrices")
+COMPILE = _variable(("BEHELD_COMPILE",), _switch, True, "0 turns off compilation of the decoder layers on a GPU")
 FP8 = _variable(
     ("BEHELD_FP8",),
     _switch,
     True,
-    "0 dequantizes FP8 weights at load, also where the GPU can multiply them",
+    "0 dequantizes FP8 weights at load even if the GPU can multiply them",
 )

@@ -1,4 +1,4 @@
-"""Frees what the calls that an error has ended still hold."""
+"""Frees the local variables that a caught exception keeps alive."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import traceback
 
 
 def clear_frames(error: BaseException) -> None:
-    """Drop the local variables of every call that has ended with `error`, or with an error that caused it.
+    """Clear the local variables of every ended call in the traceback of `error` and of its causes.
 
-    Otherwise its traceback keeps them: a second attempt within the `except` block lacks the memory of the first one's
-    activations, and if a variable holds the error, so does everything until the garbage collector runs. Calls that
-    have not ended keep their variables. The lines of the traceback stay.
+    Otherwise the traceback keeps them alive: a second attempt inside the `except` block lacks the memory of the first
+    attempt's activations, and if a variable refers to the error, everything lives until the garbage collector runs.
+    Calls that have not ended keep their variables. The lines of the traceback stay.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()

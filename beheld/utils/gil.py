@@ -1,4 +1,4 @@
-"""Turns at Python's interpreter lock for threads that prepare requests, so that the engine's thread gets its share."""
+"""Limits how many preparing threads use the interpreter lock at once, to leave the engine's thread its share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-# Launching a step on a device makes hundreds of calls, each of which gives the interpreter away and wants it back; by
-# default a thread that computes keeps it for 5 ms. On an H200, 256 new images: 105 requests/s against 100.
+# Launching a step makes hundreds of calls, and each releases the interpreter lock and takes it again. By default a
+# computing thread keeps the lock for 5 ms. On an H200 with 256 new images: 105 requests/s against 100.
 _SECONDS = 0.0002
 
 
-# Threads that prepare and are at work in the interpreter at a time. On an H200 with six such threads, known images,
-# 7B: 181 requests/s with two, 169 with all, 174 with one.
+# Preparing threads that use the interpreter at once. On an H200 with six such threads, known images, 7B: 181 requests/s
+# with two, 169 with all, 174 with one.
 _MOST_AT_WORK = 2
 
 
 class _ThreadTurn(threading.local):
-    """Of a thread: whether it takes turns, and whether it has one."""
+    """A thread's state: whether it takes turns, and whether it has one."""
 
     counted = False
     held = False
@@ -31,7 +31,7 @@ _free: SimpleQueue[None] = SimpleQueue()
 
 
 def _begin() -> None:
-    """No turn is taken."""
+    """Reset the state: no thread has a turn."""
     global _free
     _free = SimpleQueue()
     for _ in range(_MOST_AT_WORK):
@@ -39,23 +39,23 @@ def _begin() -> None:
 
 
 _begin()
-# A process that was forked has none of the threads that have turns.
+# A forked process has none of the threads that hold turns.
 os.register_at_fork(after_in_child=_begin)
 
 
 def take_turns() -> None:
-    """Let the calling thread take turns from now on; the initializer of a pool of threads.
+    """Make the calling thread take turns from now on; the initializer of a thread pool.
 
-    Not for a main thread: an interrupt between any two instructions could lose a turn for good.
+    Do not use it in a main thread: an interrupt between two instructions could lose a turn for good.
     """
     _mine.counted = True
 
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """Of all threads that take turns, few are within such a block at a time; other threads pass.
+    """Let only a few of the threads that take turns into the block at once; other threads pass freely.
 
-    Each thread that wants the interpreter slows the one that drives the device.
+    Each thread that waits for the interpreter slows the thread that drives the device.
     """
     if not _mine.counted or _mine.held:
         yield
@@ -72,7 +72,7 @@ def in_turn() -> Iterator[None]:
 
 @contextmanager
 def out_of_turn() -> Iterator[None]:
-    """Give up the thread's turn within the block, which waits for something or needs no interpreter."""
+    """Give up the thread's turn inside the block, which waits or needs no interpreter."""
     if not _mine.held:
         yield
         return
@@ -88,7 +88,7 @@ def out_of_turn() -> Iterator[None]:
 
 @contextmanager
 def quick_turns() -> Iterator[None]:
-    """Let the interpreter pass from thread to thread more quickly within the block, in the whole process."""
+    """Shorten the interpreter's switch interval inside the block, for the whole process."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _SECONDS))
     try:

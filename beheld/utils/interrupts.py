@@ -1,4 +1,4 @@
-"""Ctrl-C: blocks that it does not interrupt."""
+"""Delays Ctrl-C in blocks that it must not interrupt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Within the block, Ctrl-C waits for its end; a second one does not.
+    """Delay Ctrl-C until the end of the block; a second Ctrl-C interrupts at once.
 
-    Python raises KeyboardInterrupt between any two instructions, and what counts rows and blocks would not survive
-    that in the midst of one of its changes. Handlers of one's own, and other threads, are left as they are.
+    Python raises KeyboardInterrupt between any two instructions. In the middle of a change it would leave the counts of
+    rows and blocks inconsistent. Custom handlers and other threads are not affected.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,11 +1,11 @@
-"""Which JSON types a schema allows, as far as it says so: what writes a call and what reads it must agree on that."""
+"""The JSON types that a schema allows, shared by the writer and the reader of tool calls so that they agree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Python's types of parsed JSON.
+# JSON type names of Python's types.
 NAMES: dict[type, str] = {
     bool: "boolean",
     int: "integer",
@@ -18,7 +18,7 @@ NAMES: dict[type, str] = {
 
 
 def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that a schema names, if it does."""
+    """The values that a schema lists, or None."""
     if "const" in schema:
         return [schema["const"]]
     listed = schema.get("enum")
@@ -26,14 +26,14 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
+    """The JSON types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping):
         return set()
-    said = schema.get("type")
-    if isinstance(said, str):
-        return {said}
-    if isinstance(said, list):
-        return {entry for entry in said if isinstance(entry, str)}
+    declared = schema.get("type")
+    if isinstance(declared, str):
+        return {declared}
+    if isinstance(declared, list):
+        return {entry for entry in declared if isinstance(entry, str)}
     values = values_of(schema)
     if values is not None:
         return {NAMES[type(entry)] for entry in values if type(entry) in NAMES}

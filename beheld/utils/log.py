@@ -1,4 +1,4 @@
-"""One logger, quiet by default about the small things, with a way to say a thing only once."""
+"""The loggers of beheld, and a way to log a message only once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger below "beheld"; the first call sets the handler (standard error) and the level (BEHELD_LOG_LEVEL)."""
+    """A logger below "beheld". The first call sets the handler (standard error) and the level (BEHELD_LOG_LEVEL)."""
     root = logging.getLogger("beheld")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -26,7 +26,7 @@ _said: set[str] = set()
 
 
 def once(logger: logging.Logger, level: int, message: str) -> None:
-    """Log `message` only the first time it is said in this process."""
+    """Log `message` once per process."""
     if message not in _said:
         _said.add(message)
         logger.log(level, message)

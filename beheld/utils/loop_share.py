@@ -1,4 +1,4 @@
-"""A bounded share of an event loop for work that comes in many small pieces."""
+"""A bounded share of an event loop for work that arrives in many small pieces."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-# Between two pieces; a piece takes about as long.
+# Pause between two pieces; a piece takes about as long.
 _REST_S = 0.001
 
 
 class LoopShare:
-    """Does pieces of work one at a time, in order, with a rest after each.
+    """Runs pieces of work one at a time, in order, with a pause after each.
 
-    What a stranger sends in tiny parts takes far longer to parse than to send. Each sender's parser does one piece and
-    gets in line again, so nobody else waits for more than one piece, and all pieces together leave the loop half of its
-    time.
+    A body that arrives in tiny parts takes far longer to parse than to send. Each client's parser runs one piece and
+    queues again, so others wait for at most one piece, and all pieces together leave half of the loop's time free.
     """
 
     def __init__(self) -> None:
@@ -23,7 +22,7 @@ class LoopShare:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def do(self, piece: Callable[[], None]) -> None:
-        """Call `piece` from the running loop when its turn comes; it takes about a millisecond."""
+        """Call `piece` on the running loop when its turn comes; it should take about a millisecond."""
         self._line.append(piece)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -31,7 +30,7 @@ class LoopShare:
             loop.call_soon(self._next, loop)
 
     async def turn(self) -> None:
-        """Wait for a turn. What the caller does until it waits again is its piece."""
+        """Wait for a turn. The caller's work until its next wait is its piece."""
         granted = asyncio.get_running_loop().create_future()
 
         def grant() -> None:

@@ -1,4 +1,4 @@
-"""A least-recently-used map bounded by bytes, safe to use from several threads."""
+"""A thread-safe least-recently-used map with a limit in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 @dataclass
 class LRUStats:
-    """Counters since the cache was made."""
+    """Counters since the cache's creation."""
 
     hits: int = 0
     misses: int = 0
@@ -22,9 +22,9 @@ class LRUStats:
 
 
 class LRU(Generic[K, V]):
-    """Holds values up to `max_bytes` in all; the least recently used go first.
+    """Holds values up to `max_bytes` in total and evicts the least recently used first.
 
-    A value larger than the whole bound is not kept. With `max_bytes` 0 nothing is kept.
+    A value larger than the limit is not kept. With `max_bytes` 0 nothing is kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -36,7 +36,7 @@ class LRU(Generic[K, V]):
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """The value, now the most recently used, or None."""
+        """The value, which becomes the most recently used, or None."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -47,7 +47,7 @@ class LRU(Generic[K, V]):
             return entry[0]
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Keep `value`, which takes `num_bytes`, and drop the oldest until all fits."""
+        """Keep `value` of size `num_bytes` and evict the oldest until all fits."""
         with self._lock:
             old = self._entries.pop(key, None)
             if old is not None:

@@ -1,4 +1,4 @@
-"""How long somebody may take to send something: no longer than a while if it does not come, and more as it comes."""
+"""A time limit for receiving that data extends as it arrives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
-# Bytes that give a second: an eighth of what a poor mobile connection carries.
+# Bytes that earn one second: an eighth of a poor mobile connection's rate.
 MIN_RATE = 16 << 10
 
 
@@ -14,7 +14,7 @@ class Pace:
     """The deadline of one sender; made by `paced`.
 
     Args:
-        deadline: what ends it.
+        deadline: the timeout to move.
         first_s, most_s: see `paced`.
     """
 
@@ -25,28 +25,30 @@ class Pace:
         self._until = self._now() + first_s
         self._last = self._now() + most_s
 
-    def came(self, num_bytes: int) -> None:
-        """So many bytes more have come."""
+    def received(self, num_bytes: int) -> None:
+        """Record the arrival of `num_bytes`."""
         self._until = min(self._until + num_bytes / MIN_RATE, self._now() + self._first_s)
         self._deadline.reschedule(min(self._until, self._last))
 
     @contextmanager
     def waiting(self) -> Generator[None, None, None]:
-        """What passes inside the block is not the sender's doing: it counts as part of `most_s` alone."""
+        """Exclude the block from the sender's time: it counts only towards `most_s`."""
         begin = self._now()
         self._deadline.reschedule(self._last)
         yield
         self._until += self._now() - begin
-        self.came(0)
+        self.received(0)
 
 
 @asynccontextmanager
 async def paced(first_s: float, most_s: float) -> AsyncGenerator[Pace, None]:
-    """A time limit for receiving: `first_s` seconds, to which every MIN_RATE bytes that come add one. Never are more
-    than `first_s` left, so nobody earns a long silence; and it ends after `most_s`.
+    """A time limit for receiving: `first_s` seconds, plus one second for every MIN_RATE bytes that arrive.
+
+    The remaining time never exceeds `first_s`, so a sender cannot save up a long silence. The limit ends after `most_s`
+    in any case.
 
     Raises:
-        TimeoutError: it is over.
+        TimeoutError: the time is over.
     """
     async with asyncio.timeout(min(first_s, most_s)) as deadline:
         yield Pace(deadline, first_s, most_s)

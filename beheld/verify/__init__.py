@@ -1,1 +1,1 @@
-"""Transformers and beheld side by side on the same input: which stage differs first, and by how much."""
+"""Compares transformers and beheld on the same input, stage by stage; finds the first that differs, and by how much."""

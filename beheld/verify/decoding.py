@@ -1,4 +1,4 @@
-"""What transformers' own loading makes of the files of a question: frames of videos, samples of audio."""
+"""Decodes a question's files as transformers does: frames of videos, samples of audio."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from beheld.verify.trace import Question, Trace
 
 
 def by_transformers(question: Question, args: EngineArgs, made: Trace) -> Question:
-    """The question with what transformers reads from its files; what it read, or why it could not, goes into `made`.
+    """Return the question with transformers' decoded files; results and failures are recorded in `made`.
 
-    Files that it cannot read here stay as beheld read them.
+    Files that transformers cannot read here keep what beheld decoded.
     """
     options = (args.media_io_kwargs or {}).get("video", {})
     videos = _read("video", question, made, lambda path, _: _video(path, options))
-    sounds = _read("audio", question, made, lambda path, own: (_samples(path, own[1]), own[1]))
-    return dataclasses.replace(question, videos=videos, sounds=sounds)
+    audios = _read("audio", question, made, lambda path, own: (_samples(path, own[1]), own[1]))
+    return dataclasses.replace(question, videos=videos, audios=audios)
 
 
 def note(question: Question, made: Trace) -> None:
-    """Write into `made` what beheld read from the question's files."""
+    """Record in `made` what beheld decoded from the question's files."""
     for kind in question.files:
         made.decoded[kind] = [torch.as_tensor(content) for content, _ in question.media[kind]]
 
 
 def _read(kind: str, question: Question, made: Trace, read: Callable[[Path, Any], Any]) -> tuple[Any, ...]:
-    """All items of a kind, those with files as `read` gives them."""
+    """Return all items of a kind, those with files decoded by `read`."""
     given = tuple(question.media.get(kind, ()))
     files = question.files.get(kind)
     if files is None:
@@ -42,14 +42,14 @@ def _read(kind: str, question: Question, made: Trace, read: Callable[[Path, Any]
     try:
         items = tuple(own if path is None else read(path, own) for path, own in zip(files, given, strict=True))
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        made.undecoded[kind] = f"transformers cannot read it here: {first_line(error)}"
+        made.undecoded[kind] = f"transformers cannot read it: {first_line(error)}"
         return given
     made.decoded[kind] = [torch.as_tensor(content) for content, _ in items]
     return items
 
 
 def _video(path: Path, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Frames (F, height, width, 3) and their metadata by transformers' reader, which decodes from the start."""
+    """Return frames (F, height, width, 3) and metadata by transformers' reader, which decodes from the start."""
     from transformers.video_utils import load_video
 
     source: Any = str(path)
@@ -62,10 +62,10 @@ def _video(path: Path, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
 
 
 def _chosen(metadata: Any, options: Mapping[str, Any]) -> list[int]:
-    """media_io_kwargs["video"] as documented: at most num_frames, first and last among them, or fps of each second."""
+    """Apply media_io_kwargs["video"] as documented: at most num_frames, including first and last, or fps per second."""
     total, fps = metadata.total_num_frames, options.get("fps")
     if not total:
-        raise ValueError("the file does not say how many frames it has")
+        raise ValueError("the file does not state its number of frames")
     most = options.get("num_frames", DEFAULT_FRAMES if fps is None else -1)
     wanted = total if most == -1 else min(most, total)
     if fps is not None and metadata.fps:
@@ -74,7 +74,7 @@ def _chosen(metadata: Any, options: Mapping[str, Any]) -> list[int]:
 
 
 def _samples(path: Path, rate: int) -> Any:
-    """Mono samples (N) at `rate` Hz by transformers' reader."""
+    """Return mono samples (N) at `rate` Hz by transformers' reader."""
     from transformers.audio_utils import load_audio
 
     return load_audio(str(path), sampling_rate=rate)

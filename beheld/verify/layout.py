@@ -1,7 +1,7 @@
-"""Brings one tensor of a whole prompt and those of its items, made one by one, into the same layout.
+"""Aligns a tensor of a whole prompt with tensors of its items, which were processed one by one.
 
-A processor that is given all items at once stacks them or strings them together, fills the shorter ones up, and may let
-indices run on from item to item. Only what the items themselves hold can be compared.
+A processor that receives all items at once stacks or concatenates them, pads shorter ones, and may number indices
+across items. Only the items' contents can be compared.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-# Outputs whose values are rows of another output, counted from a prompt's first item on; negative ones are filling.
+# Outputs that are row indices into another output, counted from a prompt's first item; negative ones are padding.
 _RUNNING = frozenset({"image_token_pooling", "video_token_pooling"})
 
 
 def pairs(name: str, whole: Tensor, items: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]] | None:
-    """Of each item, its part of `whole` and its own tensor in one shape; None if `whole` cannot be made of these items.
+    """Return, per item, its part of `whole` and its own tensor in one shape; None if they do not match.
 
     Args:
         name: of the processor's output.
         whole: of any shape.
-        items: in the order of the prompt, of as many dimensions, each perhaps shorter than its part of `whole`.
+        items: in prompt order, with as many dimensions, each possibly shorter than its part of `whole`.
     """
     axis = _axis(whole, items)
     if axis is None:
@@ -30,12 +30,15 @@ def pairs(name: str, whole: Tensor, items: Sequence[Tensor]) -> list[tuple[Tenso
         if any(own > there for own, there in zip(item.shape, part.shape, strict=True)):
             return None
         part = part[tuple(slice(extent) for extent in item.shape)]
-        made.append((_from_own_first(part), _from_own_first(item)) if name in _RUNNING else (part, item))
+        made.append((_from_first(part), _from_first(item)) if name in _RUNNING else (part, item))
     return made
 
 
 def _axis(whole: Tensor, items: Sequence[Tensor]) -> int | None:
-    """The dimension along which items follow each other: the first whose extents add up, behind ones alone."""
+    """Return the dimension along which items are concatenated.
+
+    It is the first whose sizes add up, after dimensions of size 1 only.
+    """
     if not items or any(item.dim() != whole.dim() for item in items):
         return None
     for axis in range(whole.dim()):
@@ -46,6 +49,6 @@ def _axis(whole: Tensor, items: Sequence[Tensor]) -> int | None:
     return None
 
 
-def _from_own_first(indices: Tensor) -> Tensor:
+def _from_first(indices: Tensor) -> Tensor:
     known = indices[indices >= 0]
     return indices if not known.numel() else indices.where(indices < 0, indices - known.min())

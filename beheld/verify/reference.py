@@ -1,7 +1,6 @@
-"""The side of transformers: its processor, its model, its generate().
+"""The reference's side: transformers' processor, model and generate().
 
-Where transformers cannot read a checkpoint's layout, its own classes are given what beheld's loader makes of the files;
-the trace says so.
+If transformers cannot read a checkpoint's layout, its classes load what beheld's loader converts; the trace records it.
 
 Shapes: T tokens, X position axes.
 """
@@ -22,13 +21,13 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.models.load import converted_weights, model_class_of
-from beheld.verify import decoding, joined
-from beheld.verify.given import Processor
+from beheld.verify import decoding, mixed_prompts
+from beheld.verify.reference_processor import Processor
 from beheld.verify.trace import Question, Trace
 
-# What a processor says of images, by the names that methods have for it.
+# Processor outputs of images, by the parameter names of the models' methods.
 _OF_PICTURES = frozenset({"pixel_values", "image_sizes"})
-# What a processor says of a prompt as a whole, not of an item.
+# Processor outputs of a prompt as a whole, not of an item.
 _OF_THE_PROMPT = (
     "input_ids",
     "attention_mask",
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 
 class Reference:
-    """transformers' model and processor of the checkpoint of `args`, on the CPU, in `args.dtype`.
+    """transformers' model and processor for the checkpoint of `args`, on the CPU, in `args.dtype`.
 
     Raises:
         ModelError: transformers cannot load them.
@@ -57,20 +56,20 @@ class Reference:
         self._options = registry.facts(self._info.family).reference
         fetch_weights(args, path)
         self._args = args
-        self._model, self._converted = _told(lambda: _model(hf_config, self._info, args))
+        self._model, self._converted = _with_model_errors(lambda: _model(hf_config, self._info, args))
         self._adapter: str | None = None
-        self._processor = _told(lambda: Processor(self._info, args))
+        self._processor = _with_model_errors(lambda: Processor(self._info, args))
 
     def trace(self, question: Question) -> Trace:
-        """Record what transformers makes of the question.
+        """Answer the question and return the trace.
 
         Raises:
-            ModelError: it cannot answer.
+            ModelError: transformers cannot answer.
         """
-        return _told(lambda: self._trace(question))
+        return _with_model_errors(lambda: self._trace(question))
 
     def _trace(self, question: Question) -> Trace:
-        model, info, made = self._model, self._info, self._begun()
+        model, info, made = self._model, self._info, self._new_trace()
         question = decoding.by_transformers(question, self._args, made)
         self._adapt(question)
         kinds = list(question.media)
@@ -80,7 +79,7 @@ class Reference:
             return self._trace_joined(question, inputs, made)
         made.features = _features([inputs])
         if info.is_encoder_decoder:
-            # The encoder reads the prompt; the decoder begins with the token that starts every answer.
+            # The encoder reads the prompt; the decoder starts with the token that begins every answer.
             made.features["input_ids"] = [inputs["input_ids"]]
             assert info.decoder_start_id is not None
             made.prompt_ids = (info.decoder_start_id,)
@@ -96,13 +95,13 @@ class Reference:
         return made
 
     def _trace_joined(self, question: Question, whole: dict[str, Any], made: Trace) -> Trace:
-        """As `_trace`, of a prompt that the model's own generate() refuses as a whole: see joined.py."""
+        """Answer a prompt that the model's generate() refuses as a whole: see mixed_prompts.py."""
         model, info = self._model, self._info
         items = self._items(question)
         made.features = _features([inputs for _, inputs in items])
         with torch.inference_mode():
-            parts, place = joined.embeddings(model, items), info.placeholder_ids["image"]
-            prompt = joined.inputs(model, whole, parts, place, added=self._options.adds_to_placeholder)
+            parts, place = mixed_prompts.embeddings(model, items), info.placeholder_ids["image"]
+            prompt = mixed_prompts.inputs(model, whole, parts, place, added=self._options.adds_to_placeholder)
             _answer(model, info, prompt, question.max_tokens, made)
         assert made.embeds_TH is not None
         placed = made.embeds_TH[torch.tensor(made.prompt_ids) == place].split([len(part) for part in parts])
@@ -110,39 +109,39 @@ class Reference:
             made.encoded |= _by_kind(items, placed if kind in self._options.completed_later else parts, (kind,))
         return made
 
-    def _items(self, question: Question) -> list[joined.Item]:
+    def _items(self, question: Question) -> list[mixed_prompts.Item]:
         return [(kind, self._of_model(inputs)) for kind, inputs in self._processor.items(question)]
 
     def _encoded(self, question: Question, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """What the model's own methods make of the media, by kind."""
+        """Return the encoders' outputs for the media, by kind."""
         kinds = list(question.media)
         if {"image", "video"} <= set(kinds) and "pixel_values_videos" not in inputs:
-            # The processor gives frames as images, among which nothing tells them from the others.
+            # This processor returns frames as images, indistinguishable from the others.
             items = self._items(question)
-            return _by_kind(items, joined.embeddings(self._model, items), ("image", "video"))
+            return _by_kind(items, mixed_prompts.embeddings(self._model, items), ("image", "video"))
         return _encoded(self._model, self._info, inputs, kinds)
 
     def _of_model(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The processor's outputs, in the model's type where they are no whole numbers."""
+        """Return the processor's outputs, floats converted to the model's type."""
         return {
             name: value.to(self._model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
             for name, value in inputs.items()
         }
 
-    def _begun(self) -> Trace:
-        """A trace of nothing yet but what the model is like."""
+    def _new_trace(self) -> Trace:
+        """Return a new trace with the model's properties."""
         text = self._model.config.get_text_config(decoder=True)
-        # Learned positions count from the table's beginning, and queries of some models grow with theirs.
+        # Learned positions index a table, and some models scale queries by position.
         grow = getattr(text, "attn_temperature_tuning", None)
         return Trace(converted=self._converted, shiftable=bool(getattr(text, "rope_parameters", None)) and not grow)
 
     def _adapt(self, question: Question) -> None:
-        """Put the adapter in that the checkpoint brings for the question's media, or take out the one before."""
+        """Activate the adapter that the checkpoint has for the question's media, and remove the previous one."""
         found = next(iter(built_in(self._info, tuple(question.media)).values()), None)
         wanted = None if found is None else found.request.lora_name
         if wanted == self._adapter:
             return
-        # One at a time: two that hang on one layer would need to be told apart there.
+        # One at a time: two adapters on one layer would have to be distinguished.
         if self._adapter is not None:
             self._model.delete_adapter(self._adapter)
         if found is not None:
@@ -151,8 +150,8 @@ class Reference:
         self._model.eval()
 
 
-def _told(act: Callable[[], T]) -> T:
-    """What `act` gives; what goes wrong in transformers as one line of ours."""
+def _with_model_errors(act: Callable[[], T]) -> T:
+    """Return `act`'s result; report an error in transformers as one line."""
     try:
         return act()
     except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError, RuntimeError) as error:
@@ -161,11 +160,11 @@ def _told(act: Callable[[], T]) -> T:
 
 
 def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]:
-    """transformers' model, set to greedy answers, and in words what was converted for it."""
+    """Return transformers' model, set to greedy answers, and what was converted for it in words."""
     from transformers import GenerationConfig
 
     hf_config, weights, words = converted_weights(hf_config, info)
-    # Soft caps are computed by transformers' eager attention alone.
+    # Only transformers' eager attention computes soft caps.
     capped = getattr(hf_config.get_text_config(decoder=True), "attn_logit_softcapping", None)
     model: Any = model_class_of(info, hf_config).from_pretrained(
         info.path if weights is None else None,
@@ -175,10 +174,10 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
         dtype=getattr(torch, args.dtype),
         trust_remote_code=args.trust_remote_code,
     )
-    # The checkpoint's own defaults (sampling, penalties) must not take part.
+    # The checkpoint's generation defaults (sampling, penalties) must not apply.
     plain = GenerationConfig(do_sample=False, pad_token_id=0)
     if info.is_encoder_decoder:
-        # What such a checkpoint does to every answer is part of the answer.
+        # These settings of a checkpoint apply to every answer.
         plain = GenerationConfig.from_pretrained(info.path)
         plain.update(num_beams=1, do_sample=False, early_stopping=False, eos_token_id=None)
     _make_room(model, max(info.placeholder_ids.values(), default=0))
@@ -190,7 +189,7 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
 
 
 def _features(made: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
-    """Tensors by name that say something of items: one from each of `made` that has it."""
+    """Return per-item tensors by name: one from each of `made` that has it."""
     found: dict[str, list[Tensor]] = {}
     for inputs in made:
         for name, value in inputs.items():
@@ -199,16 +198,16 @@ def _features(made: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
     return found
 
 
-def _by_kind(items: list[joined.Item], rows: Sequence[Tensor], kinds: Sequence[str]) -> dict[str, Tensor]:
-    """The rows (E, H) of all items of each kind, one after the other."""
+def _by_kind(items: list[mixed_prompts.Item], rows: Sequence[Tensor], kinds: Sequence[str]) -> dict[str, Tensor]:
+    """Return the rows (E, H) of all items of each kind, concatenated."""
     own = {kind: [row for (of, _), row in zip(items, rows, strict=True) if of == kind] for kind in kinds}
     return {kind: torch.cat(found) for kind, found in own.items()}
 
 
 def _make_room(model: Any, most: int) -> None:
-    """Give the table of embeddings rows of zeros up to the id `most`, where a placeholder lies behind it.
+    """Extend the embedding table by rows of zeros up to the id `most`, if a placeholder lies beyond it.
 
-    Placeholders are looked up before what is seen takes their places. The head keeps its own table.
+    Placeholders are looked up before media embeddings replace them. The head keeps its table.
     """
     table = model.get_input_embeddings().weight
     missing = most + 1 - table.shape[0]
@@ -220,15 +219,15 @@ def _make_room(model: Any, most: int) -> None:
 
 
 def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[str]) -> dict[str, Tensor]:
-    """What the model's own methods make of the media, by kind; without those that have no such method."""
+    """Return the media features from the model's methods, by kind; kinds without such a method are left out."""
     made = {}
     for kind in kinds:
-        # Some processors give the frames of a video as images.
+        # Some processors return a video's frames as images.
         as_pictures = kind == "video" and "pixel_values_videos" not in inputs
         if kind in registry.facts(info.family).reference.completed_later:
             continue
         name = f"get_{'image' if as_pictures else kind}_features"
-        # Older versions of transformers call a video's pixels by the name of images'.
+        # Older versions of transformers name a video's pixels like an image's.
         own = inputs if name != "get_video_features" else {k: v for k, v in inputs.items() if k not in _OF_PICTURES}
         for method in (getattr(part, name, None) for part in (getattr(model, "model", None), model)):
             known = () if method is None else inspect.signature(method).parameters
@@ -236,7 +235,7 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
             if method is None or not given:
                 continue
             output = method(**given, return_dict=True)
-            # Older versions of transformers leave this empty in some families.
+            # In some families, older versions of transformers leave this empty.
             if output.pooler_output is not None:
                 made[kind] = _rows(output, kind)
                 break
@@ -244,9 +243,9 @@ def _encoded(model: Any, info: ModelInfo, inputs: dict[str, Any], kinds: list[st
 
 
 def _placed(made: Trace, info: ModelInfo, kind: str, kinds: list[str]) -> Tensor | None:
-    """(E, H) of what stands in the places of this kind, of families whose models have no method that gives it.
+    """Return the embeddings (E, H) at this kind's placeholders, for models without a method that returns them.
 
-    None where nothing stands there, since it is attended to beside the text, or where another of `kinds` stands too.
+    None if the kind has no placeholders, because the text cross-attends to it, or if another of `kinds` shares them.
     """
     place = info.placeholder_ids.get(kind)
     shared = [info.placeholder_ids.get(each) for each in kinds].count(place) > 1
@@ -257,7 +256,7 @@ def _placed(made: Trace, info: ModelInfo, kind: str, kinds: list[str]) -> Tensor
 
 
 def _rows(output: Any, kind: str) -> Tensor:
-    """(E, H) of a tower's output, without what pads shorter audio."""
+    """Return a tower's output (E, H) without the padding of shorter audio."""
     pooled, heard = output.pooler_output, getattr(output, "attention_mask", None)
     if kind == "audio" and heard is not None and isinstance(pooled, Tensor) and heard.shape == pooled.shape[:2]:
         return pooled[heard.bool()]
@@ -266,7 +265,7 @@ def _rows(output: Any, kind: str) -> Tensor:
 
 
 def _answer(model: Any, info: ModelInfo, inputs: dict[str, Any], max_tokens: int, made: Trace) -> None:
-    """Generate, and watch what enters the decoder."""
+    """Generate an answer and record the decoder's inputs."""
     embed = model.get_input_embeddings()
     merges = registry.facts(info.family).reference.merges_inside
 
@@ -305,7 +304,7 @@ def _answer(model: Any, info: ModelInfo, inputs: dict[str, Any], max_tokens: int
 
 
 def _axes(positions: Tensor, count: int) -> Tensor:
-    """(X, T) of what a decoder was given: (1, T), (X, 1, T), or (1 + X, 1, T) with plain positions first."""
+    """Return the decoder's positions as (X, T): from (1, T), (X, 1, T), or (1 + X, 1, T) with plain positions first."""
     if positions.dim() == 2:
         return positions[:1].clone()
     axes = positions[:, 0]

@@ -1,18 +1,18 @@
-"""One verification: both sides, one after the other, and their comparison."""
+"""Runs one verification: both sides, one after the other, and the comparison."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from beheld.core.config import EngineArgs
-from beheld.verify.compare import Stage, compare, first_difference
-from beheld.verify.ours import OwnEngine
+from beheld.verify.compare import StageVerdict, compare, first_difference
 from beheld.verify.reference import Reference
 from beheld.verify.trace import Question
+from beheld.verify.watched_engine import WatchedEngine
 
 
 class Sides:
-    """Both sides of one checkpoint, held at once, for question after question; `close` ends them.
+    """Both sides of one checkpoint, loaded at once, for several questions; `close` ends them.
 
     Raises:
         BeheldError: a side cannot load it.
@@ -21,7 +21,7 @@ class Sides:
     def __init__(self, args: EngineArgs) -> None:
         args = _on_cpu(args)
         self._reference = Reference(args)
-        self._engine = OwnEngine(args)
+        self._engine = WatchedEngine(args)
 
     def __enter__(self) -> Sides:
         return self
@@ -30,11 +30,11 @@ class Sides:
         self.close()
 
     def close(self) -> None:
-        """End both."""
+        """End both sides."""
         self._engine.close()
 
-    def ask(self, question: Question) -> tuple[list[Stage], Stage | None]:
-        """All stages, and the first that differs.
+    def ask(self, question: Question) -> tuple[list[StageVerdict], StageVerdict | None]:
+        """Return all stages, and the first that differs.
 
         Raises:
             BeheldError: a side cannot answer.
@@ -43,16 +43,16 @@ class Sides:
         return stages, first_difference(stages)
 
 
-def verify(args: EngineArgs, question: Question) -> tuple[list[Stage], Stage | None]:
-    """All stages, and the first that differs; both sides compute on the CPU, one after the other.
+def verify(args: EngineArgs, question: Question) -> tuple[list[StageVerdict], StageVerdict | None]:
+    """Return all stages, and the first that differs; both sides compute on the CPU, one after the other.
 
     Raises:
-        BeheldError: a side cannot answer at all.
+        BeheldError: a side cannot answer.
     """
     args = _on_cpu(args)
-    # The one model is let go before the other is loaded.
+    # One model is freed before the other is loaded.
     theirs = Reference(args).trace(question)
-    engine = OwnEngine(args)
+    engine = WatchedEngine(args)
     try:
         stages = compare(theirs, engine.trace(question))
     finally:

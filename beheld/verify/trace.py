@@ -1,4 +1,4 @@
-"""What both sides record of one question, stage by stage.
+"""What each side records for one question, stage by stage.
 
 Shapes: E embeddings, H hidden size, T tokens, X position axes, V vocabulary.
 """
@@ -15,18 +15,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """A question for both sides.
 
     Attributes:
         text: a question for the chat template, or the whole prompt with the family's own placeholders.
         images: files, or anything that PIL opens.
-        videos: pairs of frames, uint8 (frames, height, width, 3), and what is known of them: "fps",
-            "total_num_frames", "frames_indices", "duration".
-        sounds: pairs of mono samples and their rate in Hz.
-        templated: "chat" puts the question through the chat template, "plain" takes the text as it is.
-        max_tokens: how many tokens are answered, greedily, whatever ends the text.
-        files: "video" or "audio" -> the file that each item of that kind was read from by beheld, None where there is
-            none; kinds without any file are not in it.
+        videos: pairs of frames, uint8 (frames, height, width, 3), and metadata: "fps", "total_num_frames",
+            "frames_indices", "duration".
+        audios: pairs of mono samples and their rate in Hz.
+        templated: "chat" applies the chat template to the question, "plain" uses the text unchanged.
+        max_tokens: the number of tokens to answer, greedily, ignoring stop conditions.
+        files: "video" or "audio" -> the file that beheld read each item of that kind from, None for items without one;
+            kinds without any file are absent.
     """
 
     text: str
@@ -34,34 +34,34 @@ class Question:
     templated: str = "chat"
     max_tokens: int = 12
     videos: Sequence[tuple[Any, dict[str, Any]]] = ()
-    sounds: Sequence[tuple[Any, int]] = ()
+    audios: Sequence[tuple[Any, int]] = ()
     files: Mapping[str, Sequence[Path | None]] = field(default_factory=dict)
 
     @property
     def media(self) -> dict[str, Sequence[Any]]:
-        """Modality -> its items, of the kinds that are asked about."""
-        kinds = {"image": self.images, "video": self.videos, "audio": self.sounds}
+        """Return the items by modality, for the modalities in the question."""
+        kinds = {"image": self.images, "video": self.videos, "audio": self.audios}
         return {kind: items for kind, items in kinds.items() if items}
 
 
 @dataclass(eq=False)
 class Trace:
-    """What one side made of a question; what it has no such stage for stays empty.
+    """One side's results for a question; stages that the side does not have stay empty.
 
     Attributes:
-        decoded: modality -> frames or samples of each of its items, if any of them came from a file.
-        undecoded: modality -> why this side could not read its files, and went on with what the other had read.
+        decoded: modality -> frames or samples of each of its items, if any came from a file.
+        undecoded: modality -> why this side could not read its files and used the other side's decoding.
         rendered: the prompt as text.
-        prompt_ids: with all placeholders replaced.
-        media_ids: the ids that stand where embeddings of media go.
-        features: the processor's tensors by name: one of the whole prompt, or one of each item that has it.
-        encoded: modality -> (E, H) that the tower gave for all items of that kind.
-        embeds_TH: the prompt's embeddings with those of the items in their places.
-        positions: (X, T) of the prompt, then of each token answered.
-        logits: (V) that chose each answered token.
+        prompt_ids: with all placeholders expanded.
+        media_ids: the ids of placeholders for media embeddings.
+        features: the processor's tensors by name: one for the whole prompt, or one per item that has it.
+        encoded: modality -> the tower's output (E, H) for all items of that kind.
+        embeds_TH: the prompt's embeddings, media embeddings included.
+        positions: (X, T) of the prompt, then of each answered token.
+        logits: (V) from which each answered token was chosen.
         token_ids: the answer.
-        converted: in words, what was converted for a side that could not read the checkpoint by itself; else empty.
-        shiftable: whether the model sees distances between positions alone, as rotary ones tell them.
+        converted: what was converted for a side that could not read the checkpoint by itself, in words; else empty.
+        shiftable: whether the model depends only on distances between positions, as with rotary embeddings.
     """
 
     decoded: dict[str, list[Tensor]] = field(default_factory=dict)

@@ -300,7 +300,7 @@ def test_what_a_source_raises_comes_after_the_outputs_before_it(llm: LLM, on_err
     with pytest.raises(OwnError, match="the disk is full") as caught:
         next(results)
     (note,) = caught.value.__notes__
-    assert "Raised by what gives the prompts, when asked for item 3 (counted from 0)" in note
+    assert "Raised by the iterable of prompts, at item 3 (counted from 0)" in note
     assert "thread" in note
     assert any(entry.name == "source" for entry in caught.traceback), "where it was raised is lost"
     with pytest.raises(OwnError):

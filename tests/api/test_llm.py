@@ -135,7 +135,7 @@ def test_options_that_cannot_be_honoured_are_refused_by_name(option: str, value:
 @pytest.mark.parametrize(
     ("family", "options", "said"),
     [
-        ("llama", {"served_model_name": "other"}, ["served_model_name has no meaning without a server"]),
+        ("llama", {"served_model_name": "other"}, ["served_model_name has no effect without a server"]),
         ("llama", {"limit_mm_per_prompt": {"image": 0}}, []),
         ("qwen2_vl", {"limit_mm_per_prompt": {"image": 1}}, []),
         ("qwen2_vl", {"limit_mm_per_prompt": {"image": 0, "audio": 0}}, ["limit_mm_per_prompt switches off image: "]),
@@ -146,7 +146,7 @@ def test_what_changes_less_than_it_seems_is_said_once(
     family: str, options: dict[str, Any], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO), LLM(str(tiny.checkpoint(family)), **options):
-        lines = [line for line in caplog.messages if "switches off" in line or "has no meaning" in line]
+        lines = [line for line in caplog.messages if "switches off" in line or "has no effect" in line]
     assert len(lines) == len(said)
     assert all(words in line for words, line in zip(said, lines, strict=True))
 

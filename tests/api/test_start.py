@@ -28,7 +28,7 @@ def test_workers_begin_before_the_weights_and_end_with_a_start_that_fails(monkey
 
     def fails(*given: Any) -> Any:
         assert len(begun) == 1, "they load what they need meanwhile"
-        raise CapacityError("There is not enough memory.")
+        raise CapacityError("Not enough memory.")
 
     monkeypatch.setattr(start, "MediaWorkers", make)
     monkeypatch.setattr(start, "start", fails)

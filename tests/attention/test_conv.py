@@ -97,5 +97,5 @@ def test_the_result_lies_as_compiled_code_was_told() -> None:
 def test_a_cache_of_another_length_is_refused() -> None:
     paged = Paged(1, 4, 3)
     paged.window = 2
-    with pytest.raises(ModelError, match="convolves 3 positions, its cache was made for 2"):
+    with pytest.raises(ModelError, match="convolves 3 positions, but its cache was made for 2"):
         paged.run([(0, 0, 2)])

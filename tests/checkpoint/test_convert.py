@@ -178,10 +178,10 @@ def test_pictures_of_transformers_layout_need_no_font(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "words"),
     [
-        ("preprocessor_config.json", {"sharpen": 2}, "sharpen 2 of pictures and videos is not built"),
+        ("preprocessor_config.json", {"sharpen": 2}, "sharpen 2 of images and videos is not supported"),
         ("preprocessor_config.json", {"temporal_conv_size": 4}, "temporal_conv_size 4"),
-        ("preprocessor_config.json", {"image_max_pixels": 9}, "image_max_pixels 9 is not that"),
-        ("config.json", {"image_end_token_id": 7}, "has <|IMAGE_END|> at 484, the configuration at 7"),
+        ("preprocessor_config.json", {"image_max_pixels": 9}, "image_max_pixels 9 differs from that"),
+        ("config.json", {"image_end_token_id": 7}, "gives <|IMAGE_END|> the id 484, but the configuration gives it 7"),
     ],
 )
 def test_files_whose_form_is_not_known_are_refused(folder: Path, file: str, change: dict[str, Any], words: str) -> None:

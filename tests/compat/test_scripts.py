@@ -52,7 +52,7 @@ def test_several_pictures(
     check(stage.outputs[0], shown.out, count=1, media=2)
     assert ("WARNING: `qwen-vl-utils`" in shown.out) == (key == "qwen2_vl")
     if key == "llava":
-        assert any("tensor_parallel_size=2 has no meaning on a CPU" in line for line in stage.said)
+        assert any("tensor_parallel_size=2 has no effect on a CPU" in line for line in stage.said)
 
 
 def test_an_adapter_from_the_repository(stage: Stage) -> None:

@@ -64,7 +64,7 @@ def test_one_is_not_measured(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 def test_a_cpu_is_not_split(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ask(2, 0, monkeypatch, "cpu")
-    assert ["has no meaning on a CPU" in line for line in caplog.messages] == [True]
+    assert ["has no effect on a CPU" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("through", ["engine", "plan"])

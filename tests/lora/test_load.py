@@ -56,8 +56,8 @@ def renamed(old: str, new: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, dict[str, Any], str]] = {
     "rank above the limit": (None, {"r": 16}, r"max_lora_rank.*8.*max_lora_rank=16"),
-    "rank of the file": (None, {"r": 3}, "says rank 3"),
-    "rank of a pattern": (None, {"rank_pattern": {"q_proj": 2}}, "says rank 2"),
+    "rank of the file": (None, {"r": 3}, "gives rank 3"),
+    "rank of a pattern": (None, {"rank_pattern": {"q_proj": 2}}, "gives rank 2"),
     "no rank": (None, {"r": -1}, "no usable r"),
     "no number": (None, {"lora_alpha": "x"}, "no usable r"),
     "alpha of a pattern": (None, {"alpha_pattern": {"q_proj": "x"}}, "unusable pattern"),
@@ -72,15 +72,15 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]] | None, dict[
     "one inf": (with_value(UP, lambda t: t.index_fill(0, torch.tensor([5]), float("inf"))), {}, "not finite"),
     "overflow": (None, {"lora_alpha": 1e41}, "not finite"),
     "integers": (with_value(DOWN, lambda t: t.to(torch.int8)), {}, "int8"),
-    "another base": (with_value(DOWN, lambda t: t[:, :32]), {}, "not one for this model"),
-    "another base's outputs": (with_value(UP, lambda t: t[:32]), {}, "not one for this model"),
+    "another base": (with_value(DOWN, lambda t: t[:, :32]), {}, "made for another model"),
+    "another base's outputs": (with_value(UP, lambda t: t[:32]), {}, "made for another model"),
     "do not fit": (with_value(DOWN, lambda t: t[:3]), {}, "do not fit each other"),
     "a vector": (with_value(DOWN, lambda t: t[0]), {}, "do not fit each other"),
     "more layers": (renamed("layers.2.", "layers.7."), {}, "layers.7"),
     "the tower": (renamed("language_model.layers", "vision_tower.vision_model.encoder.layers"), {}, "vision_tower"),
     "the head": (lambda t: t | {"base_model.model.lm_head.weight": torch.ones(2, 2)}, {}, "lm_head"),
     "embeddings": (lambda t: t | {"base_model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, {}, "embedding"),
-    "half a pair": (without("layers.1.self_attn.q_proj.lora_B"), {}, "one of two"),
+    "half a pair": (without("layers.1.self_attn.q_proj.lora_B"), {}, "one of the two"),
     "nothing": (lambda t: {}, {}, "holds nothing"),
     "two adapters": (lambda t: t | {UP.replace("B.", "B.b."): t[UP].clone()}, {}, "several"),
     "a layer less": (without("v_proj"), {"target_modules": ["q_proj", "v_proj", "fc1"]}, "'v_proj'"),
@@ -110,13 +110,13 @@ def test_55_places_that_hold_no_adapter(llm: LLM, tmp_path: Path, folder: str) -
         with pytest.raises(LoRAError, match=words):
             llm.generate("x", PARAMS, lora_request=LoRARequest("mine", 8, path), use_tqdm=False)
 
-    refused(str(tmp_path / "nowhere"), "no folder")
-    refused(f"{tmp_path}/../nowhere", "no folder")
-    refused("", "no folder")
-    refused("a\0b", "no folder")
+    refused(str(tmp_path / "nowhere"), "does not exist")
+    refused(f"{tmp_path}/../nowhere", "does not exist")
+    refused("", "does not exist")
+    refused("a\0b", "does not exist")
     refused("https://example.org/adapter", "URL")
     refused("file:///adapter", "URL")
-    refused(os.devnull, "no folder")
+    refused(os.devnull, "does not exist")
     refused(str(tmp_path), r"adapter_config\.json")
     weights = Path(folder) / "adapter_model.safetensors"
     body = weights.read_bytes()

@@ -222,7 +222,7 @@ def test_55_an_adapter_deleted_while_it_runs_goes_on(saved: list[str], tmp_path:
         assert tokens(llm, "Hello", lora, None) == before
         # Another takes its place; then it would have to be read again.
         tokens(llm, "Hello", other)
-        with pytest.raises(LoRAError, match="no folder"):
+        with pytest.raises(LoRAError, match="does not exist"):
             tokens(llm, "Hello", lora)
         assert tokens(llm, "Hello", None) == before[1:]
         # While it waits for its slot, the other pushes it out of the host's memory: that request fails, no other.
@@ -257,7 +257,7 @@ def test_an_adapter_that_is_gone_when_its_turn_comes_fails_alone(saved: list[str
         outputs = dict(run.results(dataclasses.replace(made, each=deleting()), "return"))
         assert [list(outputs[n].outputs[0].token_ids) for n in (1, 2)] == expected
         assert outputs[0].error is not None
-        assert "no folder" in str(outputs[0].error)
+        assert "does not exist" in str(outputs[0].error)
         slots_of(llm).check()
 
 
@@ -266,7 +266,7 @@ def test_a_number_that_was_removed_may_stand_for_another_adapter(saved: list[str
     with make() as llm:
         text = "A prompt of more than one block, so that a prefix of it can be found again."
         (one,) = tokens(llm, text, first)
-        with pytest.raises(LoRAError, match="lora_int_id 1 is that of the adapter 'a'"):
+        with pytest.raises(LoRAError, match="lora_int_id 1 belongs to the adapter 'a'"):
             tokens(llm, text, second)
         assert llm.llm_engine.remove_lora(1)
         (two,) = tokens(llm, text, second)

@@ -79,7 +79,7 @@ def test_layers_whose_output_a_program_changes_stay_apart(
     assert type(plain.gate_proj) is joined.FirstOfFused
     assert type(changed.gate_proj) is torch.nn.Linear
     assert torch.equal(changed(x), before)
-    assert "('gate_proj', 'up_proj') of a Gated give something else as one product and stay apart" in caplog.text
+    assert "('gate_proj', 'up_proj') of a Gated stay separate: joined, they give other results" in caplog.text
 
 
 def test_weights_that_are_not_numbers_are_joined_as_they_are() -> None:

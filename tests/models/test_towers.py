@@ -68,8 +68,8 @@ def test_a_tower_stays_while_anything_needs_it(family: str) -> None:
 @pytest.mark.parametrize("family", ["llava", "blip2", "llama4", "mllama", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8"])
 def test_text_is_answered_without_towers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     with make(family, cases.ROOMY | {"limit_mm_per_prompt": dict.fromkeys(TAKES[family], 0)}) as llm:
-        assert any(isinstance(module, towers.LeftOut) for module in model_of(llm).modules())
-        assert "weights of the checkpoint are not used" not in caplog.text
+        assert any(isinstance(module, towers.DisabledTower) for module in model_of(llm).modules())
+        assert "weights of the checkpoint are unused" not in caplog.text
         check(llm, family, cases.fit(family, cases.SHORT, cases.LONG))
         ask, kind = (cases.HEARD, "audio") if family == "qwen2_audio" else (cases.ONE, "image")
         with pytest.raises(LimitError, match=f"The modality {kind} is switched off"):

@@ -1,4 +1,4 @@
-"""Pictures beside a video where transformers' generate() refuses both in one prompt: see beheld/verify/joined.py."""
+"""Images and a video in one prompt, for models whose generate() refuses it: see beheld/verify/mixed_prompts.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from beheld.families import registry
-from beheld.verify import joined
+from beheld.verify import mixed_prompts
 from tests.oracle import reference
 from tests.oracle.cases import Ask
 
@@ -18,13 +18,13 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
     """What generate() takes for `ask`: ids, what says which kind of token they are and how items lie, embeddings."""
     model = reference.model(family)
     with torch.no_grad():
-        parts = joined.embeddings(model, _items(family, ask))
+        parts = mixed_prompts.embeddings(model, _items(family, ask))
         options = registry.facts(registry.find(model.config.model_type)).reference
         place, added = reference.image_token(family), options.adds_to_placeholder
-        return joined.inputs(model, reference.inputs(family, ask), parts, place, added=added)
+        return mixed_prompts.inputs(model, reference.inputs(family, ask), parts, place, added=added)
 
 
-def _items(family: str, ask: Ask) -> list[joined.Item]:
+def _items(family: str, ask: Ask) -> list[mixed_prompts.Item]:
     """Each item of `ask`, in the order of the markers, as the processor makes it in a request of it alone."""
     bare = replace(ask, content="", images=(), videos=())
     images, clips = iter(ask.images), iter(ask.videos)

@@ -111,7 +111,7 @@ def test_layers_that_attend_to_text_alone_can_be_compiled_and_no_others(family: 
     model = kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32)
     adapt = registry.model(f"beheld.families.{family}").adapt
     assert adapt is not None
-    adapt(model)
+    adapt(model, Changes())
     text = text_model(model)
     assert len([layer for layer in text.layers if not crosses(layer)]) == compiled
     assert crosses(text)

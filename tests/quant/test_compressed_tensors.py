@@ -133,7 +133,7 @@ def test_it_is_said_once(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compressed_tensors.logger, "warning", lambda form, *given: said.append(form % given))
     load(dense)
     assert len(said) == 1
-    assert said[0].startswith("FP8 weights are dequantized as they are loaded, since this device has no products")
+    assert said[0].startswith("FP8 weights are dequantized as they are loaded, because this device has no products")
 
 
 def test_it_may_be_stated_for_the_text_alone(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "across": (lambda weights: weights.update({f"{QUERY}_scale": torch.ones(1, 64)}), r"shape \[1, 64\]"),
     "none at all": (
         lambda weights: [weights.update({n: weights[n].float()}) or weights.pop(f"{n}_scale") for n in fp8(weights)],
-        "but none is",
+        "but none of the weights is",
     ),
 }
 

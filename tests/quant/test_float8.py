@@ -210,7 +210,7 @@ def test_sizes_that_no_product_takes_are_dequantized(
     model = load(tmp_path, "bfloat16")
     found = dict(model.named_parameters())
     assert len(said) == 1
-    assert "21 FP8 weights are dequantized for their form or size" in said[0]
+    assert "21 FP8 weights are dequantized because of their layout or size" in said[0]
     assert not [name for name, value in found.items() if value.dtype != torch.bfloat16]
     for name, value in load(tmp_path / tiny_quantized.PLAIN, "bfloat16").named_parameters():
         assert torch.equal(found[name], value), name

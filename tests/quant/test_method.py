@@ -78,7 +78,7 @@ def test_refusals_come_from_the_method(toy: Path) -> None:
 
 
 def test_others_are_refused_by_name_with_those_that_there_are() -> None:
-    with pytest.raises(ModelError, match="quantized by 'awq', which is not built") as caught:
+    with pytest.raises(ModelError, match="quantized by 'awq', which is not supported") as caught:
         registry.method_for({"quant_method": "awq"}, "cpu", torch.float32)
     assert "'compressed-tensors'" in str(caught.value)
     assert registry.method_for(None, "cpu", torch.float32).name == "none"

@@ -108,7 +108,7 @@ class Running:
 
 @contextmanager
 def watched(running: Running) -> Iterator[list[float]]:
-    """How late the event loop was, in seconds, while something went on."""
+    """Delay of the event loop, in seconds, while something went on."""
     loop = running.server._loop
     assert loop is not None
     late: list[float] = []

@@ -402,7 +402,7 @@ def test_what_a_form_cannot_be_held_to_is_refused_by_name(tagged: Running) -> No
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == "tools"
-    assert "'a' is a text with rules of its own" in error["message"]
+    assert "'a' is a text with further rules" in error["message"]
     assert "glm45" in error["message"]
 
 

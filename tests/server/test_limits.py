@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from beheld.server import chat, limits
-from beheld.server.admission import Admission
+from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.read import checked, parse
@@ -102,7 +102,7 @@ def test_92_a_key_of_megabytes_is_compared_with_none(kind: Any) -> None:
 
     value = {"m" * (8 << 20): 1}
     begin = time.perf_counter()
-    with peak() as above, pytest.raises(HttpError, match="is not known here") as caught:
+    with peak() as above, pytest.raises(HttpError, match="is unknown") as caught:
         checked(value, kind)
     assert above[0] < 4 << 20
     assert len(str(caught.value.body())) < 1000
@@ -225,7 +225,7 @@ def test_bodies_that_are_read_hold_so_much_and_no_more(full: Running) -> None:
 
 
 def test_what_a_body_holds_is_given_back_whatever_becomes_of_it() -> None:
-    admission = Admission(ServerOptions(max_body_bytes=1 << 20, max_reading_bytes=1 << 20))
+    admission = AdmissionControl(ServerOptions(max_body_bytes=1 << 20, max_reading_bytes=1 << 20))
     with admission.hold() as first:
         first.grow(limits.FREE_BYTES)
         assert admission.held_bytes == 0

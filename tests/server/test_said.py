@@ -29,7 +29,7 @@ HI = {"messages": [{"role": "user", "content": "hi"}]}
         (HI | {"stop": ""}, "stop", "nowhere"),
         (HI | {"best_of": 2}, "best_of", "n answers"),
         (HI | {"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
-        (HI | {"store": True}, "store", "stored"),
+        (HI | {"store": True}, "store", "stores"),
         (HI | {"max_token": 5}, "max_token", "'max_tokens'"),
         (HI | {"{max}": 5}, "{max}", "Leave it out"),
         (HI | {"temperature": "0"}, "temperature", "not as a text"),

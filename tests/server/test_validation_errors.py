@@ -37,7 +37,7 @@ def said(value: Any, kind: Any = ChatRequest) -> dict[str, Any]:
         ({"messages": [{"role": "x" * 65}]}, "messages.0.role has more than 64 characters. Send a shorter text."),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be a text or a list. Send a text."),
         ({"messages": [{"role": "user", "content": [5]}]}, "messages.0.content.0 must be an object. Send an object."),
-        ({"messages": [{"role": "user", "content": [{}]}]}, "messages.0.content.0 says no type. Say its type."),
+        ({"messages": [{"role": "user", "content": [{}]}]}, "messages.0.content.0 has no type. Add its type."),
         (HI | {"max_tokens": 1.5}, "max_tokens must be a whole number. Send a whole number, not as a text."),
         (HI | {"max_tokens": 2**64}, "max_tokens must be less than 18446744073709551616. Send a smaller one."),
         (HI | {"priority": -(2**40)}, "priority must be at least -2147483648. Send a larger one."),
@@ -56,8 +56,8 @@ def said(value: Any, kind: Any = ChatRequest) -> dict[str, Any]:
         ),
         (
             HI | {"chat_template_kwargs": {"tokenize": 1}},
-            "chat_template_kwargs: 'tokenize' is not a variable of templates. "
-            "Leave it out; give what is a field as a field.",
+            "chat_template_kwargs: 'tokenize' is not a template variable. "
+            "Leave it out; if it is a field of requests, send it as that.",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_what_is_wrong_and_what_to_send(value: Any, message: str) -> None:
 
 def test_a_type_that_is_not_known_is_told_with_those_that_are() -> None:
     error = said({"messages": [{"role": "user", "content": [{"type": "x" * 5000}]}]})
-    assert error["message"].startswith("messages.0.content.0 is of a type that is not known here. Send one of 'text', ")
+    assert error["message"].startswith("messages.0.content.0 is of an unknown type. Send one of 'text', ")
     assert len(error["message"]) < 250
 
 

@@ -22,7 +22,7 @@ def test_time_grows_with_what_comes(piece: int, low: float, high: float) -> None
         async with paced(0.2, 0.8) as pace:
             while True:
                 await asyncio.sleep(0.05)
-                pace.came(piece)
+                pace.received(piece)
 
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -33,7 +33,7 @@ def test_time_grows_with_what_comes(piece: int, low: float, high: float) -> None
 def test_nobody_earns_a_long_silence() -> None:
     async def receive() -> None:
         async with paced(0.2, 5.0) as pace:
-            pace.came(100 * MIN_RATE)
+            pace.received(100 * MIN_RATE)
             await asyncio.sleep(10)
 
     begin = time.monotonic()

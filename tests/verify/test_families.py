@@ -15,7 +15,7 @@ from beheld.core.plan import SpanView
 from beheld.inputs.media import decode
 from beheld.models.hf import HFAdapter
 from beheld.runner.encoder import EncoderStore
-from beheld.verify.compare import DIFFERENT, SAME, Stage
+from beheld.verify.compare import DIFFERENT, SAME, StageVerdict
 from beheld.verify.run import Sides
 from beheld.verify.trace import Question
 from tests import tiny
@@ -34,7 +34,7 @@ class Verified:
 
     def ask(
         self, *images: Any, videos: Any = (), sounds: Any = (), templated: str = "plain"
-    ) -> tuple[dict[str, Stage], Stage | None]:
+    ) -> tuple[dict[str, StageVerdict], StageVerdict | None]:
         """All stages by name, and the first that differs."""
         text = "What is it?"
         if templated == "plain":
@@ -57,7 +57,7 @@ def verified(request: pytest.FixtureRequest) -> Iterator[Verified]:
     made.sides.close()
 
 
-def check(verified: Verified, answer: tuple[dict[str, Stage], Stage | None], kind: str = "") -> None:
+def check(verified: Verified, answer: tuple[dict[str, StageVerdict], StageVerdict | None], kind: str = "") -> None:
     stages, culprit = answer
     assert culprit is None, culprit
     same = {"token ids", "logits", "tokens"}
@@ -83,7 +83,7 @@ def sounds(count: int) -> list[tuple[Any, int]]:
 
 def test_text(verified: Verified) -> None:
     if verified.family in tiny.PICTURE_FAMILIES:
-        pytest.skip("answers about pictures only")
+        pytest.skip("requires an image")
     check(verified, verified.ask())
 
 
@@ -198,7 +198,7 @@ def test_positions_that_are_shifted_throughout(family: str, monkeypatch: pytest.
         shifted.sides.close()
     if family == "llava":
         assert culprit is None
-        assert "relative positions do not see" in stages["positions"].detail
+        assert "does not change relative positions" in stages["positions"].detail
     else:
         assert culprit is not None
         assert culprit.name == "positions"

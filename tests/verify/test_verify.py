@@ -17,9 +17,9 @@ from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.inputs.media import audio, video
 from beheld.models.hf import HFAdapter
-from beheld.verify.asking import made_up
-from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, Stage, compare, first_difference
+from beheld.verify.compare import DIFFERENT, NOT_COMPARED, SAME, StageVerdict, compare, first_difference
 from beheld.verify.layout import pairs
+from beheld.verify.questions import made_up
 from beheld.verify.reference import Reference
 from beheld.verify.run import verify
 from beheld.verify.trace import Question, Trace
@@ -34,7 +34,7 @@ def prompt_of(family: str, count: int) -> str:
     return tiny.wrap(family, tiny.markers(family, num_images=1) * count + "What is it?")
 
 
-def ask(folder: Path, prompt: str, images: list[Any]) -> tuple[dict[str, Stage], Stage | None]:
+def ask(folder: Path, prompt: str, images: list[Any]) -> tuple[dict[str, StageVerdict], StageVerdict | None]:
     # In this process, where a test can make it go wrong.
     args = EngineArgs(model=str(folder), media_workers=0)
     stages, culprit = verify(args, Question(prompt, tuple(images), "plain", 6))
@@ -113,17 +113,21 @@ def test_prompts_of_different_lengths_are_told_apart_where_they_begin_to_differ(
     culprit = first_difference(list(stages.values()))
     assert culprit is not None
     assert culprit.name == "token ids"
-    assert culprit.detail.startswith("7 there, 5 here; from 4 on: ")
-    assert culprit.detail.endswith("they differ in the number of places of media alone")
-    assert stages["pixel values"].detail == "(5, 3) there, (3, 3) here"
+    assert culprit.detail.startswith("7 in transformers, 5 in beheld; from token 4: ")
+    assert culprit.detail.endswith("they differ only in the number of media placeholders")
+    assert stages["pixel values"].detail == "(5, 3) in transformers, (3, 3) in beheld"
     later = {stages[name].verdict for name in ("merged embeddings", "positions", "logits", "tokens")}
     assert later == {NOT_COMPARED}
 
 
 def test_positions_of_different_lengths_and_axes_are_compared() -> None:
     for theirs, mine, detail in (
-        (torch.arange(5)[None], torch.arange(3)[None], "5 there, 3 here"),
-        (torch.zeros(3, 4), torch.ones(4, 4), "of the prompt: [0.0, 0.0, 0.0] there, [1.0, 1.0, 1.0, 1.0] here"),
+        (torch.arange(5)[None], torch.arange(3)[None], "5 in transformers, 3 in beheld"),
+        (
+            torch.zeros(3, 4),
+            torch.ones(4, 4),
+            "prompt: [0.0, 0.0, 0.0] in transformers, [1.0, 1.0, 1.0, 1.0] in beheld",
+        ),
     ):
         traces = [Trace(positions=[positions]) for positions in (theirs, mine)]
         (stage,) = [stage for stage in compare(*traces) if stage.name == "positions"]
@@ -168,7 +172,7 @@ def test_a_wrong_rotary_delta(family: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
-    """Stage -> verdict, of a command that finds nothing wrong."""
+    """StageVerdict -> verdict, of a command that finds nothing wrong."""
     assert main(["verify", *words, "--max-tokens", "3", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["first_difference"] is None
@@ -248,12 +252,12 @@ def test_a_sound_that_is_read_wrongly(
     pytest.importorskip("soundfile" if NEW else "librosa")
     (tmp_path / "a.wav").write_bytes(tiny.wav(tiny.sound(0.4, 3)))
     words = (str(tiny.checkpoint("qwen2_audio")), str(tmp_path / "a.wav"))
-    assert told(capsys, *words)["decoded sound"] == SAME
+    assert told(capsys, *words)["decoded audio"] == SAME
     right = audio._samples
     monkeypatch.setattr(audio, "_samples", lambda frame: 0.99 * right(frame))
-    assert first_of(capsys, *words) == "decoded sound"
+    assert first_of(capsys, *words) == "decoded audio"
     monkeypatch.setattr(audio, "_samples", lambda frame: right(frame)[..., :-1])
-    assert first_of(capsys, *words) == "decoded sound"
+    assert first_of(capsys, *words) == "decoded audio"
 
 
 def test_a_sound_that_transformers_cannot_read(
@@ -265,7 +269,7 @@ def test_a_sound_that_transformers_cannot_read(
     monkeypatch.setattr(transformers.audio_utils, "load_audio", refuses)
     (tmp_path / "a.wav").write_bytes(tiny.wav(tiny.sound(0.4, 3)))
     verdicts = told(capsys, str(tiny.checkpoint("qwen2_audio")), str(tmp_path / "a.wav"))
-    assert verdicts["decoded sound"] == NOT_COMPARED
+    assert verdicts["decoded audio"] == NOT_COMPARED
     assert verdicts["processor's input_features"] == verdicts["tokens"] == SAME
 
 
@@ -294,7 +298,7 @@ def test_options_reach_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("llama", "examples/scene.png"), "does not take image; it takes text only"),
+        (("llama", "examples/scene.png"), "does not accept image; it accepts text only"),
         (("qwen2_vl", "missing.png"), "There is no file 'missing.png'"),
         (("qwen2_vl", "https://example.com/a.png"), "is no file. Fetch it first"),
         (("qwen2_vl", "examples/scene.png", "--text-only"), "--text-only was said, and media were given"),

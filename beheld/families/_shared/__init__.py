@@ -1,1 +1,1 @@
-"""What several families use."""
+"""Code that several families share."""

@@ -1,14 +1,14 @@
-"""LLaVA-NeXT and LLaVA-OneVision: images cut into tiles, as many as their shape asks for.
+"""LLaVA-NeXT and LLaVA-OneVision: images cut into tiles whose number depends on their shape.
 
-Their towers put an image's tiles together again, which takes its size; so sizes stay on the host, and what puts the
-tiles together is replaced by the same without a count of tokens that is sent to the device, and that nobody reads.
-Then a call neither waits for the device nor keeps a graph from being captured.
+Their towers join an image's tiles again, which takes the image's size. Sizes stay on the host, and the method that
+joins tiles is replaced by an equivalent without the unused token counts that it copies to the device, so a call never
+synchronizes and can be captured as a graph.
 
-An image's `pixel_values` are (1, tiles, channels, height, width); the towers also take the tiles of all images in
-one row (tiles, ...), which needs no padding. OneVision cuts an image only if it is the only one of its prompt, and
-learns that from `batch_num_images`; so lone images and others do not share a call.
+An image's `pixel_values` are (1, tiles, channels, height, width). The towers also accept the tiles of all images in one
+row (tiles, ...), which needs no padding. OneVision cuts an image only if it is the only one of its prompt, which
+`batch_num_images` tells the model, so lone images and others do not share a call.
 
-Shapes: N tiles of an image (a small copy of the whole first), P patches of a tile, H width, I images.
+Shapes: N tiles of an image (a downscaled copy of the whole first), P patches of a tile, H width, I images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from beheld.models.surgery.operation import Changes
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """Group images by whether they were cut; everything else goes by the plain rule."""
+    """Group images by whether they were cut; group other items by the default rule."""
     tiled: dict[bool, list[int]] = {}
     others: list[int] = []
     for index, item in enumerate(items):
@@ -60,12 +60,12 @@ def _tiles(features: Sequence[Any], alone: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Packing:
-    """Puts the tiles of images together; called as the model's own method is.
+    """Joins the tiles of images; replaces the model's method.
 
     Attributes:
         tile: a tile's edge in pixels.
-        side: the same in patches.
-        grids: the sizes in pixels (height, width) to which images may be brought before they are cut.
+        side: a tile's edge in patches.
+        grids: the sizes in pixels (height, width) to which images may be resized before they are cut.
     """
 
     tile: int
@@ -80,7 +80,7 @@ class _Packing:
         image_newline: Tensor | None = None,
         vision_aspect_ratio: str | None = None,
     ) -> tuple[list[Tensor], None]:
-        """Rows of H for each image of (N, P, H); `image_sizes` (I, 2) on the host."""
+        """Return H-wide rows for each image of (N, P, H); `image_sizes` (I, 2) on the host."""
         most = None if vision_aspect_ratio is None else int(vision_aspect_ratio.removeprefix("anyres_max_"))
         packed = []
         for tiles_NPH, size in zip(image_features, image_sizes.tolist(), strict=True):
@@ -91,7 +91,7 @@ class _Packing:
         return packed, None
 
     def _rows(self, tiles_NPH: Tensor, size: list[int], newline_H: Tensor | None, most: int | None) -> Tensor:
-        """The tiles as one image without its margins, row by row, each row ended by a newline."""
+        """Return the tiles as one image without its padding, row by row, with a newline after each row."""
         from transformers.image_processing_utils import select_best_resolution
         from transformers.models.llava_next.modeling_llava_next import unpad_image
 
@@ -102,7 +102,7 @@ class _Packing:
         if most is not None:
             rows, columns = whole.shape[1:]
             ratio = math.sqrt(rows * columns / (most * self.side**2))
-            # As the model does it: a little too large is left as it is.
+            # As in the model: an image that is slightly too large is not cropped.
             if ratio > 1.1:
                 fitting = [int(rows // ratio), int(columns // ratio)]
                 whole = torch.nn.functional.interpolate(whole[None], fitting, mode="bilinear")[0]
@@ -114,7 +114,7 @@ class _Packing:
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Replace what puts tiles together; see FamilyModel.adapt."""
+    """Replace the method that joins tiles; see FamilyModel.adapt."""
     core, config = model.model, model.config
     tile = config.vision_config.image_size
     packing = _Packing(tile, tile // config.vision_config.patch_size, config.image_grid_pinpoints)

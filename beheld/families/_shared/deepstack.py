@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen3-Omni: what some tower layers give is added to the hidden states behind the text's first layers."""
+"""Qwen3-VL and Qwen3-Omni: outputs of some tower layers are added to hidden states after the first text layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from beheld.models.surgery.operation import Changes
 
 
 class Deepstack:
-    """Carries the features of L tower layers as L * H further columns of a row; zero for text."""
+    """Carries the features of L tower layers as L * H extra columns of a row; zero for text."""
 
     def __init__(self, model: Any, changes: Changes) -> None:
-        self._model = model
         self._text = getattr(model.model, "language_model", model.model)
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
         self._layers = len(model.config.vision_config.deepstack_visual_indexes)
@@ -25,15 +24,15 @@ class Deepstack:
             changes.hook(self._text.layers[index].register_forward_hook(functools.partial(self._add, index)))
 
     def _add(self, index: int, layer: Any, inputs: Any, output: Tensor) -> Tensor:
-        """Behind a layer: transformers' own way indexes by a mask, and reads it back from the device each time."""
+        """Add features after a layer, without the mask that transformers reads back from the device."""
         return output + self._added[index] if self._added else output
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
-        """Nothing is added for text."""
+        """Return None: text adds zero."""
         return None
 
     def of_media(self, result: Any) -> Tensor | None:
-        """The tower's further features, side by side: (E, L * H); a tower for audio has none."""
+        """Return the tower's extra features, concatenated: (E, L * H); none for an audio tower."""
         if getattr(result, "deepstack_features", None) is None:
             return None
         layers = [torch.cat(tuple(parts)) if isinstance(parts, list | tuple) else parts
@@ -41,17 +40,15 @@ class Deepstack:
         return torch.cat(layers, dim=-1)
 
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
-        """Nothing is added for them."""
+        """Return zeros: given embeddings have no such features."""
         return None
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Every token takes part: adding zeros changes nothing, and no index depends on the data."""
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers; all tokens take part, because adding zeros changes nothing and needs no index."""
         self._added = tuple(part.unsqueeze(0) for part in extra_TW.split(self._hidden, dim=-1))
         try:
-            hidden = self._text(
-                inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False
-            ).last_hidden_state
+            output = self._text(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
         finally:
             self._added = ()
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH

@@ -1,4 +1,4 @@
-"""Gemma 3n and Gemma 4: every layer adds something that it looks up by the token's id."""
+"""Gemma 3n and Gemma 4: every layer adds an embedding that it looks up by the token's id."""
 
 from __future__ import annotations
 
@@ -8,74 +8,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.context import tail
 from beheld.core.errors import ModelError
 from beheld.models.surgery.operation import Changes
 
 
 class PerLayer:
-    """Carries what L layers look up, D numbers each, as L * D further columns of a row.
+    """Carries the embeddings of L layers, D numbers each, as L * D extra columns of a row.
 
-    Media have the columns of the padding token, whose id, 0, stands in their places in a batch.
+    Media have the padding token's columns, because its id, 0, fills their places in a batch.
     """
 
     def __init__(self, model: Any) -> None:
         text = model.config.get_text_config(decoder=True)
         if text.pad_token_id != 0:
-            raise ModelError(f"{type(model).__name__} pads with the id {text.pad_token_id}; only 0 can be run.")
-        self._model = model
+            raise ModelError(f"{type(model).__name__} has the padding id {text.pad_token_id}; only 0 is supported.")
         self._shape = (text.num_hidden_layers, text.hidden_size_per_layer_input)
         self.width = self._shape[0] * self._shape[1]
         self._look_up = model.model.language_model.get_per_layer_inputs
         self._rows = text.vocab_size_per_layer_input
-        self._named = "per_layer_inputs" in inspect.signature(model.model.forward).parameters
-        self._softcap = getattr(text, "final_logit_softcapping", None)
+        named = "per_layer_inputs" in inspect.signature(model.model.forward).parameters
+        # In older versions only the text model inside takes the keyword.
+        self._core = model.model if named else model.model.language_model
         self._further = len(inspect.signature(self._look_up).parameters) - 1
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
-        """What the layers look up: (T, L * D)."""
-        # Ids behind the table look up the padding token's; not every version sees to that itself.
+        """Return the layers' embeddings: (T, L * D)."""
+        # Ids beyond the table use the padding token's embedding; not every version does this itself.
         known_T = torch.where(ids_T < self._rows, ids_T, 0)
         found: Tensor = self._look_up(known_T.unsqueeze(0), *[None] * self._further)
         return found[0].flatten(1).to(embeds_TH.dtype)
 
     def of_media(self, result: Any) -> Tensor | None:
-        """Nothing of the tower's own."""
+        """Return None: the tower has no columns."""
         return None
 
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
-        """Nothing of their own."""
+        """Return None: given embeddings have no columns."""
         return None
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """The model takes them as a keyword; where an older version's does not, the text model within does."""
-        if not self._named:
-            return self._inner(embeds_TH, extra_TW, positions, wanted_S)
-        output = self._model(
-            inputs_embeds=embeds_TH.unsqueeze(0),
-            per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
-            position_ids=positions,
-            # A tail is what is wanted already, or one row where nothing is.
-            logits_to_keep=wanted_S if tail() is None else 0,
-            use_cache=False,
-        )
-        logits: Tensor = output.logits[0, : len(wanted_S)]
-        return logits
-
-    def _inner(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """The text model and the head, as the model has them one after the other."""
-        output = self._model.model.language_model(
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers with the columns as a keyword."""
+        output = self._core(
             inputs_embeds=embeds_TH.unsqueeze(0),
             per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
             position_ids=positions,
             use_cache=False,
         )
-        hidden_TH = output.last_hidden_state[0]
-        logits: Tensor = self._model.lm_head(hidden_TH[wanted_S] if tail() is None else hidden_TH[: len(wanted_S)])
-        return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
 def extra_columns(model: Any, changes: Changes) -> PerLayer | None:
-    """The further columns of this model, if its layers look anything up; see ExtraColumns."""
+    """Return this model's extra columns, if its layers look anything up; see ExtraColumns."""
     text = model.config.get_text_config(decoder=True)
     return PerLayer(model) if getattr(text, "hidden_size_per_layer_input", None) else None

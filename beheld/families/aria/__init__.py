@@ -1,4 +1,4 @@
-"""Aria: experts; images are read by learned queries."""
+"""Aria: mixture of experts; learned queries read images."""
 
 from __future__ import annotations
 

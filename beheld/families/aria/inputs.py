@@ -1,4 +1,4 @@
-"""Aria: an image padded to a square, which only the mask tells from it, or cut into such squares."""
+"""Aria: an image padded to a square, with a mask of the padding, or cut into such squares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from beheld.inputs.media.effective_size import best_canvas, padded_over_tiles, u
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks."""
+    """Return the image's effective size; see FamilyInputs.looks."""
     masks = item.outputs["pixel_mask"]
     if not item.setting("split_image"):
         return EffectiveSize(*under_mask(masks[0]))

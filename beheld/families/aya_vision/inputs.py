@@ -1,4 +1,4 @@
-"""Aya Vision: `<image>` in a prompt becomes tiles with their names, whose embeddings take another token's places."""
+"""Aya Vision: `<image>` becomes named tiles, whose embeddings replace another token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""BLIP-2: one image before the prompt, and the start of the text behind it.
+"""BLIP-2: one image before the prompt, then the BOS token and the text.
 
-The tower's queries, a number that processor_config.json names, take the image's places.
+The embeddings of the tower's queries replace the image's placeholder; processor_config.json gives their number.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def call(
     """Run the processor on one image; see families.inputs.Call.
 
     Raises:
-        ModelError: the checkpoint does not say how many queries there are.
+        ModelError: the checkpoint does not give the number of queries.
     """
     if not processor.num_query_tokens:
-        raise ModelError("This BLIP-2 checkpoint does not name num_query_tokens.", "Add it to processor_config.json.")
+        raise ModelError("This BLIP-2 checkpoint does not set num_query_tokens.", "Add it to processor_config.json.")
     return processor.image_processor([item], **options), _IMAGE * processor.num_query_tokens
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The image first, unless the prompt says where, and the start of text behind it."""
+    """Put the image first, unless the prompt places it, and the BOS token after it."""
     if _IMAGE not in text:
         text = _IMAGE * counts.get("image", 0) + text
     cut = text.rfind(_IMAGE) + len(_IMAGE) if _IMAGE in text else 0

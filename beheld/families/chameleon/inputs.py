@@ -1,4 +1,4 @@
-"""Chameleon: a token behind every prompt says that an answer follows, as its processor has it."""
+"""Chameleon: its processor ends every prompt with a token after which the answer starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ANSWER = "<reserved08706>"
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The end of the turn behind the prompt."""
+    """Append the end-of-turn token to the prompt."""
     return text + _ANSWER
 
 
@@ -18,6 +18,6 @@ INPUTS = FamilyInputs(
     template="chameleon/chat_template.jinja",
     rewrite=rewrite,
     rewrite_chat=rewrite,
-    closes=f"{_ANSWER} ends every prompt, and an answer begins behind it",
+    closes=f"{_ANSWER} ends every prompt, and the answer follows it",
     embedded={"image": ("<racm3:break>", "<eoss>")},
 )

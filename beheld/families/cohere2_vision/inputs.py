@@ -1,4 +1,4 @@
-"""Command A Vision: a prompt says how an image's tiles lie; their processor's own interface tells the rest."""
+"""Command A Vision: the prompt describes an image's tiles; everything else comes from the processor."""
 
 from __future__ import annotations
 

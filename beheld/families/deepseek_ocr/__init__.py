@@ -1,4 +1,4 @@
-"""DeepSeek-OCR, published under the model type of DeepSeek-VL2, whose class it is not."""
+"""DeepSeek-OCR, published under the model type of DeepSeek-VL2 but with another class."""
 
 from __future__ import annotations
 

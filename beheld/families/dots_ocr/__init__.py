@@ -7,5 +7,5 @@ from beheld.families.family import Family, Undefined
 FAMILY = Family(
     model_types=("dots_ocr",),
     architectures=("DotsOCRForCausalLM",),
-    undefined=Undefined("DotsOCRForCausalLM", "rednote-hilab/dots.ocr", "a tower of its own before Qwen2"),
+    undefined=Undefined("DotsOCRForCausalLM", "rednote-hilab/dots.ocr", "a custom tower before Qwen2"),
 )

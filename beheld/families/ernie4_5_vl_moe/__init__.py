@@ -1,4 +1,4 @@
-"""ERNIE 4.5 VL: experts for text and others for media; the main branch's layout is converted."""
+"""ERNIE 4.5 VL: separate experts for text and for media; the main branch's layout is converted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERNIE_TEXT = (
     "use_bias",
     "vocab_size",
 )
-# Entry of ours -> entry there, for ids that are not the class's own.
+# Our entry -> the main branch's entry, for ids that differ from the class's defaults.
 _ERNIE_IDS = {
     "image_token_id": "im_patch_id",
     "image_start_token_id": "image_start_token_id",
@@ -37,10 +37,10 @@ _ERNIE_IDS = {
 
 
 def _ernie(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The main branch of baidu/ERNIE-4.5-VL-28B-A3B-PT: what belongs to the text stands at the top.
+    """Convert the main branch of baidu/ERNIE-4.5-VL-28B-A3B-PT, whose text entries are at the top level.
 
-    Its experts are counted for text and for vision, which are as many; layers with experts are named by their first and
-    last, for each of the two, and by their distance.
+    Its configuration counts experts for text and for vision, which must be equal; layers with experts are given by the
+    first and last index, for each of the two, and a step.
     """
     vision, layers = raw["vision_config"], range(raw["num_hidden_layers"])
     own = {name: vision[name] for name in _ERNIE_VISION}
@@ -52,7 +52,7 @@ def _ernie(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     }
     counts = set(raw["moe_num_experts"])
     if len(counts) != 1:
-        raise ValueError(f"moe_num_experts {raw['moe_num_experts']} differ")
+        raise ValueError(f"the numbers in moe_num_experts {raw['moe_num_experts']} differ")
     first, last = min(raw["moe_layer_start_index"]), max(raw["moe_layer_end_index"])
     interval = raw.get("moe_layer_interval") or 1
     sparse = [first <= layer <= last and (layer + 1) % interval == 0 for layer in layers]
@@ -78,7 +78,7 @@ def _ernie(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _ernie_sections(raw: Mapping[str, Any]) -> list[int]:
-    """Height, width and time share half a head: `freq_allocation` pairs go to time, the rest equally to the others."""
+    """Split half a head over the axes: `freq_allocation` pairs for time, the rest equally for height and width."""
     half = raw["hidden_size"] // raw["num_attention_heads"] // 2
     time = int(raw.get("freq_allocation") or 20)
     return [(half - time) // 2, (half - time) // 2, time]
@@ -92,7 +92,7 @@ FAMILY = Family(
             "Ernie4_5_VLMoeForConditionalGeneration",
             "baidu/ERNIE-4.5-VL-28B-A3B-PT",
             IMAGE_AND_VIDEO,
-            "separate experts for media; three-axis positions; times are drawn on the frames, with a font in the "
+            "separate experts for media; three-axis positions; timestamps are drawn on the frames, with a font in the "
             "checkpoint's folder; of the main branch, without its code: config.json, tokenizer.model (with the "
             "packages sentencepiece and protobuf) and preprocessor_config.json are converted; its folder holds no "
             "font, so videos there need Roboto-Regular.ttf added to it; any other setting of it is refused",

@@ -1,7 +1,7 @@
-"""ERNIE 4.5 VL: numbered images and videos, whose placeholders prompts also write in another form.
+"""ERNIE 4.5 VL: numbered images and videos, whose placeholders have two spellings.
 
-The main branch of baidu's repository has files for code of its own: a sentencepiece tokenizer, and one processor with
-the settings of images and videos. They are read here by transformers' classes.
+The main branch of baidu's repository has files for its custom code: a sentencepiece tokenizer, and one processor
+configuration for images and videos. This module loads them with transformers' classes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from beheld.core.errors import ModelError, ProcessError
 from beheld.families.inputs import LAID_OUT, FamilyInputs
 
 _SPELLINGS = {"<|image@placeholder|>": "<|IMAGE_PLACEHOLDER|>", "<|video@placeholder|>": "<|VIDEO_PLACEHOLDER|>"}
-# What transformers' processor calls them -> the tokens, in the order in which those that are missing are added.
+# transformers' processor attribute -> the token, in the order in which missing ones are added.
 _MARKS = {
     "image_token": "<|IMAGE_PLACEHOLDER|>",
     "image_start_token": "<|IMAGE_START|>",
@@ -28,26 +28,26 @@ _MARKS = {
 }
 _FONT = "Roboto-Regular.ttf"
 _REMEDY = "Take the files in transformers' own layout instead: revision='refs/pr/11'."
-_PROBES = ("What is the 1st of 25 pictures?\nTwo  lines: ", " désert, これは絵です。", "User: a\tb")
+_PROBES = ("What is the 1st of 25 images?\nTwo  lines: ", " désert, これは絵です。", "User: a\tb")
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The text with the placeholders that the repository's own code reads as those that the tokenizer knows."""
+    """Replace the placeholders of the repository's code by those that the tokenizer knows."""
     for written, known in _SPELLINGS.items():
         text = text.replace(written, known)
     return text
 
 
 def frame_rate(part: Any) -> float:
-    """The rate at which the processor samples, since frames that come without times were chosen by somebody."""
+    """Return the processor's sampling rate, because frames without times are already sampled."""
     return float(part.fps)
 
 
 def read_tokenizer(folder: Path) -> Any | None:
-    """The tokenizer of the main branch's files in `folder`; None if transformers' own loading reads what is there.
+    """Load the tokenizer of the main branch's files in `folder`; None if transformers can load the files itself.
 
     Raises:
-        ModelError: a package or a file is missing, or it would not give what sentencepiece itself does.
+        ModelError: a package or a file is missing, or the tokenizer would differ from sentencepiece.
     """
     said = read_json(folder / "tokenizer_config.json")
     if said.get("tokenizer_class") != "Ernie4_5_VLTokenizer":
@@ -59,28 +59,26 @@ def read_tokenizer(folder: Path) -> Any | None:
                 f"Install it: pip install sentencepiece protobuf. Or: {_REMEDY}",
             )
     if not (folder / "tokenizer.model").is_file():
-        raise ModelError("ERNIE's tokenizer has no file tokenizer.model.", _REMEDY)
+        raise ModelError("The file tokenizer.model of ERNIE's tokenizer is missing.", _REMEDY)
     from sentencepiece import SentencePieceProcessor
     from tokenizers import AddedToken
     from transformers import LlamaTokenizer
 
     found = LlamaTokenizer.from_pretrained(str(folder), add_bos_token=False, add_prefix_space=False)
-    # Pieces of their own in that vocabulary, but ordinary text.
+    # Separate pieces in that vocabulary, but ordinary text.
     found.add_tokens([AddedToken(str(digit), normalized=False, special=False) for digit in range(10)])
     _add_marks(found, own_config(read_json(folder / CONFIG)).get("config"))
     own = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     for probe in _PROBES:
         if own.encode(probe) != found.encode(probe, add_special_tokens=False):
-            raise ModelError(
-                "ERNIE's tokenizer.model is of a form that transformers' tokenizer cannot follow.", _REMEDY
-            )
+            raise ModelError("transformers' tokenizer cannot reproduce ERNIE's tokenizer.model.", _REMEDY)
     if isinstance(found.chat_template, str):
         found.chat_template = rewrite(found.chat_template, {})
     return found
 
 
 def _add_marks(tokenizer: Any, config: Any) -> None:
-    """Let the tokenizer know the placeholders and their marks by the names that transformers' processor uses."""
+    """Give the tokenizer the placeholders and their delimiters by the names that transformers' processor uses."""
     from beheld.inputs.prompt.tokenizer import extended
 
     extended(tokenizer, tuple(_MARKS.values()))
@@ -88,20 +86,22 @@ def _add_marks(tokenizer: Any, config: Any) -> None:
         index = tokenizer.convert_tokens_to_ids(mark)
         wanted = getattr(config, f"{name}_id", index)
         if index != wanted:
-            raise ModelError(f"ERNIE's tokenizer has {mark} at {index}, the configuration at {wanted}.", _REMEDY)
+            raise ModelError(
+                f"ERNIE's tokenizer gives {mark} the id {index}, but the configuration gives it {wanted}.", _REMEDY
+            )
         setattr(tokenizer, name, mark)
         setattr(tokenizer, f"{name}_id", index)
 
 
-# Settings of images that the main branch's file has under transformers' names.
+# Image settings that the main branch's file has under transformers' names.
 _SAME = (
     *("do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "merge_size"),
     *("patch_size", "resample", "rescale_factor"),
 )
-# Settings of videos: there -> here.
+# Video settings: the main branch's name -> ours.
 _VIDEO = {"video_fps": "fps", "video_max_frames": "max_frames", "video_min_frames": "min_frames"}
 _SIZE = '"size": {"shortest_edge": ..., "longest_edge": ...}'
-# The names of options there -> how to say it here.
+# The main branch's option names -> how to write the option here.
 _NAMED_HERE = {there: f"Write {here}." for there, here in _VIDEO.items()} | {
     "video_target_frames": "Write num_frames.",
     "video_frames_sample": "Leave it out; or choose the frames yourself, and give their places as frames_indices.",
@@ -110,10 +110,10 @@ _NAMED_HERE = {there: f"Write {here}." for there, here in _VIDEO.items()} | {
         for kind in ("image", "video")
         for bound in ("min_pixels", "max_pixels")
     },
-    # Qwen2-VL's, which transformers' class takes for ERNIE too, and does not mind.
+    # Settings of Qwen2-VL that transformers' class accepts for ERNIE and ignores.
     **dict.fromkeys(("min_pixels", "max_pixels"), f"Write {_SIZE}, in pixels."),
 }
-# What transformers' classes cannot do otherwise.
+# Settings that transformers' classes cannot change.
 _BUILT = {
     "spatial_conv_size": 2,
     "temporal_conv_size": 2,
@@ -121,17 +121,17 @@ _BUILT = {
     "video_frames_sample": "leading",
     "video_target_frames": -1,
 }
-# Names of classes, and sizes that the repository's code sets to others or does not read.
+# Class names, and sizes that the repository's code overwrites or ignores.
 _UNREAD = frozenset(
     ("auto_map", "chat_template", "image_processor_type", "feature_extractor_type", "processor_class", "size")
 )
 
 
 def load(path: Path) -> Any:
-    """The processor of a checkpoint; without the font, it has none, which images do not need.
+    """Load the processor of a checkpoint; without the font it cannot process videos.
 
     Raises:
-        ModelError: a setting means something that transformers' classes do not do.
+        ModelError: a setting means something that transformers' classes do not support.
     """
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Ernie4_5_VLMoeProcessor
 
@@ -152,7 +152,7 @@ def load(path: Path) -> Any:
 
 
 def _pictures(said: Mapping[str, Any]) -> Any:
-    """transformers' processor of images with the main branch's settings."""
+    """Return transformers' image processor with the main branch's settings."""
     from transformers import Ernie4_5_VLMoeImageProcessor
 
     limits = (
@@ -166,20 +166,22 @@ def _pictures(said: Mapping[str, Any]) -> Any:
     known = {*_SAME, *_VIDEO, *_BUILT, *_UNREAD, *limits}
     for name, value in said.items():
         if name not in known or value != _BUILT.get(name, value):
-            raise ModelError(f"ERNIE's setting {name} {value!r} of pictures and videos is not built.", _REMEDY)
+            raise ModelError(f"ERNIE's setting {name} {value!r} of images and videos is not supported.", _REMEDY)
     size = {
         "shortest_edge": said.get("min_pixels") or 56 * 56,
         "longest_edge": said.get("max_pixels") or 6177 * 28 * 28,
     }
-    # Counted by the one, sized by the other: that code itself goes wrong where they differ.
+    # One counts tokens and the other resizes: the repository's code also fails if they differ.
     for name, edge in (("image_min_pixels", "shortest_edge"), ("image_max_pixels", "longest_edge")):
         if said.get(name, size[edge]) != size[edge]:
-            raise ModelError(f"ERNIE's setting {name} {said[name]} is not that of its pictures, {size[edge]}.", _REMEDY)
+            raise ModelError(
+                f"ERNIE's setting {name} {said[name]} differs from that of its images, {size[edge]}.", _REMEDY
+            )
     return Ernie4_5_VLMoeImageProcessor(size=size, **{name: said[name] for name in _SAME if name in said})
 
 
 def _videos(said: Mapping[str, Any], path: Path) -> Any:
-    """transformers' processor of videos, with its own settings where the main branch has none."""
+    """Return transformers' video processor, with its defaults where the main branch has no setting."""
     from transformers import Ernie4_5_VLMoeVideoProcessor
 
     size = {
@@ -196,10 +198,10 @@ def _videos(said: Mapping[str, Any], path: Path) -> Any:
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """One item, as the processor itself makes it.
+    """Process one item as the processor does.
 
     Raises:
-        ProcessError: times are to be drawn, and the font is not there.
+        ProcessError: timestamps are to be drawn, but the font is missing.
     """
     if modality == "image":
         outputs, texts = processor._process_images([item], **options)
@@ -208,8 +210,8 @@ def call(
     draws = processor.video_processor.draw_on_frames if draws is None else draws
     if draws and processor.video_processor.font is None:
         raise ProcessError(
-            f"Times are drawn on a video's frames, and the checkpoint's folder has no font {_FONT}.",
-            f"Put {_FONT} there; or draw none: mm_processor_kwargs={{'draw_on_frames': False}}.",
+            f"The processor draws timestamps on video frames, but the checkpoint's folder has no font {_FONT}.",
+            f"Add {_FONT} to the folder, or disable timestamps: mm_processor_kwargs={{'draw_on_frames': False}}.",
         )
     outputs, texts = processor._process_videos([item], **options)
     return outputs, texts[0]

@@ -1,9 +1,9 @@
-"""ERNIE 4.5 VL: experts for text and others for what is seen, so every layer is told the kind of each token.
+"""ERNIE 4.5 VL: separate experts for text and media tokens, so every layer receives the kind of each token.
 
-Behind its tower, frames of videos are joined two by two, which takes their sizes; these stay on the host, and what
-joins is replaced by the same without numbers that are sent to the device.
+After its tower, video frames are joined in pairs, which takes their sizes. Sizes stay on the host, and the method that
+joins frames is replaced by an equivalent that copies nothing to the device.
 
-Shapes: T tokens of a step, H hidden size, E embeddings of a tower call, K experts that a token takes, P patches.
+Shapes: T tokens of a step, H hidden size, E embeddings of a tower call, K experts of a token, P patches.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from beheld.families.model import FamilyModel, PackedTower
 from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 
-# What a base class says of its results is not what it returns.
+# A base class's annotation differs from what it returns.
 _Block: Any = Ernie4_5_VLMoeMoeBlock
 
 
 class TypedExperts(_Block):
-    """The model's block of experts without sizes that depend on the data: nothing waits for the device.
+    """The model's expert block without data-dependent sizes, so that it never synchronizes.
 
-    Each set of experts is given all tokens; those of the other kind go to an expert that does not exist, which is how
-    transformers' experts leave a token out.
+    Each set of experts receives all tokens; tokens of the other kind choose an expert that does not exist, which makes
+    transformers' experts skip them.
     """
 
     def __init__(self, block: Any) -> None:
         nn.Module.__init__(self)
         self.num_experts = block.num_experts
-        # Whether any token is seen may then be asked at each call.
+        # Whether any token is a media token may then be checked at each call.
         self.synchronous = platform_of(next(block.parameters()).device).synchronous
         self.text_moe, self.vision_moe = block.text_moe, block.vision_moe
         self.shared_experts = block.shared_experts
 
     def forward(self, hidden_states: Tensor, moe_mm_token_type_ids: Tensor | None = None) -> tuple[Tensor, None]:
-        """hidden_states (1, T, H), kinds (1, T), true for what is seen -> (1, T, H), and no router logits."""
+        """Apply hidden_states (1, T, H), kinds (1, T), true for media -> (1, T, H), and no router logits."""
         x_TH = hidden_states.flatten(0, 1)
         assert moe_mm_token_type_ids is not None, "tokens of unknown kind"
         seen_T = moe_mm_token_type_ids.flatten().bool()
@@ -52,7 +52,7 @@ class TypedExperts(_Block):
         return out_TH.view(hidden_states.shape), None
 
     def _routed(self, part: Any, x_TH: Tensor, others_T: Tensor) -> Tensor:
-        """What one set of experts makes of its tokens; zero for the others."""
+        """Return one set of experts' output for its tokens; zero for the others."""
         _, weights_TK, experts_TK = part.gate(x_TH)
         experts_TK = experts_TK.masked_fill(others_T.unsqueeze(1), self.num_experts)
         out_TH: Tensor = part.experts(x_TH, experts_TK, weights_TK.masked_fill(others_T.unsqueeze(1), 0.0))
@@ -61,37 +61,37 @@ class TypedExperts(_Block):
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Every second frame beside the one that follows it, and an image beside itself; called as the model's own method.
+    """Joins every second frame with the next one, and an image with itself; replaces the model's method.
 
     Attributes:
-        merge: patches of a frame are merged by so many in both directions.
+        merge: patches merged per side of a frame.
     """
 
     merge: int
 
     def __call__(self, hidden_PH: Tensor, grid_I3: Tensor) -> Tensor:
-        """(P, H) -> (fewer, 2 H); `grid_I3` on the host."""
+        """Join (P, H) -> (fewer, 2 H); `grid_I3` on the host."""
         grids = grid_I3.tolist()
         counts = [frames * height * width // self.merge**2 for frames, height, width in grids]
         firsts, seconds = [], []
         for part_PH, (frames, _, _) in zip(hidden_PH.split(counts), grids, strict=True):
             clip = part_PH.unflatten(0, (frames, -1))
-            # The last of an odd number stands beside nothing, and is left out.
+            # The last of an odd number of frames has no partner and is left out.
             firsts.append(clip[: frames - 1 : 2].flatten(0, 1) if frames > 1 else part_PH)
             seconds.append(clip[1::2].flatten(0, 1) if frames > 1 else part_PH)
         return torch.cat((torch.cat(firsts), torch.cat(seconds)), dim=-1)
 
 
 class Kinds:
-    """Carries the kind of a token as one further column of its row: one if it belongs to an image or a video.
+    """Carries a token's kind as one extra column of its row: one for tokens of an image or video.
 
-    The tokens around an image, whose embeddings are the text's, count as seen too.
+    Tokens around an image, whose embeddings are the text's, also count as media.
     """
 
     width = 1
 
     def __init__(self, model: Any, changes: Changes) -> None:
-        self._model = model
+        self._core = model.model
         config = model.config
         around = (
             config.image_start_token_id,
@@ -102,32 +102,31 @@ class Kinds:
         self._around_N = torch.tensor(around, device=model.get_input_embeddings().weight.device)
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
-        """One for the tokens around images and videos: (T, 1)."""
+        """Return one for the tokens around images and videos: (T, 1)."""
         return torch.isin(ids_T, self._around_N).unsqueeze(1).to(embeds_TH.dtype)
 
     def of_media(self, result: Any) -> Tensor | None:
-        """One: (E, 1)."""
+        """Return ones (E, 1)."""
         return self.of_given(torch.cat(tuple(result.pooler_output)))
 
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
-        """One: (E, 1)."""
+        """Return ones (E, 1)."""
         return embeds_EH.new_ones((len(embeds_EH), 1))
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """The model takes the kinds as a keyword."""
-        output = self._model(
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers with the kinds as a keyword."""
+        output = self._core(
             inputs_embeds=embeds_TH.unsqueeze(0),
             moe_mm_token_type_ids=(extra_TW[:, 0] > 0).unsqueeze(0),
             position_ids=positions,
-            logits_to_keep=wanted_S,
             use_cache=False,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Replace the blocks of experts, and what joins frames; see FamilyModel.adapt."""
+    """Replace the expert blocks and the method that joins frames; see FamilyModel.adapt."""
     resampler = model.model.resampler_model
     if hasattr(resampler, "spatial_merge_size"):
         changes.set(resampler, "_temporal_slicing", _Pairs(resampler.spatial_merge_size))

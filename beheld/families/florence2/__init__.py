@@ -8,7 +8,7 @@ from typing import Any
 from beheld.core.config import KVGroup
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
-# Entry of ours -> entry there, for names of DaViT's that are not the class's own.
+# Our entry -> microsoft's entry, for names of DaViT's that differ from the class's.
 _DAVIT = {"embed_dim": "dim_embed"} | {
     name: name
     for name in (
@@ -20,9 +20,9 @@ _FLORENCE_SOURCES = ["spatial_avg_pool", "temporal_avg_pool"]
 
 
 def _florence2(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """microsoft/Florence-2-large: a tower named davit, and a placeholder whose id lies behind the table of embeddings.
+    """Convert microsoft/Florence-2-large: a tower named davit, and a placeholder id beyond the embedding table.
 
-    Its processor adds that token; there is no row for it, since it only marks places.
+    Its processor adds that token; the table has no row for it, because it only marks positions.
     """
     vision, text = raw["vision_config"], raw["text_config"]
     if "dim_embed" not in vision:
@@ -45,19 +45,19 @@ def _florence2(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def _decoder_group(text: Any, kind: str, num_states: int = 0) -> KVGroup:
-    """All decoder layers as one group of this kind."""
+    """Return all decoder layers as one group of this kind."""
     heads, head_dim = text.decoder_attention_heads, text.d_model // text.decoder_attention_heads
     layers = tuple(range(text.decoder_layers))
     return KVGroup(kind, layers, heads, head_dim, head_dim, num_states=num_states)
 
 
 def _kv_groups(config: Any) -> tuple[KVGroup, ...]:
-    """Every decoder layer attends to its own text."""
+    """Return one group: every decoder layer attends to the text."""
     return (_decoder_group(config.get_text_config(decoder=True), "full"),)
 
 
 def _cross_group(config: Any) -> KVGroup:
-    """Every decoder layer attends to what the encoder made of the prompt."""
+    """Return one cross group: every decoder layer attends to the encoder's states."""
     text = config.get_text_config(decoder=True)
     return _decoder_group(text, "cross", text.max_position_embeddings)
 

@@ -1,4 +1,4 @@
-"""Florence-2: a prompt is a task, written as a token, which stands for a sentence about one image."""
+"""Florence-2: a prompt is a task token, which is replaced by a sentence about one image."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WITH_TEXT = {
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The image first, then the sentence that the task stands for, between the marks of a text.
+    """Put the image first, then the task's sentence between BOS and EOS.
 
     Raises:
-        PromptError: a task that takes no text comes with some.
+        PromptError: text follows a task that takes none.
     """
     text = _sentence(text.removeprefix(_IMAGE) if counts.get("image") else text)
     return f"{_IMAGE}<s>{text}</s>" if counts.get("image") else text
@@ -56,7 +56,7 @@ def _sentence(text: str) -> str:
 
 
 def load(path: Path) -> Any:
-    """The processor of a checkpoint; microsoft's repositories bring code of their own for what transformers has too."""
+    """Load the processor of a checkpoint; microsoft's repositories have custom code for what transformers also has."""
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Florence2Processor
 
     from beheld.inputs.prompt.tokenizer import extended
@@ -83,14 +83,14 @@ ADDED = (
     "<and>",
     _IMAGE,
 )
-"""What the processor adds to BART's tokenizer, and the placeholder behind it."""
+"""Add the processor's tokens and the placeholder after them to BART's tokenizer."""
 
 INPUTS = FamilyInputs(
     template="_shared/plain.jinja",
     rewrite=rewrite,
     rewrite_chat=rewrite,
     rewritten_ends="written",
-    closes="its encoder reads all of a prompt, and an answer begins anew",
+    closes="its encoder reads the whole prompt, and the answer starts a new sequence",
     most={"image": 1},
     load=load,
     added=ADDED,

@@ -1,6 +1,6 @@
-"""Florence-2: BART's encoder reads image and prompt, and every layer of its decoder attends to what it made of them.
+"""Florence-2: BART's encoder reads image and prompt, and every decoder layer attends to the encoder's states.
 
-Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from beheld.families.model import FamilyModel
 from beheld.models.cross import CrossAttention, keys_and_values
 from beheld.models.surgery.operation import Changes
 
-# BART's layers ask whether there are states; what they are, ours know.
+# BART's layers only test whether there are states; our attention finds the states itself.
 _SOME = True
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Send the decoder's own attention to our hook, and put ours beside it; the encoder has the same configuration."""
+    """Direct the decoder's self-attention to our hook, add our cross-attention, and leave the encoder alone."""
     decoder = model.model.language_model.decoder
     config = copy.deepcopy(decoder.config)
     config._attn_implementation = hook.register()
@@ -39,7 +39,7 @@ def adapt(model: Any, changes: Changes) -> None:
         changes.exchange(layer, "encoder_attn", new, [name for name, _ in new.named_children()])
 
 
-# Names in microsoft/Florence-2-large, and those of transformers' class.
+# Weight names in microsoft/Florence-2-large, and in transformers' class.
 _RENAMED = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -61,10 +61,10 @@ _UNUSED = "language_model.final_logits_bias"
 
 
 def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The weights of microsoft's layout under transformers' names; None if they have those.
+    """Return the weights of microsoft's layout under transformers' names; None if they have those.
 
     Raises:
-        ModelError: they bring a bias that transformers' class does not add.
+        ModelError: they contain a bias that transformers' class does not add.
     """
     if "image_projection" not in weights:
         return None
@@ -72,12 +72,15 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     for name, weight in weights.items():
         if name == _UNUSED:
             if weight.any():
-                raise ModelError(f"The checkpoint's {name} is not zero, which nothing adds.", "Use another checkpoint.")
+                raise ModelError(
+                    f"The checkpoint's {name} is not zero, but transformers' class ignores it.",
+                    "Use another checkpoint.",
+                )
             continue
         new = name
         for pattern, replacement in _RENAMED:
             new = pattern.sub(replacement, new)
-        # The only one that is multiplied from the other side.
+        # The only weight that is multiplied from the other side.
         made[new] = weight.t().contiguous() if name == "image_projection" else weight
     return made
 
@@ -94,10 +97,10 @@ class Florence2:
         self._vision: Any = model.config.vision_config
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Keys and values of whole prompts; images share a call, and so do prompts of one length.
+        """Return keys and values of whole prompts; images share a call, and so do prompts of one length.
 
         Raises:
-            StepError: an image is larger than the tower has places for.
+            StepError: an image is larger than the tower's position table.
         """
         for item in items:
             self._check(item)
@@ -122,7 +125,7 @@ class Florence2:
         return [tensor for tensor in out if tensor is not None]
 
     def _check(self, item: EncodeItem) -> None:
-        """What the host can tell beforehand; on a GPU it would end the work of all."""
+        """Check sizes on the host; on a GPU, the failure would end all requests."""
         if "pixel_values" not in item.features:
             return
         vision = self._vision
@@ -132,32 +135,32 @@ class Florence2:
             sides = [(side + 2 * padding - size) // stride + 1 for side in sides]
         if max(sides) > vision.max_position_embeddings:
             raise StepError(
-                f"of {width} x {height} pixels it has {sides[1]} x {sides[0]} patches, and the tower places at most "
-                f"{vision.max_position_embeddings} in a row."
+                f"at {width} x {height} pixels it has {sides[1]} x {sides[0]} patches, but the tower accepts at most "
+                f"{vision.max_position_embeddings} per side."
             )
 
     def _embedded(self, ids_1E: Tensor, pictures: Tensor | None) -> Tensor:
-        """Embeddings (1, E, S) of a prompt, its placeholders taken by what the tower saw."""
+        """Return embeddings (1, E, S) of a prompt, with image embeddings at its placeholders."""
         places_1E = ids_1E == self._image_id
-        # In the layout of the first checkpoints the placeholder's id lies behind the table.
+        # In the first checkpoints' layout, the placeholder's id lies beyond the table.
         embeds: Tensor = self._model.get_input_embeddings()(ids_1E.masked_fill(places_1E, 0))
         if pictures is not None:
             embeds = embeds.masked_scatter(places_1E[..., None], pictures.to(embeds.dtype))
         return embeds
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """Every position sees the whole prompt."""
+        """Return views in which every position sees the whole prompt."""
         return tuple(CrossView(0, None, span.num_states) for span in spans)
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Logits (S, V): BART's decoder with learned positions that are not those of one text after the other."""
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Return last hidden states (T, S) of BART's decoder, with learned positions of several sequences."""
         decoder = self._decoder
         learned = decoder.embed_positions(None, position_ids=positions[0])
         hidden = decoder.layernorm_embedding(embeds_TH.unsqueeze(0) + learned)
         for layer in decoder.layers:
             hidden = layer(hidden, encoder_hidden_states=_SOME, use_cache=False)
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        hidden_TS: Tensor = hidden[0]
+        return hidden_TS
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, renamed=renamed)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, plain_head=True, renamed=renamed)

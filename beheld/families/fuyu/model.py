@@ -1,4 +1,4 @@
-"""Fuyu: patches become embeddings by one matrix."""
+"""Fuyu: one matrix turns patches into embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3: `<start_of_image>` in a prompt becomes a block of embeddings between blank lines, crops with words."""
+"""Gemma 3: `<start_of_image>` becomes a block of embeddings between blank lines; crops are introduced in words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from beheld.families.inputs import EffectiveSize, FamilyInputs, ProcessedItem
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks.
+    """Return the image's effective size; see FamilyInputs.looks.
 
-    Behind the whole come its crops, if any, which lie along the longer side.
+    The whole image comes first, then its crops, if any, along its longer side.
     """
     count, _, height, width = item.outputs["pixel_values"].shape
     if count == 1:

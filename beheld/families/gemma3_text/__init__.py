@@ -1,4 +1,4 @@
-"""Gemma 3 for text alone: sliding and full layers."""
+"""Gemma 3, text only: sliding and full layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3n: per-layer embeddings; layers that read the cache of others."""
+"""Gemma 3n: per-layer embeddings; layers that read other layers' caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3n: a placeholder becomes a block of embeddings between blank lines, as many for every audio item."""
+"""Gemma 3n: a placeholder becomes a block of embeddings between blank lines, equally many for every audio item."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from beheld.core.errors import ProcessError
 from beheld.families.inputs import FamilyInputs
 
-# Two strides of two before the tower's layers, every fourth position behind them.
+# Two strides of two before the tower's layers, every fourth position after them.
 _FRAMES_PER_EMBED = 16
 
 
@@ -17,21 +17,21 @@ def call(
 ) -> tuple[Mapping[str, Any], str]:
     """Run the processor on one image or audio item; see families.inputs.Call.
 
-    Older versions have no step of their own for that.
+    Older versions have no separate step for it.
 
     Raises:
-        ProcessError: the audio is shorter than a frame of features, or makes more embeddings than it has places.
+        ProcessError: the audio is shorter than one feature frame, or needs more embeddings than it has places.
     """
     if modality != "audio":
         return processor.image_processor([item], **options), processor.full_image_sequence
     outputs = processor.feature_extractor([item], **options)
     frames = int(outputs["input_features"].shape[1])
     if frames == 0:
-        raise ProcessError("The sound does not fill a frame of features.", "It is too short to be heard.")
+        raise ProcessError("The audio is shorter than one feature frame.", "Use a longer audio file.")
     if frames > _FRAMES_PER_EMBED * processor.audio_seq_length:
         raise ProcessError(
-            f"The sound has {frames} frames of features, more than {processor.audio_seq_length} embeddings can hold.",
-            "Cut it first, or leave the option truncation out: the processor then does.",
+            f"The audio has {frames} feature frames, more than {processor.audio_seq_length} embeddings can hold.",
+            "Cut it first, or leave out the option truncation: the processor then cuts it.",
         )
     return outputs, processor.full_audio_sequence
 

@@ -1,7 +1,7 @@
-"""Gemma 3n: the last ids of the vocabulary, marks of images and audio, have embeddings of their towers' own.
+"""Gemma 3n: the last ids of the vocabulary, delimiters of images and audio, have the towers' embeddings.
 
-Shapes: T tokens, M such ids, N audio items, F frames, B mel bins, P embeddings of the tower, E places of an item,
-H hidden size.
+Shapes: T tokens, M such ids, N audio items, F frames, B mel bins, P embeddings of the tower, E places of an item, H
+hidden size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from beheld.models.surgery.operation import Changes
 
 
 class PartedEmbedding(nn.Module):
-    """The text's embeddings, and those of the towers for ids from `start` on.
+    """The text's embeddings, and the towers' for ids from `start` on.
 
-    transformers works the latter out for every token of every pass; here they are a table.
+    transformers computes the towers' embeddings for every token of every pass; here they are a table.
     """
 
     media_MH: Tensor
@@ -33,11 +33,11 @@ class PartedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The text's."""
+        """Return the text's embedding weight."""
         return self.text.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids (..., T) -> (..., T, H)."""
+        """Look up ids (..., T) -> (..., T, H)."""
         place = (ids - self.start).clamp(0, self.media_MH.shape[0] - 1)
         found: Tensor = torch.where((ids >= self.start).unsqueeze(-1), self.media_MH[place], self.text(ids))
         return found
@@ -48,12 +48,12 @@ def adapt(model: Any, changes: Changes) -> None:
     """Replace the model's input embeddings.
 
     Raises:
-        ModelError: the ids of images and those of audio do not follow each other.
+        ModelError: the audio ids do not follow the image ids.
     """
     core = model.model
     vision, audio = core.embed_vision, core.embed_audio
     if vision.vocab_offset + vision.vocab_size != audio.vocab_offset:
-        raise ModelError(f"{type(model).__name__} has ids between those of pictures and those of sounds.")
+        raise ModelError(f"{type(model).__name__} has a gap between its image ids and its audio ids.")
     parts = [
         part(input_ids=torch.arange(part.vocab_offset, part.vocab_offset + part.vocab_size, device=model.device))
         for part in (vision, audio)
@@ -64,17 +64,17 @@ def adapt(model: Any, changes: Changes) -> None:
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
-    """Embeddings of all audio items, one after the other: (N * E, H).
+    """Return embeddings of all audio items, concatenated: (N * E, H).
 
-    Every item has as many places as the longest that the tower takes; those after its end hold the embedding of
-    the vocabulary's last id.
+    Every item has as many places as the longest that the tower accepts; places after its end hold the embedding of the
+    vocabulary's last id.
 
     Args:
         model: Gemma3nForConditionalGeneration, adapted.
         input_features: (N, F, B).
-        input_features_mask: (N, F), true for frames of the audio.
+        input_features_mask: (N, F), true for audio frames.
     """
-    # The tower is told which frames are none.
+    # The tower's mask is inverted: true for padding.
     made = model.model.get_audio_features(input_features, ~input_features_mask, return_dict=True)
     heard_NPH, silent_NP = made.pooler_output, made.audio_mel_mask
     count, positions, hidden = heard_NPH.shape

@@ -1,4 +1,4 @@
-"""Gemma 4: per-layer embeddings; layers that read the cache of others."""
+"""Gemma 4: per-layer embeddings; layers that read other layers' caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4: images and audio between marks; a video is its frames, each with its time."""
+"""Gemma 4: images and audio between delimiters; a video is its frames, each with its time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from beheld.inputs.media.effective_size import at_positions
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks."""
+    """Return the image's effective size; see FamilyInputs.looks."""
     patch = item.edge("patch_size")
     if patch is None:
         return None
@@ -16,7 +16,7 @@ def look(item: ProcessedItem) -> EffectiveSize | None:
 
 
 def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the frames of a video stand before the tower; see FamilyInputs.looks."""
+    """Return the effective size of a video's frames; see FamilyInputs.looks."""
     patch = item.edge("patch_size")
     positions = item.outputs["video_position_ids"]
     return (

@@ -1,6 +1,6 @@
-"""Gemma 4: audio of different lengths, and layers at the end that read the cache of others.
+"""Gemma 4: audio of different lengths, and final layers that read other layers' caches.
 
-What its tower gives for audio holds places after the end of the shorter items, which its mask names.
+Its tower's audio output contains padding after shorter items, which its mask marks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from beheld.models.surgery.operation import Changes
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
-    """Embeddings of all audio items, one after the other: (sum of E, H).
+    """Return embeddings of all audio items, concatenated: (sum of E, H).
 
     Args:
         model: Gemma4ForConditionalGeneration.
         input_features: (items, frames, mel bins).
-        input_features_mask: (items, frames), true for frames of the audio.
+        input_features_mask: (items, frames), true for audio frames.
     """
     made = model.model.get_audio_features(input_features, input_features_mask, return_dict=True)
     heard: Tensor = made.pooler_output[made.attention_mask]
@@ -30,14 +30,14 @@ def audio_features(model: Any, input_features: Tensor, input_features_mask: Tens
 
 
 def tail_from(model: Any, changes: Changes) -> int | None:
-    """Let layers that read another's keys take a pass's tail alone; the first of them, None if there are none.
+    """Let layers that read other layers' keys process only a pass's tail; return the first of them, if any.
 
     Args:
         model: Gemma4ForConditionalGeneration.
     """
     text = model.model.language_model
     shared = getattr(text.config, "num_kv_shared_layers", 0) or 0
-    # Without further columns for the layers the model is run in another way, which asks for rows of its own.
+    # Without the extra columns the model runs a different path, which computes its rows itself.
     if not shared or not text.config.hidden_size_per_layer_input:
         return None
     first = len(text.layers) - shared
@@ -46,8 +46,13 @@ def tail_from(model: Any, changes: Changes) -> int | None:
     return int(first)
 
 
+def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
+    """Ask for all positions by a slice: given a number, the text model would cut columns that it may not have."""
+    return {"logits_to_keep": slice(None)}
+
+
 def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
-    """A layer's forward that takes only the rows of the tail, of what comes to it for all tokens."""
+    """Return a layer's forward that takes only the tail's rows from inputs for all tokens."""
 
     def shortened(hidden_states: Tensor, per_layer_input: Tensor, **kwargs: Any) -> Any:
         part = tail()
@@ -63,4 +68,6 @@ def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
     return shortened
 
 
-MODEL = FamilyModel(audio_features=audio_features, extra_columns=per_layer.extra_columns, tail_from=tail_from)
+MODEL = FamilyModel(
+    audio_features=audio_features, extra_columns=per_layer.extra_columns, keywords=keywords, tail_from=tail_from
+)

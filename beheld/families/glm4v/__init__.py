@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
 
-# What a flat GLM-4V configuration says of the whole; all else at its top is the text's.
+# Entries of a flat GLM-4V configuration that belong to the whole model; the others at its top level are the text's.
 _GLM_WHOLE = frozenset(
     (
         *("architectures", "auto_map", "dtype", "model_type", "tie_word_embeddings", "torch_dtype"),
@@ -19,9 +19,9 @@ _GLM_WHOLE = frozenset(
 
 
 def _glm4v(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """zai-org/GLM-4.1V-9B-Thinking as it was first published: what belongs to the text stands at the top.
+    """Convert zai-org/GLM-4.1V-9B-Thinking as first published, with text entries at the top level.
 
-    transformers' class leaves such entries there and gives the text its defaults.
+    transformers' class leaves such entries there and gives the text model its defaults.
     """
     if "text_config" in raw or "hidden_size" not in raw:
         return None

@@ -1,4 +1,4 @@
-"""GLM-4.1V to GLM-4.6V: a video is its frames as images, each with its time behind it."""
+"""GLM-4.1V to GLM-4.6V: a video is its frames as images, each followed by its time."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ INPUTS = FamilyInputs(
     },
     embedded_as={"video": "image"},
     embedded={"video": LAID_OUT},
-    frame_rate="the prompt says when each frame was",
+    frame_rate="the prompt contains each frame's time",
 )

@@ -1,4 +1,4 @@
-"""GLM-4V: its tower looks up learned positions by the sizes of images, which stay on the host.
+"""GLM-4V: its tower looks up learned positions by image sizes, which stay on the host.
 
 Shapes: P patches of all images, W images and frames, H width.
 """
@@ -18,17 +18,17 @@ from beheld.models.surgery.operation import Changes
 
 @dataclass(frozen=True)
 class _Sized:
-    """Calls the tower's own look-up with sizes found from what lies on the device anyway: nothing is sent there."""
+    """Calls the tower's look-up with sizes computed on the device, so that nothing is copied there."""
 
     look_up: Callable[..., Tensor]
 
     def __call__(self, embeds_PH: Tensor, lengths_W: Tensor, grid: Any, rows_P: Tensor, columns_P: Tensor) -> Tensor:
-        """Patches with their positions, (P, H).
+        """Add positions to patches: (P, H).
 
         Args:
             lengths_W: patches of each image or frame.
-            grid: the sizes on the host, which are not looked at.
-            rows_P, columns_P: where each patch stands in its image.
+            grid: the sizes on the host; unused.
+            rows_P, columns_P: each patch's row and column in its image.
         """
         patch_P = torch.arange(len(embeds_PH), device=lengths_W.device)
         owner_P = (patch_P >= lengths_W.cumsum(0).unsqueeze(1)).sum(0)
@@ -39,7 +39,7 @@ class _Sized:
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Replace how positions are looked up; see FamilyModel.adapt."""
+    """Replace the look-up of positions; see FamilyModel.adapt."""
     embeddings = getattr(model.model.visual, "embeddings", None)
     if embeddings is not None:
         changes.set(embeddings, "forward", _Sized(embeddings.forward))

@@ -1,4 +1,4 @@
-"""GLM-OCR: GLM-4V's text model behind a tower with normed attention and no learned positions."""
+"""GLM-OCR: GLM-4V's text model after a tower with normalized attention and no learned positions."""
 
 from __future__ import annotations
 

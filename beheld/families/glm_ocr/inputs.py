@@ -1,4 +1,4 @@
-"""GLM-OCR: prompts as GLM-4V's."""
+"""GLM-OCR: prompts like GLM-4V's."""
 
 from __future__ import annotations
 

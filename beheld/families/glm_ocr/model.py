@@ -1,4 +1,4 @@
-"""GLM-OCR: its tower packs images, and takes the positions of their patches."""
+"""GLM-OCR: its tower packs images and takes patch positions."""
 
 from __future__ import annotations
 

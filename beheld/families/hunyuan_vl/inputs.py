@@ -1,4 +1,4 @@
-"""HunyuanOCR: an image's placeholder stands between a start and an end, without which its positions are off by one."""
+"""HunyuanOCR: an image's placeholder has a start and an end token, without which its positions are off by one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MARKER = _START + _IMAGE + _END
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """The text as it is.
+    """Return the text unchanged.
 
     Raises:
-        PromptError: a placeholder stands bare, as transformers' processor refuses it too.
+        PromptError: a placeholder lacks its start or end, which transformers' processor refuses too.
     """
     if text.count(_IMAGE) != text.count(_MARKER):
-        raise PromptError("A picture's marker lacks its start or its end.", f"Write {_MARKER!r} for each picture.")
+        raise PromptError("An image's placeholder lacks its start or its end.", f"Write {_MARKER!r} for each image.")
     return text
 
 

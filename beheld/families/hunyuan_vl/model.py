@@ -1,4 +1,4 @@
-"""HunyuanOCR: its tower packs images, and takes no positions."""
+"""HunyuanOCR: its tower packs images and takes no positions."""
 
 from __future__ import annotations
 

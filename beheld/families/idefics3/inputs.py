@@ -1,4 +1,4 @@
-"""Idefics 3: prompts say how an image's tiles lie; its processor's own interface gives the rest."""
+"""Idefics 3: the prompt describes an image's tiles; everything else comes from the processor."""
 
 from __future__ import annotations
 

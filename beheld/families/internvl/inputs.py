@@ -1,4 +1,4 @@
-"""InternVL: a video is its frames as images, numbered in words; the tower knows images only."""
+"""InternVL: a video is its frames as images, numbered in words; the tower accepts only images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call(
 
 
 def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
-    """How large a video's frames stand before the tower, each alone; see FamilyInputs.looks."""
+    """Return the effective size of a video's frames; see FamilyInputs.looks."""
     frames, _, height, width = item.outputs["pixel_values"].shape
     return EffectiveSize(width, height, frames=frames)
 

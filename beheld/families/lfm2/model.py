@@ -1,4 +1,4 @@
-"""LFM2 and LFM2-VL: most layers are short convolutions, whose inputs are kept in the paged cache.
+"""LFM2 and LFM2-VL: most layers are short convolutions, whose inputs are stored in the paged cache.
 
 Shapes: T tokens of a step, H hidden size.
 """
@@ -15,7 +15,7 @@ from beheld.models.surgery.operation import Changes
 
 
 class PagedShortConv(nn.Module):
-    """The model's gated convolution, for tokens of several sequences one after the other."""
+    """The model's gated convolution, for packed tokens of several sequences."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class PagedShortConv(nn.Module):
         self.in_proj, self.out_proj, self.conv = conv.in_proj, conv.out_proj, conv.conv
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """(1, T, H) -> (1, T, H); the options concern padding and caches, of which there are none here."""
+        """Compute (1, T, H) -> (1, T, H); other arguments concern padding and caches, which do not exist here."""
         before, after, x = self.in_proj(hidden_states).chunk(3, dim=-1)
         mixed_TH = convolve(self, (before * x)[0], self.conv.weight.squeeze(1), self.conv.bias)
         out: Tensor = self.out_proj(after * mixed_TH)

@@ -1,4 +1,4 @@
-"""LFM2-VL: LFM2 with a tower for images."""
+"""LFM2-VL: LFM2 with an image tower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILY = Family(
             "Lfm2VlForConditionalGeneration",
             "LiquidAI/LFM2-VL-450M",
             IMAGE,
-            "most layers are short convolutions; images of their own size, large ones in tiles",
+            "most layers are short convolutions; images at their native size, large ones in tiles",
             on_gpu=True,
         ),
     ),

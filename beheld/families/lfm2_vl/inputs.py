@@ -1,4 +1,4 @@
-"""LFM2-VL: an image in rows and columns of tiles between marks, which an option of the processor leaves out."""
+"""LFM2-VL: an image in rows and columns of tiles between delimiters, which a processor option removes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def call(
     """Run the processor on one image; see families.inputs.Call.
 
     Raises:
-        ProcessError: the image is so narrow that it has more patches than the processor has room for.
+        ProcessError: the image is so narrow that it has more patches than a tile can hold.
     """
-    # Older versions of the processor have no attribute for it; there and here they are on.
+    # Older versions of the processor lack the attribute; the option is then on.
     marks = getattr(processor, "use_image_special_tokens", True)
     outputs, texts = processor._process_images([[item]], use_image_special_tokens=marks, **options)
     room = outputs["pixel_attention_mask"].shape[-1]
     if any(height * width > room for height, width in outputs["spatial_shapes"].tolist()):
         raise ProcessError(
-            f"The picture is so narrow that it makes more than the {room} patches that a tile has room for.",
+            f"The image is so narrow that it has more than the {room} patches that a tile can hold.",
             "Cut it into wider or taller parts.",
         )
     return outputs, texts[0]
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks."""
+    """Return the image's effective size; see FamilyInputs.looks."""
     outputs = item.outputs
     patch = item.edge("encoder_patch_size")
     if patch is None or "image_rows" not in outputs:

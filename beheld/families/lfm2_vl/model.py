@@ -1,4 +1,4 @@
-"""LFM2-VL: LFM2's convolutions; its tower reads the shapes of images as numbers."""
+"""LFM2-VL: LFM2's convolutions; its tower reads image shapes on the host."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ FAMILY = Family(
             "LightOnOcrForConditionalGeneration",
             "lightonai/LightOnOCR-1B-1025",
             IMAGE,
-            "images of their own size",
+            "images at their native size",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""LightOnOCR: an image is its merged patches, row by row, without breaks."""
+"""LightOnOCR: an image is its merged patches, row by row, without row breaks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from beheld.families.inputs import EffectiveSize, FamilyInputs, ProcessedItem
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks.
+    """Return the image's effective size; see FamilyInputs.looks.
 
-    Its image processor rounds sides to whole patches of its own, which may be merged ones already.
+    Its image processor rounds sides to its own patches, which may already be merged ones.
     """
     height, width = item.outputs["pixel_values"].shape[-2:]
     return EffectiveSize(width, height, step=item.edge("patch_size") or 0)

@@ -1,4 +1,4 @@
-"""LightOnOCR: its tower reads the sizes of images as numbers."""
+"""LightOnOCR: its tower reads image sizes on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama: text alone."""
+"""Llama: text only."""
 
 from __future__ import annotations
 

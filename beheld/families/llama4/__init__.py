@@ -1,4 +1,4 @@
-"""Llama 4: images in tiles; attention in chunks; experts."""
+"""Llama 4: images in tiles; chunked attention; mixture of experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 4: `<|image|>` in a prompt becomes tiles with separators, whose embeddings take another token's places."""
+"""Llama 4: `<|image|>` becomes tiles with separators, whose embeddings replace another token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from beheld.inputs.media.effective_size import numbers, padded_over_tiles, unenl
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks."""
+    """Return the image's effective size; see FamilyInputs.looks."""
     rows, columns = numbers(item.outputs["aspect_ratios"])
     tiles, _, height, width = item.outputs["pixel_values"].shape
     if item.setting("resize_to_max_canvas"):

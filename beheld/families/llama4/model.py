@@ -1,8 +1,8 @@
-"""Llama 4: images pass a projector behind the tower, and layers without positions scale their queries by position.
+"""Llama 4: images pass a projector after the tower, and layers without positions scale their queries by position.
 
-Only the experts that a token chose are computed for it, on a GPU in bfloat16; transformers computes all of them.
+On a GPU in bfloat16, only a token's chosen experts are computed; transformers computes all of them.
 
-Shapes: T tokens of a step, V image tiles, P embeddings of a tile, H hidden size, K experts that a token takes.
+Shapes: T tokens of a step, V image tiles, P embeddings of a tile, H hidden size, K experts of a token.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from beheld.platform.registry import platform_of
 
 
 class ChosenExperts(nn.Module):
-    """The model's block of experts, without those that no token chose.
+    """The model's expert block, computing only chosen experts.
 
-    An expert's input is the token times a score, which is zero for those not chosen, and without biases an expert makes
-    zero of zero: so leaving it out changes nothing.
+    An expert's input is the token times a score that is zero for experts not chosen, and an expert without biases maps
+    zero to zero, so skipping it changes nothing.
     """
 
     def __init__(self, block: Any) -> None:
@@ -39,21 +39,21 @@ class ChosenExperts(nn.Module):
             self.experts = GroupedExperts(*weights, old.act_fn)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
-        """hidden_states (1, T, H) -> (T, H), as the block gives it, and no router logits."""
+        """Apply hidden_states (1, T, H) -> (T, H), the block's format, and no router logits."""
         x_TH = hidden_states.flatten(0, 1)
         logits_TE = nn.functional.linear(x_TH, self.router.weight)
         best_TK, experts_TK = logits_TE.topk(self.top_k, dim=1)
         scores_TK = torch.sigmoid(best_TK.float()).to(x_TH.dtype)
-        # The score belongs before the expert: every choice of a token is a row of its own.
+        # The score applies before the expert, so every choice of a token is a separate row.
         rows_NH = (x_TH.unsqueeze(1) * scores_TK.unsqueeze(2)).flatten(0, 1)
         made_NH = self.experts(rows_NH, experts_TK.reshape(-1, 1), torch.ones_like(scores_TK).reshape(-1, 1))
         return self.shared_expert(x_TH) + made_NH.unflatten(0, (-1, self.top_k)).sum(1), None
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Let attention scale the queries, see `keywords`: a layer counts from zero, whatever sequence its tokens are of.
+    """Let attention scale the queries, see `keywords`: a layer would count positions from zero for all sequences.
 
-    Off a CPU, experts that cannot be grouped stay as they are: how many rows each has would have to be waited for.
+    Off a CPU, experts that cannot be grouped stay unchanged: their numbers of rows would have to be read back.
     """
     for layer in model.get_decoder().model.layers:
         block = layer.feed_forward
@@ -70,9 +70,9 @@ def adapt(model: Any, changes: Changes) -> None:
 
 
 def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
-    """`query_scale` (1, 1, T, 1): queries grow with the logarithm of the stretches of `floor_scale` behind them.
+    """Return `query_scale` (1, 1, T, 1), which grows with the logarithm of the number of preceding `floor_scale` spans.
 
-    As transformers computes it, in float32, from https://arxiv.org/abs/2501.19399.
+    Computed in float32 as in transformers; source: https://arxiv.org/abs/2501.19399.
     """
     text = model.config.get_text_config()
     if not text.attn_temperature_tuning:
@@ -83,7 +83,7 @@ def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
 
 
 def embeds(model: Any, modality: str, result: Any) -> Tensor:
-    """What the projector makes of a tower's result (V, P, *): (V, P, H)."""
+    """Project a tower's result (V, P, *): (V, P, H)."""
     projected: Tensor = model.multi_modal_projector(result.last_hidden_state)
     return projected
 

@@ -1,7 +1,7 @@
-"""LLaVA-NeXT: LLaVA's prompts, with images that are fitted into the best of some canvases and cut into tiles.
+"""LLaVA-NeXT: LLaVA's prompts, with images resized to the best of several canvases and cut into tiles.
 
-A lone image has as many tiles as its shape asks for. Its features are kept that way, (1, tiles, 3, height, width):
-the padding that a batch would add belongs to the batch, not to the image.
+A lone image has as many tiles as its shape needs. Its features keep that form, (1, tiles, 3, height, width): padding
+belongs to a batch, not to an image.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from beheld.inputs.media.effective_size import best_canvas, padded_over_tiles
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks."""
+    """Return the image's effective size; see FamilyInputs.looks."""
     tiles = item.outputs["pixel_values"].shape[1]
     return padded_over_tiles(item, best_canvas(item, item.setting("image_grid_pinpoints")), tiles)
 

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT-Video: LLaVA-NeXT's images, and frames of one size; its checkpoints bring a chat template."""
+"""LLaVA-NeXT-Video: LLaVA-NeXT's images, and frames of one size; its checkpoints include a chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT-Video: images in tiles, as LLaVA-NeXT's."""
+"""LLaVA-NeXT-Video: images in tiles, like LLaVA-NeXT's."""
 
 from __future__ import annotations
 

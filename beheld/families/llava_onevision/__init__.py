@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: an image is cut into tiles if it is alone; videos."""
+"""LLaVA-OneVision: a lone image is cut into tiles; videos."""
 
 from __future__ import annotations
 

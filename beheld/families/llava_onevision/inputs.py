@@ -1,8 +1,8 @@
 """LLaVA-OneVision: an image is cut into tiles only if it is the only one of its prompt.
 
-The processor learns how many images a prompt has from the nesting of its input. An image that has company is
-therefore processed beside a one-pixel stand-in, whose share of the result is dropped; so its features do not depend on
-which the others are.
+The processor derives a prompt's number of images from the nesting of its input. An image that is not alone is therefore
+processed together with a one-pixel dummy, whose part of the result is dropped, so its features do not depend on the
+other images.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def call(
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks."""
+    """Return the image's effective size; see FamilyInputs.looks."""
     _, tiles, _, height, width = item.outputs["pixel_values"].shape
     if tiles == 1:
-        # Beside others: padded to a square.
+        # With other images: padded to a square.
         return EffectiveSize(*fitted(item.size, (width, height)))
     return padded_over_tiles(item, best_canvas(item, item.setting("image_grid_pinpoints")), tiles)
 

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: images in tiles, as LLaVA-NeXT's, unless they have company; videos end with a newline.
+"""LLaVA-OneVision: images in tiles, like LLaVA-NeXT's, if alone; videos end with a newline.
 
 Shapes: V videos, E embeddings of one, H hidden size.
 """
@@ -16,9 +16,9 @@ from beheld.families.model import FamilyModel, pooled
 
 
 def embeds(model: Any, modality: str, result: Any) -> Any:
-    """Embeddings of a tower's result, those of videos (V, E, H) with the newline that ends them."""
+    """Return embeddings of a tower's result, those of videos (V, E, H) with a final newline."""
     found = pooled(model, modality, result)
-    # Versions of transformers before 5.23 add it outside the tower; these name frames as they name images.
+    # transformers before 5.23 adds it outside the tower; these versions name frames like images.
     is_older = "pixel_values_videos" not in inspect.signature(model.get_video_features).parameters
     return _with_newlines(found, model.model.image_newline) if modality == "video" and is_older else found
 

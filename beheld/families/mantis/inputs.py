@@ -1,6 +1,6 @@
-"""Mantis: LLaVA's model, whose images are numbered in words: `(image 1: <Image>` before each, `</Image>)` behind it.
+"""Mantis: LLaVA's model with images numbered in words: `(image 1: <Image>` before each, `</Image>)` after it.
 
-Its own processor comes in a package of its own. What it does beyond LLaVA's is that text.
+Its processor is in a separate package; this text is all that it adds to LLaVA's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from beheld.families.inputs import FamilyInputs
 
 
 def load(path: Path) -> Any:
-    """LLaVA's processor, told what the checkpoint's configuration says of its tower."""
+    """LLaVA's processor with the tower settings from the checkpoint's configuration."""
     from transformers import AutoConfig, LlavaProcessor
 
     config = AutoConfig.from_pretrained(str(path))

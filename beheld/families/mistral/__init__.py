@@ -1,4 +1,4 @@
-"""Mistral: text alone, with sliding layers."""
+"""Mistral: text only, with sliding layers."""
 
 from __future__ import annotations
 

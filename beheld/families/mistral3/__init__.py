@@ -1,4 +1,4 @@
-"""Mistral 3: images of their own size."""
+"""Mistral 3: images at their native size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILY = Family(
             "Mistral3ForConditionalGeneration",
             "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
             IMAGE,
-            "images of their own size",
+            "images at their native size",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Mistral 3: an image in rows of merged patches, each ended by a mark."""
+"""Mistral 3: an image in rows of merged patches, each row ended by a break token."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def call(
     """Run the processor on one image; see families.inputs.Call.
 
     Raises:
-        ProcessError: the image makes a single embedding, which transformers' tower mistakes for as many as its width.
+        ProcessError: the image makes a single embedding, which transformers' tower misreads as many.
     """
     outputs, texts = processor._process_images([item], **options)
     if texts[0].count(processor.image_token) == 1:
         side = processor.patch_size * processor.spatial_merge_size
         raise ProcessError(
-            f"The picture fits into one square of {side} pixels, which the model cannot take by itself.",
+            f"The image fits into one square of {side} pixels, which the model cannot process alone.",
             f"Enlarge it to more than {side} pixels in width or height.",
         )
     return outputs, texts[0]

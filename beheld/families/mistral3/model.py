@@ -1,4 +1,4 @@
-"""Mistral 3: its tower reads the sizes of images as numbers."""
+"""Mistral 3: its tower reads image sizes on the host."""
 
 from __future__ import annotations
 

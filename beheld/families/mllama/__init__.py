@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: some layers attend to images instead of the text."""
+"""Llama 3.2 Vision: some layers cross-attend to images instead of attending to the text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 
 def _cross_group(config: Any) -> KVGroup | None:
-    """The layers that attend to images: every tile of an image has a state for each patch, and one more."""
+    """Return the layers that attend to images: every tile has one state per patch, and one more."""
     text, vision = config.get_text_config(decoder=True), config.vision_config
     layers = tuple(getattr(text, "cross_attention_layers", None) or ())
     if not layers:

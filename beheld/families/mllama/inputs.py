@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: an image is one token; the start of the text stands behind the images that come first."""
+"""Llama 3.2 Vision: an image is one token; the BOS token follows leading images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _START = "<|begin_of_text|>"
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """Put the start of the text, where it is missing, behind the images that stand first."""
+    """Insert the BOS token, if missing, after the leading images."""
     if _START in text:
         return text
     first = 0
@@ -22,10 +22,10 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower; see FamilyInputs.looks.
+    """Return the image's effective size; see FamilyInputs.looks.
 
-    The shape of its grid is given by a number, which counts from 1 all (rows, columns) that have no more tiles than
-    there may be, by rows.
+    Its grid's shape is given as an index, counting from 1 all (rows, columns) within the largest number of tiles,
+    ordered by rows.
     """
     most = item.setting("max_image_tiles")
     if not isinstance(most, int):

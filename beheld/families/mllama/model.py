@@ -1,6 +1,6 @@
-"""Llama 3.2 Vision: some layers attend to the tiles of images and not to the text.
+"""Llama 3.2 Vision: some layers attend to image tiles instead of the text.
 
-Shapes: T tokens of the step, E states of one image, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E states of one image, S size of a state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from beheld.models.surgery.operation import Changes
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Put our attention into the layers that attend beside the text."""
+    """Put our attention into the cross-attention layers."""
     for layer in model.model.language_model.layers:
         old = getattr(layer, "cross_attn", None)
         if old is not None:
@@ -47,16 +47,16 @@ class Mllama:
         self._tiles: int = vision.max_num_tiles
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Keys and values of every tile, the empty ones too: who is shown no image attends to those as well.
+        """Return keys and values of every tile, including empty ones, which tokens before the first image attend to.
 
         Raises:
-            StepError: an image has room for other than the checkpoint's number of tiles.
+            StepError: an image was prepared for another number of tiles than the checkpoint's.
         """
         for item in items:
             tiles = item.features["pixel_values"].shape[2]
             if tiles != self._tiles:
-                # Its grid has a number of another list. Behind the end of a table, it would cost a GPU its context.
-                raise StepError(f"it was cut for {tiles} tiles (max_image_tiles), and the tower takes {self._tiles}.")
+                # Its grid index refers to another list. An index beyond a table's end would destroy a GPU's context.
+                raise StepError(f"it was cut for {tiles} tiles (max_image_tiles), but the tower takes {self._tiles}.")
         core, weight = self._model.model, self._model.get_input_embeddings().weight
         out: list[Tensor | None] = [None] * len(items)
         for _, indices, options in tower_calls.combine(items):
@@ -68,9 +68,9 @@ class Mllama:
         return [tensor for tensor in out if tensor is not None]
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """An image is shown from its token to the next image's, the last one to the end.
+        """Return views: an image is visible from its token to the next image's, the last image to the end.
 
-        Those whose tokens stand side by side are shown together:
+        Images with adjacent tokens are visible together:
 
             tokens     t  A  B  t  t  C  t ..
             A             .............              B  from its token, C  to the end
@@ -88,23 +88,24 @@ class Mllama:
             for span, stop in zip(spans, stops, strict=True)
         )
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Logits (S, V). Where no sequence of the step has images, the layers are left out, as transformers does.
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Return last hidden states. If no sequence of the step has images, the layers are skipped, as in transformers.
 
-        Tokens of other sequences pass them unchanged: their attention is zero, and `sighted_T` masks what follows it.
+        Tokens of other sequences pass the layers unchanged: their attention is zero, and `sighted_T` masks what
+        follows.
         """
         beside = current().cross
         told: dict[str, Any] = {}
         if beside is not None:
             sighted_T = beside.metadata.sighted_T.to(embeds_TH.dtype)
             told["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
-            # That there are any is all that the model asks.
+            # The model only tests whether there are any.
             told["cross_attention_states"] = embeds_TH.new_empty(0)
-        hidden = self._model.model.language_model(
+        output = self._model.model.language_model(
             inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **told
-        ).last_hidden_state
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        )
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama, plain_head=True)

@@ -1,4 +1,4 @@
-"""Molmo 2: all images of a prompt see each other."""
+"""Molmo 2: all images of a prompt attend to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Molmo 2: `<|image|>` and `<|video|>` become patches with marks, whose embeddings take another token's places."""
+"""Molmo 2: `<|image|>` and `<|video|>` become patches with delimiters, whose embeddings replace another token."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def call(
         outputs, texts = processor._process_images([item], **options)
         return outputs, texts[0]
     for known in options["video_metadata"]:
-        # What the processor takes for granted anyway, but does not write down.
+        # A default of the processor that it does not store.
         known.fps = known.fps or float(processor.video_processor.max_fps)
     outputs, texts = processor._process_videos([item], **options)
     return outputs, texts[0]
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower, behind the windows of its overview; see FamilyInputs.looks."""
+    """Return the image's effective size, from its crops after the overview; see FamilyInputs.looks."""
     rows, columns, fine_rows, fine_columns = numbers(item.outputs["image_grids"])
     patch, pool = item.edge("patch_size"), item.setting("pooling_size")
     if patch is None or pool is None:
@@ -36,7 +36,7 @@ def look(item: ProcessedItem) -> EffectiveSize | None:
 
 
 def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the frames of a video stand before the tower; see FamilyInputs.looks."""
+    """Return the effective size of a video's frames; see FamilyInputs.looks."""
     frames, rows, columns = numbers(item.outputs["video_grids"])
     patch, pool = item.edge("patch_size"), item.setting("pooling_size")
     if patch is None or pool is None:

@@ -1,4 +1,4 @@
-"""Molmo 2: what the adapter makes of a patch is added to the placeholder's own embedding.
+"""Molmo 2: the adapter's output for a patch is added to the placeholder's embedding.
 
 Shapes: E embeddings of one item, H hidden size; P patches of one item.
 """
@@ -17,7 +17,7 @@ from beheld.models import tower_calls
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """As the plain rule, but `*_token_pooling` counts an item's patches, and in a call those before them too."""
+    """Combine by the default rule, but count `*_token_pooling` patches across the items of a call."""
     calls = []
     for modality, indices, options in tower_calls.combine(items):
         name = f"{modality}_token_pooling"
@@ -26,7 +26,7 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
             for index in indices:
                 features = items[index].features
                 pooling, patches = features[name], features[_PIXELS[modality]]
-                # Below zero stands for no patch.
+                # Negative means no patch.
                 moved.append(torch.where(pooling < 0, pooling, pooling + before))
                 before += patches.shape[0] * patches.shape[1]
             options = options | {name: torch.cat(moved)}
@@ -38,7 +38,7 @@ _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 def embeds(model: Any, modality: str, result: Any) -> list[Tensor]:
-    """The adapter's (E, H) and the placeholder's embedding, for each item."""
+    """Return the adapter's (E, H) plus the placeholder's embedding, per item."""
     table = model.get_input_embeddings().weight
     own_H = table[model.config.image_patch_id]
     return [own_H + part.to(own_H.dtype) for part in result.pooler_output]

@@ -8,7 +8,7 @@ from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 
 def _placeholders(config: Any) -> dict[str, int]:
-    """Its configuration names a token for videos, which its processor does not read."""
+    """Drop the configuration's video token, which its processor does not read."""
     return {"image": config.image_token_id}
 
 

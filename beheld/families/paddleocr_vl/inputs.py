@@ -1,4 +1,4 @@
-"""PaddleOCR-VL: each image between two marks."""
+"""PaddleOCR-VL: each image between two delimiters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PaddleOCR-VL: its tower packs images, and merges patches after its layers alone."""
+"""PaddleOCR-VL: its tower packs images and merges patches only after its layers."""
 
 from __future__ import annotations
 

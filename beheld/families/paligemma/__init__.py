@@ -1,4 +1,4 @@
-"""PaliGemma and PaliGemma 2: the prompt is read both ways."""
+"""PaliGemma and PaliGemma 2: attention within the prompt runs both ways."""
 
 from __future__ import annotations
 

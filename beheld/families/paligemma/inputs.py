@@ -1,4 +1,4 @@
-"""PaliGemma: images stand before the prompt, the start of the text behind them, and a line break ends it."""
+"""PaliGemma: images come before the prompt, the BOS token after them, and a line break at the end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _START = "<bos>"
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """Put missing placeholders first, the start of text behind the last one, and a line break at the end."""
+    """Add missing placeholders at the start, the BOS token after the last one, and a line break at the end."""
     pictures = counts.get("image", 0)
     if not pictures:
-        raise PromptError("This model answers about pictures only.", "Give a picture with the prompt.")
+        raise PromptError("This model requires an image.", "Send an image with the prompt.")
     if _IMAGE not in text:
         text = _IMAGE * pictures + text
     cut = text.rfind(_IMAGE) + len(_IMAGE)
@@ -27,5 +27,5 @@ INPUTS = FamilyInputs(
     rewrite=rewrite,
     rewrite_chat=rewrite,
     rewritten_ends="written",
-    closes="a line break ends every prompt, all of which is read both ways, and an answer begins behind it",
+    closes="a line break ends every prompt, and the answer follows it",
 )

@@ -10,7 +10,7 @@ FAMILY = Family(
     undefined=Undefined(
         "Phi3VForCausalLM",
         "microsoft/Phi-3.5-vision-instruct",
-        "CLIP tiles with line marks, Phi-3; for VLM2Vec an embedding in place of an answer, and its own template",
+        "CLIP tiles with line separators, Phi-3; for VLM2Vec an embedding in place of an answer, and its template",
         also="TIGER-Lab/VLM2Vec-Full",
     ),
 )

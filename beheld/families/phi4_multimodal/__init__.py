@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.families.family import IMAGE_AND_AUDIO, Family, KnownCheckpoint, ReferenceOptions
 
-# Entry of the class for audio -> entry there; the rest have the same names.
+# The class's audio entry -> the main revision's entry; the others have the same names.
 _PHI_AUDIO = {
     "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
     "hidden_size": "attention_dim",
@@ -47,7 +47,7 @@ _PHI_TEXT = (
     "torch_dtype",
     "dtype",
 )
-# What transformers' class computes and cannot compute otherwise.
+# Values that transformers' class has fixed.
 _PHI_BIASES = ("attention_bias", "mlp_bias", "lm_head_bias")
 _PHI_IMAGES = {
     "hd_transform_order": "sub_glb",
@@ -59,10 +59,10 @@ _PHI_IMAGES = {
 
 
 def _phi4mm(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The main revision of microsoft/Phi-4-multimodal-instruct: the text at the top, the towers in `embd_layer`.
+    """Convert the main revision of microsoft/Phi-4-multimodal-instruct: text at the top level, towers in `embd_layer`.
 
-    The sizes of the tower for images and the ids of both placeholders stand in that repository's code, and are the
-    class's own. Where a smaller checkpoint names others, in `vision_config` and `audio_config`, those hold.
+    The image tower's sizes and both placeholders' ids are in that repository's code, and are the class's defaults. A
+    smaller checkpoint's `vision_config` and `audio_config` override them.
     """
     images, sounds = raw["embd_layer"]["image_embd_layer"], raw["embd_layer"]["audio_embd_layer"]
     for name, built in _PHI_IMAGES.items():
@@ -79,7 +79,7 @@ def _phi4mm(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     }
     made: dict[str, Any] = {name: copy.deepcopy(raw[name]) for name in _PHI_TEXT if name in raw}
     if (made.get("sliding_window") or 0) >= raw["max_position_embeddings"]:
-        # No sequence is so long, and layers without a window share their blocks more freely.
+        # No sequence is that long, and layers without a window share their blocks more freely.
         made["sliding_window"] = None
     made |= {
         "architectures": ["Phi4MultimodalForCausalLM"],
@@ -90,7 +90,7 @@ def _phi4mm(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _placeholders(config: Any) -> dict[str, int]:
-    """The placeholders' ids stand in the towers' configurations."""
+    """Return the placeholders' ids from the towers' configurations."""
     return {"image": config.vision_config.image_token_id, "audio": config.audio_config.audio_token_id}
 
 
@@ -102,7 +102,7 @@ FAMILY = Family(
             "Phi4MultimodalForCausalLM",
             "microsoft/Phi-4-multimodal-instruct",
             IMAGE_AND_AUDIO,
-            "images and audio are read with the checkpoint's own adapters, both together with that of images; each "
+            "images and audio are read with the checkpoint's adapters, both together with the image adapter; each "
             "audio is read as if it were the only one of its prompt; a sequence keeps the rotary scale of its "
             "prompt; the main revision's layout and transformers'",
             on_gpu=True,

@@ -1,4 +1,4 @@
-"""Phi-4-multimodal: images and audio are numbered in prompts that follow the published code, as `<|image_1|>`."""
+"""Phi-4-multimodal: prompts number images and audio as in the published code, for example `<|image_1|>`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NOUNS = {"image": "pictures", "audio": "sounds"}
 def call(
     processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
 ) -> tuple[Mapping[str, Any], str]:
-    """Run the processor on one image or audio; older versions do not say how its placeholder is replaced.
+    """Run the processor on one image or audio item; older versions do not report the placeholder's replacement.
 
-    See families.inputs.Call. Audio has another projection next to images, which its features say.
+    See families.inputs.Call. Audio next to images has another projection, which its features record.
 
     Raises:
-        ProcessError: the audio is shorter than a frame of features.
+        ProcessError: the audio is shorter than one feature frame.
     """
     if modality == "audio":
         return _heard(processor, item, options, setting)
@@ -38,7 +38,7 @@ def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) 
 
     extractor = processor.audio_processor
     if len(item) < extractor.win_length:
-        raise ProcessError("The sound does not fill a frame of features.", "It is too short to be heard.")
+        raise ProcessError("The audio is shorter than one feature frame.", "Use a longer audio file.")
     outputs = extractor([item], **{"sampling_rate": extractor.sampling_rate, **options})
     features = {
         "audio_input_features": outputs["audio_input_features"],
@@ -48,7 +48,7 @@ def _heard(processor: Any, item: Any, options: Mapping[str, Any], setting: str) 
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
-    """The pieces of a text with numbered images or audio; any other text as it is.
+    """Return the pieces of a text with numbered images or audio; other text is unchanged.
 
     Raises:
         PromptError: the numbers are not 1, 2, ... in this order.
@@ -72,9 +72,9 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace
 
 
 def load(path: Path) -> Any:
-    """The processor of a checkpoint; that of the main revision has code of its own for what transformers has too.
+    """Load the processor of a checkpoint; the main revision has custom code for what transformers also has.
 
-    Its tokenizer does not say which of its tokens are the placeholders; the configuration does.
+    Its tokenizer does not record which tokens are the placeholders; the configuration does.
     """
     from transformers import (
         AutoProcessor,
@@ -103,7 +103,7 @@ def load(path: Path) -> Any:
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the image stands before the tower, on the canvas that the outputs tell; see FamilyInputs.looks."""
+    """Return the image's effective size on the canvas in the outputs; see FamilyInputs.looks."""
     height, width = numbers(item.outputs["image_sizes"])
     return padded_over_tiles(item, (width, height), item.outputs["image_pixel_values"].shape[1])
 

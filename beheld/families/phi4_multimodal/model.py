@@ -1,7 +1,7 @@
-"""Phi-4-multimodal: media become embeddings inside the modules that also put them into the text.
+"""Phi-4-multimodal: the modules that compute media embeddings also insert them into the text.
 
-Its tower for images looks both ways, as it was trained. transformers' fused attention takes it for causal where no
-image of a call is padded (its eager attention does not), so that an image would change with its company.
+Its image tower was trained with attention in both directions. transformers' fused attention treats it as causal if no
+image of a call is padded (its eager attention does not), so an image's embeddings would depend on the other images.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from beheld.core.plan import EncodeItem
 from beheld.families.model import FamilyModel, TowerCall
 from beheld.models import tower_calls
 from beheld.models.surgery.operation import Changes
-from beheld.models.towers import LeftOut
+from beheld.models.towers import DisabledTower
 
-# Names in the main revision of microsoft/Phi-4-multimodal-instruct, and those of transformers' class.
+# Weight names in the main revision of microsoft/Phi-4-multimodal-instruct, and in transformers' class.
 _RENAMED = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -38,16 +38,16 @@ _RENAMED = tuple(
         (r"(\.encoders\.\d+\.self_attn\.)linear_out\.", r"\1o_proj."),
     )
 )
-# Positions that the tower for audio reads at once: forty seconds.
+# Positions that the audio tower reads at once: forty seconds.
 _WINDOW = 500
 _ADAPTER = re.compile(r"\.lora_[AB]\.(vision|speech)\.weight$")
 
 
 def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of the main revision under transformers' names.
+    """Return the weights of the main revision under transformers' names.
 
-    The adapters among them are left out: the folders vision-lora and speech-lora hold the same, see
-    checkpoint/adapters.py, which refuses a checkpoint without.
+    Its adapter weights are left out: the folders vision-lora and speech-lora hold the same, see checkpoint/adapters.py,
+    which refuses a checkpoint without them.
     """
     made: dict[str, Tensor] = {}
     for name, weight in weights.items():
@@ -61,7 +61,7 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """The plain rule; audio next to images apart from audio without."""
+    """Combine by the default rule; audio next to images is separate from other audio."""
     calls: list[TowerCall] = []
     for projection in ("", "speech", "vision_speech"):
         mine = [index for index, item in enumerate(items) if _projection(item) == projection]
@@ -73,7 +73,7 @@ def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
 
 
 def _projection(item: EncodeItem) -> str:
-    """Which of the projections of audio an item takes; "" for other media."""
+    """Return the name of an audio item's projection; "" for other media."""
     beside = item.features.get("beside_pictures")
     if beside is None:
         return ""
@@ -81,11 +81,11 @@ def _projection(item: EncodeItem) -> str:
 
 
 def audio_features(model: Any, audio_input_features: Tensor, projection: str) -> Tensor:
-    """Embeddings (sum of E, H) of audio items of one length: the tower without a mask, as for a lone one.
+    """Return embeddings (sum of E, H) of audio items of one length: the tower without a mask, as for a lone item.
 
-    The mask that its processor makes for several items of different lengths is added to the scores of attention as 1
-    and 0, so that what lies after a shorter one's end would be read as well. Audio longer than a window is cut into
-    several, which the tower can do with one item at a time.
+    The mask that its processor makes for items of different lengths is added to attention scores as 1 and 0, so the
+    tower would also read padding after a shorter item. Audio longer than a window is cut into several windows, which
+    the tower can do for one item at a time.
 
     Args:
         model: Phi4MultimodalForCausalLM.
@@ -103,20 +103,20 @@ def audio_features(model: Any, audio_input_features: Tensor, projection: str) ->
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Let the attention to images look both ways, and say in few words what that to audio sees."""
+    """Let image attention run both ways, and shorten the mask of audio attention."""
     extend = model.model.embed_tokens_extend
-    if not isinstance(extend.image_embed, LeftOut):
+    if not isinstance(extend.image_embed, DisabledTower):
         for layer in extend.image_embed.img_processor.encoder.layers:
             changes.set(layer.self_attn, "is_causal", False)
-    if not isinstance(extend.audio_embed, LeftOut):
+    if not isinstance(extend.audio_embed, DisabledTower):
         _see_all(extend.audio_embed.encoder, changes)
 
 
 def _see_all(tower: Any, changes: Changes) -> None:
-    """Where a tower for audio has no chunks, every position sees all: one truth instead of one for each pair.
+    """Return one true value instead of all pairs, if an audio tower has no chunks and every position sees all.
 
-    transformers writes down all pairs of a whole item, several times, before it cuts it into windows: twenty minutes
-    took 0.9 GiB, and that grows with the square of the length.
+    transformers writes out all pairs of a whole item, several times, before it cuts it into windows: twenty minutes
+    took 0.9 GiB, which grows with the square of the length.
     """
     if tower.config.chunk_size > 0:
         return
@@ -129,12 +129,12 @@ def _see_all(tower: Any, changes: Changes) -> None:
 
 
 def image_features(model: Any, image_pixel_values: Tensor, image_sizes: Tensor, image_attention_mask: Tensor) -> Tensor:
-    """Embeddings (sum of E, H) of images: that module, given a text of images alone.
+    """Return embeddings (sum of E, H) of images, by running the module on a text of image placeholders.
 
     Args:
         image_pixel_values: (images, 1 + tiles, channels, height, width), the whole image first.
         image_sizes: of all tiles together, in pixels.
-        image_attention_mask: (images, 1 + tiles, rows, columns), patches that show something.
+        image_attention_mask: (images, 1 + tiles, rows, columns), true for patches inside the image.
     """
     embed, config = model.model.embed_tokens_extend.image_embed, model.config
     mask = image_attention_mask.bool()
@@ -152,7 +152,7 @@ def image_features(model: Any, image_pixel_values: Tensor, image_sizes: Tensor, 
 
 
 def _num_embeds(embed: Any, mask: Tensor, size: list[int]) -> int:
-    """Rows of the tiles' useful part and of the whole image, each ended by one more, and one between the two.
+    """Count the embeddings: one per patch and row of the tiles and of the whole image, and one between the two.
 
     Two by two patches make one embedding.
     """

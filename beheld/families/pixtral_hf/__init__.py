@@ -1,4 +1,4 @@
-"""Pixtral: LLaVA's model; images of their own size, in rows."""
+"""Pixtral: LLaVA's model; images at their native size, in rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILY = Family(
             "LlavaForConditionalGeneration",
             "mistral-community/pixtral-12b",
             IMAGE,
-            "images of their own size",
+            "images at their native size",
         ),
     ),
     processors=("PixtralProcessor",),

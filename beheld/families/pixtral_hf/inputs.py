@@ -1,4 +1,4 @@
-"""Pixtral: prompts say how an image's rows lie; its processor's own interface gives the rest."""
+"""Pixtral: the prompt describes an image's rows; everything else comes from the processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2: text alone."""
+"""Qwen2: text only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Qwen2.5-Omni: images, videos and audio, each processed by the whole processor in a prompt of one placeholder.
 
-The processor pads all audio to a window of minutes; here it pads just so far that the last frame of features comes
-out the same, and the padding is then cut off.
+The processor pads all audio to a window of minutes; here audio is padded only until the last feature frame comes out
+the same, and the padding is then cut off.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from beheld.core.errors import ProcessError
 from beheld.families.inputs import FamilyInputs
 
-_OWN_SOUND = "A video's own sound is not heard: give it beside the video, as a sound of its own."
+_OWN_SOUND = "A video's audio track is not read: send it as a separate audio item."
 _NAMES = {"image": "images", "video": "videos", "audio": "audio"}
 _FEATURES = {
     "image": ("pixel_values", "image_grid_thw"),
@@ -28,7 +28,7 @@ def call(
     own = {name: value for name, value in options.items() if name != "return_tensors"}
     if modality == "audio":
         if len(item) <= processor.feature_extractor.n_fft // 2:
-            raise ProcessError(f"The sound has {len(item)} samples.", "It is too short to be heard.")
+            raise ProcessError(f"The audio has only {len(item)} samples.", "Use a longer audio file.")
         own["max_length"] = _padded(len(item), processor.feature_extractor)
     elif modality == "video" and own.get("fps") is None:
         own["fps"] = _rate(own)
@@ -45,13 +45,13 @@ def call(
 
 
 def _padded(samples: int, extractor: Any) -> int:
-    """A length whose silence after the audio fills the last frame's window; at most the processor's own."""
+    """Return a length whose silence after the audio fills the last frame's window; at most the processor's."""
     hop = extractor.hop_length
     return min(int(extractor.n_samples), -(-(samples + extractor.n_fft) // hop) * hop)
 
 
 def _rate(options: Mapping[str, Any]) -> float | None:
-    """Frames a second as they were chosen; None (the processor's own guess) if nobody knows."""
+    """Return the sampled frames per second; None (the processor's guess) if unknown."""
     known = options.get("video_metadata")
     return float(known[0].sampled_fps) if known and known[0].fps else None
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni: audio items of different lengths share a tower call, since its mask says where each ends."""
+"""Qwen2.5-Omni: audio items of different lengths share a tower call, because a mask marks where each ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from beheld.families.model import FamilyModel, TowerCall
 from beheld.models import tower_calls
 
 SPEECH = ("talker.", "token2wav.", "code2wav.")
-"""Prefixes of the parts that speak, which are left out."""
+"""Return the weight prefixes of the speaking parts, which are left out."""
 
 
 def combine(items: Sequence[EncodeItem]) -> list[TowerCall]:
-    """Audio in one call, padded to the longest; everything else by the plain rule."""
+    """Combine audio in one call, padded to the longest; everything else by the default rule."""
     sounds = [i for i, item in enumerate(items) if "feature_attention_mask" in item.features]
     others = [i for i in range(len(items)) if i not in sounds]
     calls: list[TowerCall] = []

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: prompts as Qwen2-VL's."""
+"""Qwen2.5-VL: prompts like Qwen2-VL's."""
 
 from __future__ import annotations
 

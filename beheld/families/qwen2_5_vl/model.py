@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: its tower packs images, and attends within windows too."""
+"""Qwen2.5-VL: its tower packs images, and also attends within windows."""
 
 from __future__ import annotations
 

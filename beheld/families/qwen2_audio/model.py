@@ -1,4 +1,4 @@
-"""Qwen2-Audio: its tower for audio and what follows it stand in the model's forward, without a method of their own.
+"""Qwen2-Audio: the audio tower and projector are called in the model's forward, not in a separate method.
 
 Shapes: N audio items, M mel bins, F frames of a whole window, P positions of the tower, E embeddings, H hidden size.
 """
@@ -14,19 +14,19 @@ from beheld.families.model import FamilyModel
 
 
 def audio_features(model: Any, input_features: Tensor, feature_attention_mask: Tensor) -> Tensor:
-    """Embeddings of all audio items, one after the other: (sum of E, H).
+    """Return embeddings of all audio items, concatenated: (sum of E, H).
 
     Args:
         model: Qwen2AudioForConditionalGeneration.
         input_features: (N, M, F).
-        feature_attention_mask: (N, F), 1 for frames of the audio.
+        feature_attention_mask: (N, F), 1 for audio frames.
     """
     from transformers.masking_utils import create_bidirectional_mask
 
     tower, projector = model.model.audio_tower, model.model.multi_modal_projector
     positions_N, embeds_N = tower._get_feat_extract_output_lengths(feature_attention_mask.sum(-1))
     positions = (input_features.shape[-1] - 2) // 2 + 1
-    # What lies after the end of an item is not read.
+    # Frames after an item's end are masked.
     heard_NP = torch.arange(positions, device=positions_N.device) < positions_N[:, None]
     mask = create_bidirectional_mask(
         config=tower.config,

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: each item between vision marks, in the dialogue form of their language model."""
+"""Qwen2-VL and Qwen2.5-VL: each item between vision delimiters, in the dialogue form of their language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Omni: Qwen2.5-Omni with experts, and a tower that also enters the first layers."""
+"""Qwen3-Omni: Qwen2.5-Omni with experts, and a tower whose features also enter the first layers."""
 
 from __future__ import annotations
 

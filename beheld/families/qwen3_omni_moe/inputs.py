@@ -1,4 +1,4 @@
-"""Qwen3-Omni: as Qwen2.5-Omni with other placeholders; its audio is not padded."""
+"""Qwen3-Omni: like Qwen2.5-Omni with other placeholders; its audio is not padded."""
 
 from __future__ import annotations
 

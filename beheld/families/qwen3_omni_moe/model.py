@@ -1,4 +1,4 @@
-"""Qwen3-Omni: as Qwen2.5-Omni, with a tower that also enters the first layers, and fractions of positions."""
+"""Qwen3-Omni: like Qwen2.5-Omni, with a tower whose features also enter the first layers, and fractional positions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ MODEL = FamilyModel(
     extra_columns=deepstack.Deepstack,
     plain_head=True,
     packs_attention=True,
-    # Positions of frames, and of everything after them, have fractions in float32. In these parts, which only a number
-    # below one half may be too fine for, they are whole numbers.
+    # Positions of frames, and of everything after them, have float32 fractions. In these units they are integers; only
+    # positions below one half may need finer ones.
     position_unit=1 << 24,
     unused_weights=SPEECH,
 )

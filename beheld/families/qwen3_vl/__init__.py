@@ -1,4 +1,4 @@
-"""Qwen3-VL: a tower that also enters the first layers."""
+"""Qwen3-VL: a tower whose features also enter the first text layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-VL: the first layers of its language model take what several of its tower's layers make of an image."""
+"""Qwen3-VL: features of several tower layers enter the first layers of its language model."""
 
 from __future__ import annotations
 

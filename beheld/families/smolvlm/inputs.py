@@ -21,7 +21,7 @@ def call(
 
 
 def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
-    """How large the frames of a video stand before the tower, all of one size; see FamilyInputs.looks."""
+    """Return the effective size of a video's frames, all equal; see FamilyInputs.looks."""
     frames, _, height, width = item.outputs["pixel_values"].shape[1:]
     mask = item.outputs.get("pixel_attention_mask")
     if mask is not None:

@@ -1,7 +1,7 @@
-"""Voxtral: audio in windows of thirty seconds, each filled up; a conversation in the form of Mistral's own tokenizer.
+"""Voxtral: audio in padded windows of thirty seconds; conversations in the form of Mistral's tokenizer.
 
-The checkpoint brings neither a chat template nor a processor for prompts with audio: both live in the library
-mistral-common, which is not needed here: chat_template.jinja writes what that library writes (see
+The checkpoint has neither a chat template nor a processor for prompts with audio: both are in the library
+mistral-common, which is not needed: chat_template.jinja writes what that library writes (see
 docs/experiments/2026-11.md).
 """
 
@@ -16,7 +16,7 @@ from beheld.checkpoint.files import read_json
 from beheld.families.inputs import FamilyInputs
 
 _RATE = 12.5
-# The processor's own defaults, which older versions of transformers keep where only its own methods find them.
+# The processor's defaults, which older versions of transformers keep where only its methods find them.
 _WINDOWS = {"padding": True, "truncation": False, "pad_to_multiple_of": 480000, "max_source_positions": 3000}
 
 
@@ -40,7 +40,7 @@ def _embeds_per_second(folder: str) -> float:
 
 
 def join_audio(processor: Any, text: str, waves: Sequence[Any]) -> dict[str, Any]:
-    """Text and audio joined by hand, which the processor does by means of mistral-common; see FamilyInputs."""
+    """Join text and audio, for which the processor would need mistral-common; see FamilyInputs."""
     import torch
     from transformers import AutoConfig
 

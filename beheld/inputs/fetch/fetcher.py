@@ -88,7 +88,7 @@ def _or_raise(media: Sequence[MediaRef], index: int, found: MediaRef | BaseExcep
         raise found
     ref = media[index]
     number = sum(other.modality == ref.modality for other in media[: index + 1])
-    raise found.of(item_name(ref.modality, number), ref.place) from found
+    raise found.for_item(item_name(ref.modality, number), ref.place) from found
 
 
 def _host(url: str) -> str:

@@ -236,14 +236,14 @@ async def _body(
             with pace.waiting():
                 await reserve(more)
             room += more
-        pace.came(len(chunk))
+        pace.received(len(chunk))
         parts.append(chunk)
         await meter.piece(len(chunk), len(parts), total)
     return b"".join(parts)
 
 
 class _Meter:
-    """Bounds what parsing one answer costs, beside what it holds, and lets others have their turn meanwhile.
+    """Bounds the cost of parsing one response, and gives others their turn meanwhile.
 
     Attributes:
         step: bytes that are read at a time.

@@ -55,7 +55,7 @@ def open_bytes(data: bytes, limits: MediaLimits, rate: int | None = None) -> Wav
             stream = container.streams.audio[0]
             own, channels = int(stream.rate or 0), int(stream.channels or 0)
             if channels < 1:
-                raise DecodeError("The audio has no channels.", "Write the file anew.")
+                raise DecodeError("The audio has no channels.", "Write the file again.")
             _check_rate(own)
             count = 0
             for samples, count in _decoded(container, stream, rate or own):

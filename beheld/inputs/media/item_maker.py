@@ -137,11 +137,11 @@ class ItemMaker:
                 raise ParamsError(
                     reason, remedy, param=order.ref.place.rpartition(".")[0], item=order.name, detail=detail
                 ) from error
-            raise error.of(order.name) from error
+            raise error.for_item(order.name) from error
         except BeheldError as error:
             if isinstance(error, EngineError) and not isinstance(error, WorkerError):
                 raise
-            raise error.of(order.name, order.ref.place) from error
+            raise error.for_item(order.name, order.ref.place) from error
         except MemoryError as error:
             reason = f"Preparing the {order.ref.modality} took more memory than there is."
             raise LimitError(reason, "Send a smaller one.", item=order.name, param=order.ref.place) from error

@@ -328,7 +328,7 @@ def _with_metadata(clip: Clip, metadata: Mapping[str, Any]) -> Clip:
         isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0
     ):
         raise DecodeError(
-            f"The video's fps must be a number above 0, got {fps!r}.", "Leave it out if nobody knows the frames' rate."
+            f"The video's fps must be a number above 0, got {fps!r}.", "Leave it out if the frame rate is unknown."
         )
     if metadata.get("do_sample_frames"):
         # The caller leaves the choice of frames to the processor.

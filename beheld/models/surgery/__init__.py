@@ -1,1 +1,1 @@
-"""Every change to a loaded transformers model, as named operations that can be taken back."""
+"""Every change to a loaded transformers model, as named operations that can be undone."""

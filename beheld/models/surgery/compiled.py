@@ -1,10 +1,11 @@
-"""One layer of a stack is compiled, and the others, being of the same shape, reuse it."""
+"""Compiles one layer of a stack; the other layers have the same shape and reuse it."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +22,13 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# The compiler stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or
+# torch.compile stops at eight forms of a function by default. Gemma 3n's layers are of eight kinds (with a window or
 # without, sparse or not, writing a shared cache or reading it), each compiled for one token and for more.
 _MAX_KINDS = 64
 
 
 class _Settings:
-    """The compiler's settings, which are the process's, as compiled layers want them while passes are under way."""
+    """The process-wide compiler settings that compiled layers need while passes run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +37,7 @@ class _Settings:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within the block, which is a pass, they are in force; blocks may overlap."""
+        """Apply the settings within the block, which is a pass; blocks may overlap."""
         import torch._dynamo
 
         with self._lock:
@@ -44,8 +45,7 @@ class _Settings:
             if self._passes == 1:
                 config: Any = torch._dynamo.config
                 most = max(config.recompile_limit, _MAX_KINDS)
-                # Numbers like attention's scale would be traced as inputs first, found to be none, and all be traced
-                # anew.
+                # Numbers like attention's scale would first be traced as inputs, and then be traced again as constants.
                 self._patch = config.patch(recompile_limit=most, specialize_float=True)
                 self._patch.__enter__()
         try:
@@ -60,6 +60,17 @@ class _Settings:
 settings = _Settings()
 
 
+@contextmanager
+def eager() -> Iterator[None]:
+    """Within the block compiled layers run as they came, and nothing is compiled."""
+    if "torch._dynamo" not in sys.modules:
+        # Nothing was compiled yet, and the compiler takes a second to load.
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def compile_layers(
     layers: Sequence[Any],
     changes: Changes,
@@ -68,22 +79,22 @@ def compile_layers(
     level: int = logging.WARNING,
     one_row: Mapping[nn.Module, Callable[..., Any]] | None = None,
 ) -> None:
-    """Compile one layer of a stack; the others, being of the same shape, reuse it.
+    """Compile one layer of a stack; the others, having the same shape, reuse it.
 
-    A layer that the compiler cannot take runs as it came, and that is said once. Passes belong into `settings`.
+    A layer that the compiler refuses runs uncompiled, and this is logged once. Passes must run within `settings`.
 
     Args:
         for_many: False: only for passes of a single row.
-        level: of the log, where it is said.
-        one_row: what computes a single row of some of the layers, which are then not compiled for that.
+        level: the log level of that message.
+        one_row: computes a single row of some layers, which are then not compiled for single rows.
     """
-    # The compiler collects young garbage each time. All that was imported would be young, and take it 0.3 s.
+    # The compiler collects young garbage each time. All imported objects would be young, and take it 0.3 s.
     count_as_old()
     refused: list[str] = []
 
     @functools.cache
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        # Once for all layers of a class: each call takes 4 ms (under a profiler), whatever it gives.
+        # Once for all layers of a class: each call takes 4 ms (under a profiler), whatever it returns.
         return _quietly(torch.compile(function, dynamic=True, fullgraph=True, options=_ROUNDED))
 
     for layer in layers:
@@ -96,7 +107,7 @@ def compile_layers(
 
 
 def _quietly(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Its first call, in which the compiler advises against exact products in float32, without that warning."""
+    """Make the first call without the compiler's warning about exact float32 products."""
     first = [True]
 
     @functools.wraps(compiled)
@@ -111,8 +122,8 @@ def _quietly(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# A compiler that joins operations keeps what is between them in float32. In 16 bits an answer would then leave the
-# model's own sooner than other kernels make it: what each operation gives is rounded as where it runs alone.
+# A compiler that fuses operations keeps intermediates in float32. In 16 bits, answers would then diverge from the
+# model's sooner than other kernels cause: every operation's result is rounded as if it ran alone.
 _ROUNDED: dict[str, Any] = {"emulate_precision_casts": True}
 
 
@@ -124,10 +135,10 @@ def _compiled(
     level: int,
     changes: Changes,
 ) -> Callable[..., Any]:
-    """A layer's forward, compiled until the compiler refuses one of the stack, which is then noted in `refused`.
+    """Return a layer's forward that is compiled until the compiler refuses a layer of the stack, recorded in `refused`.
 
-    A single row takes `one`, others `many`. It stays in place when the compiler refuses: by then others may have put
-    theirs around it (last_layer.py).
+    A single row uses `one`, others `many`. The function stays in place when the compiler refuses, because other
+    operations may have wrapped it by then (last_layer.py).
     """
     plain = layer.forward
     hooked = [layer]
@@ -154,10 +165,10 @@ _RECORDERS = "transformers.utils.output_capturing"
 
 
 def _forget_recorders(layer: nn.Module, changes: Changes) -> None:
-    """Take off the hooks by which transformers records what parts of a layer give: no compiler looks through them.
+    """Remove the hooks by which transformers records the outputs of a layer's parts: the compiler cannot trace them.
 
-    A model that takes hidden states of its tower (LLaVA) hangs them everywhere in its first pass. Those of the layer
-    itself stay, since they are called outside of what is compiled; nobody asks for what its parts give.
+    A model that reads hidden states of its tower (LLaVA) installs them everywhere in its first pass. The layer's own
+    hooks stay, because they are called outside compiled code; outputs of its parts are not read.
     """
     for part in layer.modules():
         hooks = part._forward_hooks

@@ -1,4 +1,4 @@
-"""Experts of our own: each computes the rows that chose it, and no other; on a CPU one by one, on a GPU grouped.
+"""Expert layers that compute only the rows that chose each expert: one by one on a CPU, grouped on a GPU.
 
 Shapes: T tokens, K experts that a token takes, S rows (a token and one of its experts), E experts, H hidden size, I an
 expert's inner size.
@@ -15,17 +15,17 @@ from beheld.models.surgery.linears import linear_of, replace_children
 from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 
-# Where the usual gate is defined: the first half through the activation, times the second.
+# Where the usual gate is defined: the activation of the first half, times the second half.
 _USUAL_GATE = "transformers.integrations.moe"
 _WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 class Experts(nn.Module):
-    """Gated experts without biases, one product for each that is chosen.
+    """Gated experts without biases, with one product per chosen expert.
 
     Args:
-        ups: of each expert, the layer to (S, 2 I), the gate's half first.
-        downs: of each expert, the layer back to (S, H).
+        ups: each expert's layer to (S, 2 I), the gate's half first.
+        downs: each expert's layer back to (S, H).
         act: the gate's activation.
     """
 
@@ -37,20 +37,20 @@ class Experts(nn.Module):
         self.transposed = False
 
     def stand_for(self, shell: nn.Module) -> None:
-        """Note transformers' module, in whose place these stand; it loses its weights."""
+        """Record transformers' module, which this one replaces; it loses its weights."""
         _empty(self, shell)
 
     def restored(self) -> nn.Module:
-        """transformers' module, with these weights."""
+        """Return transformers' module with these weights."""
         both: Any = self.ups, self.downs
         weights = [torch.stack([layer.weight.data for layer in layers]) for layers in both]
         return _filled(self, [each.transpose(1, 2) if self.transposed else each for each in weights])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); the expert E stands for none."""
+        """Apply hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H); expert E means none."""
         experts_S = top_k_index.reshape(-1)
         counts = torch.bincount(experts_S, minlength=len(self.ups)).tolist()[: len(self.ups)]
-        # Rows ordered by expert; those of none come last.
+        # Rows in expert order; rows without an expert come last.
         order_S = experts_S.argsort(stable=True)[: sum(counts)]
         tokens_S = order_S // top_k_index.shape[1]
         y_SH = self._rows(hidden_states.index_select(0, tokens_S), counts)
@@ -58,7 +58,7 @@ class Experts(nn.Module):
         return torch.zeros_like(hidden_states).index_add_(0, tokens_S, y_SH)
 
     def _rows(self, x_SH: Tensor, counts: list[int]) -> Tensor:
-        """x_SH ordered by expert, `counts` rows of each -> (S, H)."""
+        """Apply x_SH in expert order, `counts` rows for each -> (S, H)."""
         chosen = [index for index, count in enumerate(counts) if count]
         if not chosen:
             return torch.empty_like(x_SH)
@@ -70,7 +70,7 @@ class Experts(nn.Module):
 
 
 def experts_of(gate_up: Tensor, down: Tensor, act: Any, *, transposed: bool) -> Experts:
-    """Experts of two tensors (E, outputs, inputs), or (E, inputs, outputs) if `transposed`, which they share."""
+    """Experts that share two tensors (E, outputs, inputs), or (E, inputs, outputs) if `transposed`."""
 
     def layers(weights: Tensor) -> list[nn.Module]:
         return [linear_of(weight.t() if transposed else weight) for weight in weights]
@@ -94,11 +94,11 @@ def _filled(experts: nn.Module, weights: list[Tensor]) -> nn.Module:
 
 
 class GroupedExperts(nn.Module):
-    """Gated experts without biases on a GPU: all rows of all experts in one product, and the host waits for nothing.
+    """Gated experts without biases on a GPU: one product for all rows of all experts, without synchronizing.
 
     Args:
-        gate_up: of each expert, (E, H, 2 I), the gate's half first.
-        down: of each expert, (E, I, H).
+        gate_up: of all experts, (E, H, 2 I), the gate's half first.
+        down: of all experts, (E, I, H).
         act: the gate's activation.
     """
 
@@ -109,53 +109,53 @@ class GroupedExperts(nn.Module):
         self.act_fn = act
 
     def stand_for(self, shell: nn.Module) -> None:
-        """Note transformers' module, in whose place these stand; it loses its weights."""
+        """Record transformers' module, which this one replaces; it loses its weights."""
         _empty(self, shell)
 
     def restored(self) -> nn.Module:
-        """transformers' module, with these weights."""
+        """Return transformers' module with these weights."""
         return _filled(self, [self.gate_up.data, self.down.data])
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H)."""
+        """Apply hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H)."""
         chosen_S, order_S = top_k_index.reshape(-1).sort(stable=True)
         number_E = torch.arange(len(self.gate_up), device=chosen_S.device)
         ends_E = torch.searchsorted(chosen_S, number_E, right=True).int()
         rows_SH = hidden_states.index_select(0, order_S // top_k_index.shape[1])
         gate_SI, up_SI = _grouped(rows_SH, self.gate_up, ends_E).chunk(2, dim=-1)
         y_SH = _grouped(self.act_fn(gate_SI) * up_SI, self.down, ends_E)
-        # Without atomic additions, whose order is chance's.
+        # Without atomic additions, whose order varies.
         found_SH = torch.empty_like(y_SH).index_copy_(0, order_S, y_SH)
         weights_TK1 = top_k_weights.unsqueeze(2).to(y_SH.dtype)
         return (found_SH.view(*top_k_index.shape, -1) * weights_TK1).sum(1)
 
 
 def can_group(*weights: Tensor) -> bool:
-    """True if a GPU computes products of these expert by expert in one call: rows of whole 16 bytes, bfloat16.
+    """Return whether a GPU computes these experts' products in one call: bfloat16, and rows in multiples of 16 bytes.
 
-    In other types the library reads on the host how many rows each expert has.
+    For other types the library reads each expert's number of rows on the host.
     """
     fits = all(w.dtype == torch.bfloat16 and w.is_contiguous() and not any(n % 8 for n in w.shape[1:]) for w in weights)
     return fits and platform_of(weights[0].device).grouped_products
 
 
 def _grouped(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
-    """Rows in the order of their experts, `ends_E` where each one's end, times its matrix."""
+    """Multiply rows in expert order, each expert's ending at `ends_E`, with its matrix."""
     out: Tensor = nn.functional.grouped_mm(x_SI, weight_EIO, offs=ends_E)
     return out
 
 
 def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> int:
-    """Replace transformers' experts of this type, of the usual form, by ours; returns how many.
+    """Replace transformers' experts of this type, if they have the usual form, by ours; returns how many.
 
-    No weight is copied: what packs linear layers finds those of the experts among them.
+    No weight is copied: operations that pack linear layers also find the experts' layers.
     """
 
     def made(child: Any) -> Experts | None:
         if not _usual(child, dtype):
             return None
-        weights = [getattr(child, name).data for name in _WEIGHTS]
-        experts = experts_of(*weights, child.act_fn, transposed=child.is_transposed)
+        gate_up, down = child.gate_up_proj.data, child.down_proj.data
+        experts = experts_of(gate_up, down, child.act_fn, transposed=child.is_transposed)
         experts.stand_for(child)
         return experts
 
@@ -163,7 +163,7 @@ def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> i
 
 
 def _usual(experts: Any, dtype: torch.dtype) -> bool:
-    """True if a module says of itself that it is made of gated experts without biases and norms."""
+    """Return whether a module declares gated experts without biases and norms."""
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_bias", True):
         return False
     if getattr(experts, "has_post_expert_norm", False) or not hasattr(experts, "is_transposed"):

@@ -1,4 +1,4 @@
-"""Linear layers of one input as one product: q, k and v, and gate and up.
+"""Joins linear layers with the same input into one product: q, k and v, and gate and up.
 
 Shapes: M rows of activations, I inputs, O outputs.
 """
@@ -18,16 +18,16 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Linear layers of one input, in the order in which transformers' layers call them.
+# Linear layers with the same input, in the order in which transformers' layers call them.
 _FUSABLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FirstOfFused(nn.Module):
-    """Computes several linear layers of one input as one product: gives the first, keeps the others for their turn.
+    """Computes several linear layers of one input as one product; returns the first output and keeps the others.
 
     Attributes:
-        product: all of them as one linear layer.
-        names, sizes: what they are called in their parent, and their outputs.
+        product: all layers as one linear layer.
+        names, sizes: the layers' names in their parent, and their outputs.
     """
 
     def __init__(self, names: tuple[str, ...], linears: Sequence[nn.Linear | StoredLinear]) -> None:
@@ -40,23 +40,23 @@ class FirstOfFused(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """Of all, for models that ask for its type."""
+        """Return the joined weight, for models that ask for its type."""
         return self.product.weight
 
     @property
     def bias(self) -> Any:
-        """Of all."""
+        """Return the joined bias."""
         return self.product.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) -> the first layer's (..., O)."""
+        """Compute x (..., I) -> the first layer's (..., O)."""
         first, *rest = self.product(x).split(self.sizes, dim=-1)
         self.rest, self.input = tuple(rest), x
         return first
 
     def alone(self, x: Tensor, index: int) -> Tensor:
-        """What the layer `index` makes of another input: keys and values of what lies beside the text, say."""
-        # With room for adapters, the product stands inside another layer.
+        """Return the layer `index` of another input, such as the keys and values of cross-attention states."""
+        # With room for adapters, the product is inside a LoRALinear.
         product = getattr(self.product, "base", self.product)
         if isinstance(product, StoredLinear):
             made: Tensor = product.part(self._outputs(index))(x)
@@ -73,12 +73,12 @@ class FirstOfFused(nn.Module):
         return slice(start, start + self.sizes[index])
 
     def apart(self, biased: Sequence[bool]) -> list[nn.Module]:
-        """The layers that were joined, on parts of the same memory.
+        """Return the separate layers, sharing memory with the joined one.
 
         Args:
             biased: which of them had a bias.
         """
-        layers = [part(self.product, self._outputs(index)) for index in range(len(self.sizes))]
+        layers: list[Any] = [part(self.product, self._outputs(index)) for index in range(len(self.sizes))]
         for layer, had in zip(layers, biased, strict=True):
             if not had:
                 layer.bias = None
@@ -86,7 +86,7 @@ class FirstOfFused(nn.Module):
 
 
 class RestOfFused(nn.Module):
-    """Stands where one of the other layers stood."""
+    """Takes the place of one of the other layers."""
 
     first: FirstOfFused
 
@@ -97,7 +97,7 @@ class RestOfFused(nn.Module):
         self.index = index
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the first layer computed for this one, if it was of the same x."""
+        """Return what the first layer computed for this one, if it was of the same x."""
         first = self.first
         if first.input is not x:
             return first.alone(x, self.index + 1)
@@ -108,11 +108,12 @@ class RestOfFused(nn.Module):
 
 
 def fuse_linears(model: nn.Module, changes: Changes) -> int:
-    """Make one matrix of q, k and v, and one of gate and up, wherever a module has them; returns how many.
+    """Join q, k and v, and gate and up, wherever a module has them; returns the number of joined groups.
 
-    Not where keys and values are made of something else than queries, nor where one product gives something else than
-    the layers gave, as where a program has changed what one of them does: that is tried. Beside the new weights, those
-    of one group alone are held: `modules` gives children after their parent, and so never the ones that were joined.
+    A group stays separate if keys and values have another input than queries, or if a trial shows that the product
+    gives other results than the layers, for example because a program changed what one of them does. At any time only
+    one group's old weights are held beyond the new ones: `modules` yields children after their parent, so never the
+    replaced layers.
     """
     fused = 0
     for module in model.modules():
@@ -129,7 +130,7 @@ def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes) -> 
     first = FirstOfFused(names, found)
     layers = [first, *(RestOfFused(first, index) for index in range(len(names) - 1))]
     if not _alike(found, layers):
-        logger.warning("%s of a %s give something else as one product and stay apart.", names, type(module).__name__)
+        logger.warning("%s of a %s stay separate: joined, they give other results.", names, type(module).__name__)
         return False
     biased = [linear.bias is not None for linear in found]
     for name, layer in zip(names, layers, strict=True):
@@ -144,15 +145,15 @@ def _part_again(module: nn.Module, names: tuple[str, ...], biased: Sequence[bool
         setattr(module, name, layer)
 
 
-# How many rows the layers are compared with, and by how many roundings of the largest number they may differ: sums are
-# taken in another order.
+# The number of rows compared, and the number of roundings of the largest value that results may differ by: the order of
+# sums changes.
 _TRIED = 16
 _ROUNDINGS = 64.0, 4.0
 
 
 @torch.no_grad()
 def _alike(apart: list[Any], joined: list[Any]) -> bool:
-    """True if these layers give the same of the same input, to rounding of 32 or 16 bits."""
+    """Return whether these layers give the same outputs for the same input, up to rounding in 32 or 16 bits."""
     weight = apart[0].weight
     size = _TRIED * apart[0].in_features
     x_MI = torch.arange(size, dtype=torch.float32, device=weight.device).sin().view(_TRIED, -1).to(weight.dtype)

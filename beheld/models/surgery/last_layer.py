@@ -1,9 +1,9 @@
-"""The last layer of a prompt, for the tokens whose logits are wanted alone.
+"""Runs the last layer of a prompt only for the tokens whose logits are needed.
 
-Of all other tokens, nobody reads what the last layer gives; only their keys and values are kept. So it runs in two
-parts: its first norm and its attention for all tokens, where keys and values are stored and nothing is attended to; and
-the whole of it for the wanted tokens, each then a sequence that decodes. Of a long prompt that saves nearly a layer: of
-Qwen2.5-VL-7B, a 28th of the work.
+Of all other tokens, only the last layer's keys and values are kept; its output is unused. So it runs in two parts: its
+first norm and its attention for all tokens, where keys and values are stored without attending; then the whole layer
+for the needed tokens, each as a decoding sequence. For a long prompt that saves nearly a layer: of Qwen2.5-VL-7B, a
+28th of the work.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from beheld.attention.context import tail
 from beheld.core.errors import ModelError
 from beheld.models.surgery.operation import Changes
 
-# What families call the norm between a layer's input and its attention.
+# Families' names of the norm between a layer's input and its attention.
 _NORMS = ("input_layernorm", "operator_norm", "self_attn_layer_norm")
 
 
 def shorten(layer: nn.Module, changes: Changes) -> None:
-    """Let a layer take a pass's tail; without one it does as before."""
+    """Let a layer process a pass's tail; without a tail it does as before."""
     forward: Callable[..., Any] = layer.forward
     attention = getattr(layer, "self_attn", None)
     norm = next((found for name in _NORMS if (found := getattr(layer, name, None)) is not None), None)
@@ -32,7 +32,7 @@ def shorten(layer: nn.Module, changes: Changes) -> None:
         if part is None:
             return forward(hidden_states, *args, **kwargs)
         if args or attention is None or norm is None:
-            raise ModelError(f"Which part of {type(layer).__name__} makes keys and values is not known.")
+            raise ModelError(f"{type(layer).__name__} has no known part that computes keys and values.")
         rows_S = part.rows_S
         kept = {name: _of_rows(name, value, rows_S) for name, value in kwargs.items()}
         part.storing, part.stored = True, False
@@ -41,26 +41,26 @@ def shorten(layer: nn.Module, changes: Changes) -> None:
         finally:
             part.storing = False
         if not part.stored:
-            raise ModelError(f"{type(layer).__name__} does not attend.")
+            raise ModelError(f"{type(layer).__name__} did not call attention.")
         return forward(hidden_states.index_select(1, rows_S), **kept)
 
     changes.set(layer, "forward", shortened)
 
 
-# By the place of their tokens' axis, from behind.
+# The axis of tokens, counted from the end.
 _AXES = {"position_embeddings": -2, "position_ids": -1, "cache_position": -1}
 
 
 def _of_rows(name: str, value: Any, rows_S: Tensor) -> Any:
-    """The part of a keyword argument that concerns these tokens.
+    """Select these tokens from a keyword argument.
 
     Raises:
-        ModelError: nobody knows which that is.
+        ModelError: the argument's token axis is not known.
     """
     if isinstance(value, tuple):
         return tuple(_of_rows(name, each, rows_S) for each in value)
     if not isinstance(value, Tensor):
         return value
     if name not in _AXES:
-        raise ModelError(f"Which part of {name!r} concerns which tokens is not known.")
+        raise ModelError(f"The token axis of {name!r} is not known.")
     return value.index_select(_AXES[name], rows_S)

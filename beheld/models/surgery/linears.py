@@ -1,6 +1,6 @@
 """Linear layers and convolutions in the form that the device computes fastest.
 
-Results stay those of the model as it came, to rounding.
+Results equal the original model's up to rounding.
 
 Shapes: M rows of activations, I inputs, O outputs.
 """
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from beheld.models.one_row import OneRowLinear, StandIn
 from beheld.models.surgery.operation import Changes
 
-# Up to this many rows a library's matrix product, which tiles over rows, leaves most of the CPU idle.
+# Up to this many rows, a library's matrix product, which tiles over rows, leaves most of the CPU idle.
 _SMALL_ROWS = 64
-# From so many rows on a product takes long.
+# From this many rows on, a product takes long.
 _MANY_ROWS = 512
 
 
 class SmallBatchLinear(StandIn):
-    """A linear layer on a CPU that computes (W x^T)^T for few rows: the tiles then run along the many outputs.
+    """A linear layer on a CPU that computes (W x^T)^T for few rows, so that tiles run along the many outputs.
 
     Measured on two AVX-512 cores, float32, 16 rows, 4096 x 1024: 170 GFLOP/s against 118 of `F.linear`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) -> (..., O)."""
+        """Multiply x (..., I) -> (..., O)."""
         rows = x.numel() // self.in_features
         if not 1 < rows <= _SMALL_ROWS:
             return nn.functional.linear(x, self.weight, self.bias)
@@ -39,19 +39,19 @@ class SmallBatchLinear(StandIn):
             y_OM = torch.mm(self.weight, x_MI.t())
         else:
             y_OM = torch.addmm(self.bias.unsqueeze(1), self.weight, x_MI.t())
-        # Some models call .view on what a layer gives.
+        # Some models call .view on a layer's output.
         return y_OM.t().contiguous().view(*x.shape[:-1], self.out_features)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on a CPU whose weights lie in oneDNN's own blocked order, so that they are read in one stream.
+    """A linear layer on a CPU whose weights are in oneDNN's blocked order, so that they are read in one stream.
 
     Measured on two AVX-512 cores, float32, 65536 x 1024: at 1, 16 and 832 rows 20, 243 and 363 GFLOP/s against 11, 65
-    and 181 of `F.linear`; the error is float32's own. The order serves any number of rows.
+    and 181 of `F.linear`; the error is that of float32. The order serves any number of rows.
 
     Attributes:
-        weight: empty; it only tells type and device to models that ask for them.
-        packed_bytes: what the weights take.
+        weight: empty; gives type and device to models that ask for them.
+        packed_bytes: the bytes of the weights.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -64,11 +64,11 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data.contiguous())
 
     def restored(self) -> nn.Linear:
-        """A linear layer whose weights lie in their own order again."""
+        """Return a linear layer with the weights in their usual order."""
         return linear_of(self._packed.to_dense(), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) -> (..., O)."""
+        """Multiply x (..., I) -> (..., O)."""
         rows = x.numel() // self.in_features
         padded = padded_rows(rows)
         if padded == rows:
@@ -80,7 +80,7 @@ class PackedLinear(nn.Module):
         return y_MO.view(*x.shape[:-1], self.out_features)
 
     def _in_two(self, x_MI: Tensor, whole: int) -> Tensor:
-        """The first `whole` rows as they lie, then the others: what comes out is less to copy than what goes in."""
+        """Process the first `whole` rows in place, then the others: the output is smaller to copy than the input."""
         return torch.cat([self._product(x_MI[:whole]), self(x_MI[whole:])])
 
     def _product(self, x: Tensor) -> Tensor:
@@ -89,13 +89,13 @@ class PackedLinear(nn.Module):
 
 
 class PaddedLinear(StandIn):
-    """A linear layer on a CPU in bfloat16 or float16, whose product has few numbers of rows; see padded_rows.
+    """A linear layer on a CPU in bfloat16 or float16 that pads rows to few distinct numbers; see padded_rows.
 
-    The weights stay in their order: in oneDNN's a product of one row is not always the same to the last bit.
+    The weights keep their order: in oneDNN's order, one row's product is not always the same to the last bit.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., I) -> (..., O)."""
+        """Multiply x (..., I) -> (..., O)."""
         rows = x.numel() // self.in_features
         padded = padded_rows(rows)
         if padded == rows:
@@ -105,11 +105,13 @@ class PaddedLinear(StandIn):
 
 
 def padded_rows(rows: int) -> int:
-    """With how many rows oneDNN computes the product of `rows`: the same up to 16, then one of 8 sizes per doubling,
-    and of 16 from `_MANY_ROWS` on, where a product takes long.
+    """Return the number of rows to which `rows` is padded.
 
-    It compiles a product for every number of rows that it meets, and PyTorch and it keep a thousand of them: with torch
-    2.15 0.6 MiB each, which would be half a gigabyte after prompts of two hundred lengths.
+    It is `rows` itself up to 16, then one of 8 sizes per doubling, and one of 16 from `_MANY_ROWS` on, where a product
+    takes long.
+
+    oneDNN compiles a product for each number of rows, and PyTorch and oneDNN cache a thousand of them: 0.6 MiB each
+    with torch 2.15, which is half a gigabyte after prompts of two hundred lengths.
     """
     if rows <= 16:
         return rows
@@ -117,17 +119,17 @@ def padded_rows(rows: int) -> int:
 
 
 def _step(rows: int) -> int:
-    """Sizes of products follow each other by so many rows there."""
+    """Return the step between padded sizes near `rows`."""
     return 1 << (rows.bit_length() - (4 if rows < _MANY_ROWS else 5))
 
 
 def _padded(x: Tensor, rows: int, padded: int) -> Tensor:
-    """x (..., I) of so many rows as (padded, I), with zeros behind it."""
+    """Return x (..., I) as rows (padded, I) with zeros at the end."""
     return nn.functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padded - rows))
 
 
 def linear_of(weight_OI: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A linear layer with this weight and bias, which it shares; `weight_OI` may be strided."""
+    """Return a linear layer that shares this weight and bias; `weight_OI` may be strided."""
     linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight_OI, requires_grad=False)
     if bias is not None:
@@ -136,19 +138,19 @@ def linear_of(weight_OI: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 def can_pack() -> bool:
-    """True if this PyTorch can keep weights in oneDNN's order."""
+    """Return whether this PyTorch supports weights in oneDNN's order."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class Replacement(Protocol):
-    """A module that stands in place of another one, and holds its weights in a form of its own."""
+    """A module that replaces another one and holds its weights in another form."""
 
     def restored(self) -> nn.Module:
-        """The module in whose place this one stands, made from what this one holds."""
+        """Return the replaced module, made from this one's weights."""
 
 
 def restored(module: Any) -> nn.Module:
-    """What a replacement stands for; see Replacement."""
+    """Return what a replacement replaced; see Replacement."""
     made: nn.Module = module.restored()
     return made
 
@@ -161,7 +163,7 @@ def replace_linears(
 ) -> int:
     """Replace the linear layers of this type; returns how many.
 
-    Layers are replaced one by one, so that never more than one layer's weights are held twice.
+    Layers are replaced one by one, so that only one layer's weights are ever held twice.
     """
 
     def made(child: Any) -> nn.Module | None:
@@ -172,11 +174,10 @@ def replace_linears(
 
 
 def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes: Changes) -> int:
-    """Put the Replacement that `made` gives of a module in its place, unless that is None; returns how many.
+    """Replace each module for which `made` returns a Replacement; returns how many.
 
-    The old module is held by nobody here once the new one stands: a list of all modules would keep every old weight
-    until its end. So the walk is as lazy as `modules` is, which looks at children after their parent was yielded, and
-    goes on with the new ones.
+    Nothing holds the old module once it is replaced: a list of all modules would keep every old weight until its end.
+    `modules` is lazy and visits children after their parent was yielded, so it continues with the new modules.
     """
     replaced = 0
     for module in model.modules():
@@ -189,9 +190,9 @@ def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes
 
 
 class PatchProduct(nn.Module):
-    """A convolution that sees each patch once, as the matrix product that it is.
+    """A convolution that sees each patch once, as a matrix product.
 
-    On an H200 the library's own for Qwen2.5-VL's took 1.9 ms for sixteen 448 x 448 pictures.
+    On an H200 the library's convolution for Qwen2.5-VL took 1.9 ms for sixteen 448 x 448 images.
     """
 
     def __init__(self, conv: nn.Conv2d | nn.Conv3d) -> None:
@@ -201,12 +202,12 @@ class PatchProduct(nn.Module):
         self.__dict__["_conv"] = conv
 
     def restored(self) -> nn.Module:
-        """The convolution."""
+        """Return the convolution."""
         conv: nn.Module = self.__dict__["_conv"]
         return conv
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (P, channels, ...) -> (P, O, 1 ...) where x is one patch wide; else as the convolution."""
+        """Compute x (P, channels, ...) -> (P, O, 1 ...) if x is one patch wide; otherwise as the convolution."""
         if x.shape[1:] != self.weight.shape[1:]:
             out: Tensor = self.__dict__["_conv"](x)
             return out
@@ -215,7 +216,7 @@ class PatchProduct(nn.Module):
 
 
 def replace_patch_convolutions(model: nn.Module, changes: Changes) -> int:
-    """Replace the convolutions over time and space whose steps are as large as what they see; returns how many."""
+    """Replace convolutions over time and space whose stride equals their kernel; returns how many."""
 
     def made(child: Any) -> nn.Module | None:
         wanted = type(child) is nn.Conv3d and child.kernel_size == child.stride and child.groups == 1
@@ -224,15 +225,15 @@ def replace_patch_convolutions(model: nn.Module, changes: Changes) -> int:
     return replace_children(model, made, changes)
 
 
-# What 16-bit matrix products want sizes to be a multiple of: otherwise a library takes kernels of an older kind.
+# 16-bit matrix products need sizes that are multiples of this; for others a library uses slower kernels.
 _ALIGNED = 8
 _PADDED = 64
 
 
 def pad_mlps(model: nn.Module, changes: Changes, spared: nn.Module | None = None) -> int:
-    """Give gated MLPs of an odd inner size some inner units of zero weight, which change nothing; returns how many.
+    """Pad the inner size of gated MLPs with units of zero weight, which change nothing; returns how many were padded.
 
-    Qwen2.5-VL's tower has 3420 of them. What lies in `spared` keeps its sizes: adapters were made for those.
+    Qwen2.5-VL's tower has 3420 inner units. Modules in `spared` keep their sizes, because adapters were made for them.
     """
     padded = 0
     left = set() if spared is None else set(spared.modules())
@@ -263,7 +264,7 @@ def _unpad(mlp: Any, extra: int) -> None:
 
 
 def _resize(linear: nn.Linear, outputs: int, inputs: int) -> None:
-    """Append so many outputs and inputs of zero weight, or drop the last ones if negative."""
+    """Append this many outputs and inputs of zero weight, or drop the last ones if negative."""
     linear.weight.data = nn.functional.pad(linear.weight.data, (0, inputs, 0, outputs))
     if linear.bias is not None:
         linear.bias.data = nn.functional.pad(linear.bias.data, (0, outputs))

@@ -1,8 +1,8 @@
-"""Rotary embeddings with two scales (LongRoPE, arXiv 2402.13753), chosen by sequence and not by batch.
+"""Rotary embeddings with two scales (LongRoPE, arXiv 2402.13753), chosen per sequence instead of per batch.
 
-transformers takes the long scale for a whole batch once its furthest position lies beyond the length that the model was
-first trained for. Here a sequence whose prompt is longer has it from its start, and no other one of the batch does: its
-positions are counted from FAR on.
+transformers uses the long scale for a whole batch once its largest position exceeds the original training length. Here
+a sequence with a longer prompt uses it from its start, and no other sequence of the batch does: its positions count
+from FAR.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from beheld.models.surgery.operation import Changes
 
-# Further than any position.
+# Beyond any real position.
 FAR = 1 << 24
 
 
 class TwoScales(nn.Module):
-    """Stands in place of a model's rotary embedding of the type "longrope"."""
+    """Replaces a model's rotary embedding of the type "longrope"."""
 
     def __init__(self, rotary: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TwoScales(nn.Module):
         self.register_buffer("frequencies_2F", torch.stack([short.float(), long.float()]), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (B, T, 2 F) of positions (B, T), in the type of `x`."""
+        """Return cosines and sines (B, T, 2 F) of positions (B, T), in the type of `x`."""
         far = position_ids >= FAR
         places = torch.where(far, position_ids - FAR, position_ids)
         angles = places[..., None].float() * self.frequencies_2F[far.long()]  # type: ignore[index]

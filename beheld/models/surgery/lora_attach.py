@@ -1,4 +1,4 @@
-"""Gives the linear layers of a loaded model's decoder room for LoRA adapters."""
+"""Adds LoRA support to the linear layers of a loaded model's decoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ logger = get_logger(__name__)
 
 _LINEARS = (PackedLinear, StandIn, StoredLinear)
 _APART = frozenset({"experts", "cross_attn", "crossattention", "encoder_attn"})
-# Where transformers has, and had, the decoder; adapters keep the names of the version that they were trained with.
+# Paths of the decoder in this and older versions of transformers; adapters keep the names of the version that trained
+# them.
 _PREFIXES = (
     "model.language_model.",
     "model.language_model.model.",
@@ -35,9 +36,9 @@ _PREFIXES = (
 
 
 def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Changes) -> LoRASlots:
-    """Put a LoRALinear in place of each linear layer of the decoder's layers; they share the slots returned.
+    """Replace each linear layer of the decoder by a LoRALinear; they share the returned slots.
 
-    Experts are left out, and attention to what stands beside the text: they see other rows than the step's tokens.
+    Experts and cross-attention are left out: they see other rows than the step's tokens.
 
     Raises:
         ConfigError: there is no such layer.
@@ -75,7 +76,7 @@ def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Change
 
 
 def _linears(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, list[str], list[int]]]:
-    """Linear layers: parent, attribute there, and the names below the decoder and outputs of what it stands for."""
+    """List the linear layers: parent, attribute, and the names and outputs of the layers that each represents."""
     for path, parent in decoder.named_modules():
         if not path.startswith("layers.") or not _APART.isdisjoint(path.split(".")):
             continue

@@ -1,17 +1,18 @@
-"""A decoder layer for a single row as nine launches, each of which starts before the one before it has ended.
+"""A decoder layer for a single row as nine launches, each of which starts before the previous one ends.
 
     norm | q, k, v | rotation | attention | o + residual | norm | gate, up | gate x up | down + residual
 
-transformers' own layer, compiled, has the same operations; but a compiler's kernels let their successors start late or
-not at all, so that products wait where they could read their weights. Whether a layer has this form is not read off its
-class: it is taken apart by the names of its parts, run once beside the original on a random row, and left alone unless
-both give the same.
+transformers' layer, compiled, has the same operations, but the compiler's kernels let their successors start late or
+not at all, so that products wait instead of reading their weights. Whether a layer has this form does not depend on its
+class: the layer is taken apart by the names of its parts, run once next to the original on a random row, and left
+unchanged unless both give the same result.
 
 Shapes: H hidden size, C head size.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ logger = get_logger(__name__)
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, int | None, float, float | None], Tensor]
 
-# Norms before attention, after it (before the residual), before the MLP, after it, as families name them.
+# Families' names of the norms before attention, after it (before the residual), before the MLP, and after it.
 _NORMS = (
     ("input_layernorm", None, "post_attention_layernorm", None),
     ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
@@ -40,14 +41,14 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 @dataclass(eq=False)
 class Norm:
-    """An RMS norm: its weights, and whether these are counted from one."""
+    """An RMS norm: its weights, and whether they are offsets from one."""
 
     weight_H: Tensor
     eps: float
     from_one: bool
 
     def __call__(self, x_H: Tensor, residual_H: Tensor | None = None) -> Tensor:
-        """(H,) -> (H,), added to `residual_H` if that is given."""
+        """Normalize (H,) -> (H,), added to `residual_H` if given."""
         from beheld.models.one_row_kernel import norm
 
         early = early_start(x_H.device)
@@ -56,16 +57,16 @@ class Norm:
 
 @dataclass(eq=False)
 class OneRowLayer:
-    """Computes what the layer computes, of one row.
+    """Computes the layer for one row.
 
     Attributes:
         norms: before attention, after it, before the MLP, after it.
-        qkv, o, gate_up, down: its products, of any kind that takes one row.
-        heads: of q, and of k.
-        turned: elements of a head that are rotated.
-        head_norms: weights (2, C) of q and k, epsilon, and whether they are counted from one.
-        tanh: its activation is GELU by tanh; SiLU otherwise.
-        layer, window, scale, softcap: what it asks of attention.
+        qkv, o, gate_up, down: its products, of any kind that accepts one row.
+        heads: the numbers of heads of q and of k.
+        turned: the rotated elements of a head.
+        head_norms: weights (2, C) of q and k, epsilon, and whether weights are offsets from one.
+        tanh: GELU in its tanh approximation; otherwise SiLU.
+        layer, window, scale, softcap: the layer's attention options.
     """
 
     norms: tuple[Norm, Norm | None, Norm, Norm | None]
@@ -86,7 +87,7 @@ class OneRowLayer:
     def __call__(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
     ) -> Tensor:
-        """(1, 1, H) -> (1, 1, H). What else transformers' model passes to its layers is for other attention."""
+        """Compute (1, 1, H) -> (1, 1, H); other arguments of transformers' model concern other attention."""
         from beheld.models.one_row_kernel import gate, turn
 
         assert position_embeddings is not None, "a layer of this form rotates"
@@ -109,7 +110,7 @@ class OneRowLayer:
 
 
 def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None) -> Tensor:
-    """residual + product(x), with a norm before the sum if there is one."""
+    """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
     if type(product) is OneRowLinear:
@@ -120,7 +121,7 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
 
 @torch.no_grad()
 def one_row_norm(norm: Any) -> Callable[[Tensor], Tensor] | None:
-    """What gives the same as this norm, of one row; None if it is not an RMS norm."""
+    """Return the equivalent of this norm for one row; None if it is not an RMS norm."""
     weight = getattr(norm, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 1 or _eps(norm) is None:
         return None
@@ -129,16 +130,21 @@ def one_row_norm(norm: Any) -> Callable[[Tensor], Tensor] | None:
     for from_one in (False, True):
         made = _norm_of(norm, from_one)
         if _near(made(hidden), wanted, wanted.float()):
-            return lambda hidden_states, made=made: made(hidden_states.reshape(-1)).view(hidden_states.shape)
+            return functools.partial(_as_rows, made)
     return None
 
 
-# ---------------------------------------------------------------------- finding out whether a layer has this form
+def _as_rows(norm: Norm, hidden_states: Tensor) -> Tensor:
+    """(1, 1, H) -> (1, 1, H)."""
+    return norm(hidden_states.reshape(-1)).view(hidden_states.shape)
+
+
+# ---------------------------------------------------------------------- detecting the form of a layer
 
 
 @dataclass(eq=False)
 class Seen:
-    """What the original did with a random row: its arguments, what it asked of attention, and what it gave."""
+    """What the original layer did with a random row: its arguments, its attention call, and its output."""
 
     hidden: Tensor
     keywords: Mapping[str, Any]
@@ -149,21 +155,22 @@ class Seen:
     given: Tensor
 
 
-# By how much, of the norm of what a layer adds, two ways to compute it may differ; and of what it gives: a rounding.
+# How much two ways to compute a layer's contribution may differ, relative to its norm, and how much its output may, a
+# rounding.
 _OFF, _ROUNDINGS = 0.03, 0.5
 _PROBE = "beheld_probe"
-# Keywords by which transformers' layers tell attention what changes nothing for one row.
+# Keywords that transformers' layers pass to attention and that change nothing for one row.
 _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "cache_position", "is_causal"})
 
 
 @torch.no_grad()
 def one_row_layers(text: Any) -> dict[nn.Module, OneRowLayer]:
-    """Those of a text model's layers that have this form, tried one by one; none where the trial itself fails."""
+    """Return the text model's layers that have this form, tried one by one; none if the trial itself fails."""
     try:
         seen = _watched(text)
     except Exception as error:
-        # The layers of some families need more than a row; they stay as they are.
-        logger.debug("No layer is tried for the form of a single row: %s", first_line(error))
+        # The layers of some families need more than one row; they stay unchanged.
+        logger.debug("No layer gets a single-row form: %s", first_line(error))
         return {}
     found: dict[nn.Module, OneRowLayer] = {}
     for layer, original in seen.items():
@@ -174,13 +181,13 @@ def one_row_layers(text: Any) -> dict[nn.Module, OneRowLayer]:
 
 
 def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
-    """The layer in this form; None if it has another one."""
+    """Return the layer in this form; None if it has another form."""
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
-    cos_sin = seen.keywords.get("position_embeddings")
+    cos_sin: Any = seen.keywords.get("position_embeddings")
     names = _named_norms(layer)
     if attention is None or mlp is None or names is None or not _rotates(cos_sin, seen):
         return None
-    products: tuple[Any, ...] = (
+    products: tuple[Any, Any, Any, Any] = (
         _joined(attention, "q_proj", "qkv_proj"),
         getattr(attention, "o_proj", None),
         _joined(mlp, "gate_proj", "gate_up_proj"),
@@ -209,7 +216,7 @@ def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
 
 
 def _activation(mlp: Any) -> bool | None:
-    """False for SiLU, True for GELU by tanh, by what it gives; None for another one."""
+    """Return False for SiLU and True for GELU in its tanh approximation, judged by results; None for others."""
     act = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
     x = torch.linspace(-8, 8, 257)
     made = act(x) if callable(act) else None
@@ -220,7 +227,7 @@ def _activation(mlp: Any) -> bool | None:
 
 
 def _named_norms(layer: nn.Module) -> tuple[str | None, ...] | None:
-    """Which of its norms stand where; None if it has others."""
+    """Return the layer's norms by place; None if it has others."""
     own = {name for name, child in layer.named_children() if hasattr(child, "weight") and not list(child.children())}
     known = next((names for names in _NORMS if {name for name in names if name is not None} == own), None)
     eps = [_eps(getattr(layer, name)) for name in known or () if name is not None]
@@ -237,13 +244,13 @@ def _norm_of(norm: Any, from_one: bool) -> Norm:
 
 
 def _joined(module: nn.Module, first: str, whole: str) -> Any:
-    """The product of all that have this input, as fuse_linears joined them or as the family has it."""
+    """Return the product of all layers with this input, as fuse_linears joined them or as the family has it."""
     found = getattr(module, first, None)
     return getattr(module, whole, None) if found is None else getattr(found, "product", None)
 
 
 def _rotates(cos_sin: Any, seen: Seen) -> bool:
-    """True if heads are rotated by one row of cosines and sines in their own type."""
+    """Return whether heads are rotated by one row of cosines and sines in their type."""
     if not isinstance(cos_sin, tuple) or len(cos_sin) != 2:
         return False
     size = seen.query.shape[-1]
@@ -255,7 +262,7 @@ def _rotates(cos_sin: Any, seen: Seen) -> bool:
 
 
 def _same(made: OneRowLayer, seen: Seen) -> bool:
-    """True if this form gives attention and the next layer what the original gave them."""
+    """Return whether this form gives attention and the next layer the same values as the original."""
     taken: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
@@ -266,7 +273,7 @@ def _same(made: OneRowLayer, seen: Seen) -> bool:
     try:
         given = made(seen.hidden, **seen.keywords)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        logger.debug("A layer has another form than that of a single row: %s", first_line(error))
+        logger.debug("A layer does not have the single-row form: %s", first_line(error))
         return False
     finally:
         made.attend = attend_layer
@@ -284,7 +291,7 @@ def _near(found: Tensor, wanted: Tensor, added: Tensor) -> bool:
 
 
 def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Tensor:
-    """Something that depends on all three, in attention's place: (1, T, H, C); of one row alone attention is v."""
+    """Return (1, T, H, C) that depends on q, k and v, in attention's place: attention of a single row is v alone."""
     group = q_1HTC.shape[1] // k_1KTC.shape[1]
     k, v = (each.repeat_interleave(group, dim=1) for each in (k_1KTC, v_1KTC))
     weight = torch.sigmoid((q_1HTC.float() * k.float()).sum(-1, keepdim=True) * scale)
@@ -292,7 +299,7 @@ def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Ten
 
 
 def _watched(text: Any) -> dict[nn.Module, Seen]:
-    """Run a text model on one random row, and note what each of its layers did."""
+    """Run a text model on one random row, and record what each layer did."""
     arguments: dict[nn.Module, tuple[Tensor, dict[str, Any]]] = {}
     asked: list[tuple[Tensor, Tensor, Tensor, tuple[int, int | None, float, float | None]]] = []
     seen: dict[nn.Module, Seen] = {}
@@ -336,14 +343,14 @@ def _run_one_row(text: Any) -> None:
                 if isinstance(section := getattr(module, "mrope_section", None), list | tuple)), default=1)  # fmt: skip
     chance = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 1, text.config.hidden_size, generator=chance).to(weight.device, weight.dtype)
-    # Another position for each axis, none of them zero, where nothing is rotated.
+    # A different position per axis, none of them zero, because zero rotates nothing.
     positions = torch.arange(3, 3 + 2 * axes, 2, device=weight.device).view(axes, 1, 1)
     text(inputs_embeds=hidden, position_ids=positions if axes > 1 else positions[0], use_cache=False)
 
 
 @contextmanager
 def _attention_by(config: Any, attention: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, the attention of layers with this configuration is a function of ours."""
+    """Within the block, replace the attention of layers with this configuration by a function of ours."""
     from transformers import AttentionInterface
 
     before = config._attn_implementation
@@ -353,5 +360,5 @@ def _attention_by(config: Any, attention: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = {"": before}
-        # A function that remembers nothing: the name stays known.
+        # A stateless function: the name stays registered.
         AttentionInterface.register(_PROBE, _probed)

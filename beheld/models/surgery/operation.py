@@ -1,11 +1,12 @@
-"""What an operation on a loaded model is, and the record of its changes, by which they are taken back.
+"""Operations on a loaded model, and the record of their changes, by which they are undone.
 
-An operation never keeps weights that it replaced: what is taken back is made from what stands in its place.
+An operation never keeps weights that it replaced: undoing makes the old module from the one in its place.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,21 +27,21 @@ class Stage(enum.IntEnum):
     """The fixed order of operations."""
 
     SETTLE = 1
-    """Weights that passed the loader in a form of their own get the layers that multiply them."""
+    """Insert the layers that multiply weights which were loaded in a quantized form."""
     ADAPT = 2
-    """A family's modules compute a batch as the engine lays it out."""
+    """Make a family's modules compute batches in the engine's layout."""
     QUANTIZE = 3
     SHARD = 4
     FUSE = 5
-    """Layers take the form that the device computes fastest."""
+    """Convert layers to the form that the device computes fastest."""
     LORA = 6
     COMPILE = 7
     PASS = 8
-    """What the adapter's passes need: further columns of rows, layers that take a pass's tail."""
+    """Add what the adapter's passes need: extra columns of rows, layers that process a pass's tail."""
 
 
 class Changes:
-    """What one operation changed, so that it can be taken back, the last change first."""
+    """The changes of one operation, undone in reverse order."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
@@ -49,29 +50,29 @@ class Changes:
         return len(self._undo)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Give `owner` a method or another plain attribute of its own, no submodule and no parameter."""
+        """Set a method or another plain attribute of `owner`, neither a submodule nor a parameter."""
         own = vars(owner)
         if name in own:
-            self._undo.append(lambda before=own[name]: setattr(owner, name, before))
+            self._undo.append(functools.partial(setattr, owner, name, own[name]))
         else:
             self._undo.append(lambda: delattr(owner, name))
         setattr(owner, name, value)
 
     def replace(self, parent: Any, name: str, new: nn.Module, restore: Callable[[nn.Module], nn.Module]) -> None:
-        """Put `new` in place of a submodule.
+        """Replace a submodule by `new`.
 
         Args:
-            parent, name: where it stands.
-            restore: what makes the old module from the one that stands there when this is taken back.
+            parent, name: the submodule's place.
+            restore: makes the old module from the one in its place when the change is undone.
         """
         setattr(parent, name, new)
         self._undo.append(lambda: setattr(parent, name, restore(getattr(parent, name))))
 
     def exchange(self, parent: Any, name: str, new: nn.Module, parts: Iterable[str]) -> None:
-        """Put `new` in place of a submodule whose parts, under the same names, it took over.
+        """Replace a submodule by `new`, which takes over its parts under the same names.
 
-        The old module is kept without them; when this is taken back, it gets those that stand there then. A part that
-        can tell what it stands for (`restored`) gives that.
+        The old module is kept without them; undoing returns the parts that are there then. A part that knows what it
+        replaced (`restored`) returns that.
         """
         old, parts = getattr(parent, name), tuple(parts)
         for part in parts:
@@ -87,11 +88,11 @@ class Changes:
         self.replace(parent, name, new, restore)
 
     def hook(self, handle: Any) -> None:
-        """Note a hook; `handle` is what registering it gave."""
+        """Record a hook; `handle` is the result of registering it."""
         self._undo.append(handle.remove)
 
     def undo_with(self, act: Callable[[], object]) -> None:
-        """Note a change of any other kind, which `act` takes back."""
+        """Record any other change, which `act` undoes."""
         self._undo.append(act)
 
     def take_back(self) -> None:
@@ -105,10 +106,10 @@ class Target:
     """A loaded model under surgery.
 
     Attributes:
-        model: of transformers.
+        model: the transformers model.
         config: the engine's.
-        slots: those of LoRA adapters, if an operation made any.
-        around: what every pass through the model runs within.
+        slots: the LoRA adapter slots, if an operation made any.
+        around: context managers that every pass through the model enters.
     """
 
     model: Any
@@ -118,7 +119,7 @@ class Target:
 
 
 def always(target: Target) -> bool:
-    """True for every model."""
+    """Return True for every model."""
     return True
 
 
@@ -127,12 +128,12 @@ class Operation:
     """One named change to a loaded model.
 
     Attributes:
-        name: short words.
+        name: a short name.
         stage: when it is applied.
-        needs: in words, of which modules, on which device and with which options it does something.
-        replaces: in words, which methods, modules or hooks it changes, and by what.
-        apply: does it, and notes each change.
-        suits: False where it would do nothing, which can be known before.
+        needs: which modules, devices and options it applies to, in words.
+        replaces: which methods, modules or hooks it changes, and by what, in words.
+        apply: makes and records each change.
+        suits: False if it would do nothing, as far as that is known in advance.
     """
 
     name: str
@@ -144,14 +145,14 @@ class Operation:
 
 
 class Surgery:
-    """The operations that were applied to one model, in order."""
+    """The operations applied to one model, in order."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.done: list[tuple[Operation, Changes]] = []
 
     def perform(self, operations: Iterable[Operation]) -> None:
-        """Apply the operations that suit the model, by stage, and within a stage in the order given."""
+        """Apply the operations that suit the model, by stage, and within a stage in the given order."""
         for operation in sorted(operations, key=lambda each: each.stage):
             assert not self.done or operation.stage >= self.done[-1][0].stage, f"{operation.name} comes too late"
             if not operation.suits(self.target):
@@ -162,7 +163,7 @@ class Surgery:
             logger.debug("Surgery: %s, %d changes.", operation.name, len(changes))
 
     def apply(self, name: str, replaces: str, act: Callable[[Any, Changes], T]) -> T:
-        """Apply one more operation, of the last stage, to the model; gives what `act` gives."""
+        """Apply one more operation, of the last stage; returns what `act` returns."""
         given: list[T] = []
         operation = Operation(
             name, Stage.PASS, "an adapter that asks for it", replaces,
@@ -173,7 +174,7 @@ class Surgery:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Within the block, which is a pass through the model, what operations want around it is in force."""
+        """Enter what operations need around a pass through the model."""
         with ExitStack() as stack:
             for around in self.target.around:
                 stack.enter_context(around())

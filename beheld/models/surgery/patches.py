@@ -1,6 +1,6 @@
-"""Convolutions that see each patch once, as the matrix products that they are, on a CPU.
+"""Convolutions that see each patch once, as matrix products on a CPU.
 
-Shapes: N pictures or clips, C channels, O outputs, I inputs of a patch (C times its sizes).
+Shapes: N images or clips, C channels, O outputs, I inputs of a patch (C times its sizes).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _KINDS = (nn.Conv2d, nn.Conv3d)
 
 
 class PackedPatches(nn.Module):
-    """A convolution whose steps are as large as what it sees, with weights in oneDNN's order.
+    """A convolution whose stride equals its kernel, with weights in oneDNN's order.
 
-    On one AVX-512 core, float32: one picture of 980 x 980 in patches of 14, 1152 outputs: 67 ms instead of 124; eight
-    of 224 x 224 in patches of 16, 768 outputs: 19 ms both ways.
+    On one AVX-512 core, float32: one image of 980 x 980 in patches of 14, 1152 outputs: 67 ms instead of 124; eight of
+    224 x 224 in patches of 16, 768 outputs: 19 ms both ways.
 
     Attributes:
-        weight: empty; it only tells type and device to models that ask for them.
+        weight: empty; gives type and device to models that ask for them.
     """
 
     def __init__(self, conv: nn.Conv2d | nn.Conv3d) -> None:
@@ -35,10 +35,10 @@ class PackedPatches(nn.Module):
         self._kind, self._inputs, self._padding = type(conv), conv.in_channels, conv.padding
 
     def restored(self) -> nn.Module:
-        """The convolution, whose weights lie in their own order again."""
+        """Return the convolution with weights in their usual order."""
         linear, sizes = self.product.restored(), self._sizes
         with_bias = linear.bias is not None
-        # Known only as one of two kinds here, whose sizes have two forms.
+        # Typed as one of two kinds whose sizes have different forms.
         kind: Any = self._kind
         given = self._inputs, linear.out_features, sizes, sizes, self._padding
         conv: nn.Module = kind(*given, bias=with_bias, device="meta")
@@ -47,7 +47,7 @@ class PackedPatches(nn.Module):
         return conv
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (N, C, sizes) -> (N, O, sizes in patches); what is left over at the far edges is not looked at."""
+        """Compute x (N, C, sizes) -> (N, O, sizes in patches); the remainder at the far edges is ignored."""
         counts = [there // size for there, size in zip(x.shape[2:], self._sizes, strict=True)]
         for axis, (count, size) in enumerate(zip(counts, self._sizes, strict=True), start=2):
             x = x.narrow(axis, 0, count * size)
@@ -71,7 +71,7 @@ def pack_patch_convolutions(model: nn.Module, dtype: torch.dtype, changes: Chang
 
 
 def _sees_once(conv: nn.Conv2d | nn.Conv3d, dtype: torch.dtype) -> bool:
-    """True if it is a plain convolution of this type whose patches lie side by side and are more than a point."""
+    """Return whether it is a plain convolution of this type with adjacent patches of more than one point."""
     if type(conv) not in _KINDS or conv.weight.dtype != dtype or not conv.weight.numel():
         return False
     unpadded = conv.padding == "valid" or (not isinstance(conv.padding, str) and not any(conv.padding))

@@ -1,4 +1,4 @@
-"""How models write tool calls into their text, and how they are read out of it."""
+"""The formats in which models write tool calls, and their readers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from beheld.text.tools.tagged import GLM, QWEN3, TaggedCalls
 __all__ = ["MARKS", "READERS", "Piece", "Schemas", "ToolReader", "calls_of", "form_of"]
 
 _HERMES = {"<tool_call>": Region("</tool_call>")}
-# Qwen3-Coder often leaves the outer mark out, or writes only its closing one.
+# Qwen3-Coder often omits the outer mark, or writes only the closing one.
 _QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 
-# By the names of vLLM's --tool-call-parser; "json" is our own name for JSON without marks.
+# Keys are the names of vLLM's --tool-call-parser; "json" is our name for JSON without marks.
 READERS: dict[str, Callable[[Schemas], ToolReader]] = {
     "hermes": lambda schemas: MarkedReader(_HERMES, JsonCalls),
     "glm45": lambda schemas: MarkedReader(_HERMES, lambda: TaggedCalls(GLM, schemas)),
@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[Schemas], ToolReader]] = {
     "json": json_reader,
     "pythonic": python_reader,
 }
-# Without these a form cannot be read, so they are shown even if a tokenizer calls them special.
+# These marks are kept in the text even if they are special tokens, because the format cannot be read without them.
 MARKS: dict[str, tuple[str, ...]] = {
     "hermes": ("<tool_call>",),
     "glm45": ("<tool_call>", "<arg_key>", "<arg_value>"),
@@ -37,7 +37,7 @@ MARKS: dict[str, tuple[str, ...]] = {
 
 
 def form_of(template: str | None) -> str | None:
-    """The form that a chat template teaches its model; None if it tells of none."""
+    """The format that a chat template teaches its model; None if it has none."""
     if template is None:
         return None
     for form, marks in (

@@ -1,4 +1,4 @@
-"""Calls that are the whole answer: JSON objects, a list of them, or calls as Python writes them."""
+"""Reads calls that are the whole answer: one or several JSON objects, or calls in Python syntax."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 class BareReader:
-    """Reads an answer that begins with a call, or with a mark and a call; any other is shown at once. See
-    call.ToolReader.
+    """Reads an answer that begins with a call, or with a mark and a call; see call.ToolReader.
+
+    Any other answer is text.
 
     Args:
         body: reads the calls.
-        marks: that may stand before them.
+        marks: marks that may precede them.
     """
 
     def __init__(self, body: CallBody, marks: tuple[str, ...]) -> None:
         self._body = body
         self._beginning: Beginning | None = Beginning(*marks)
-        # Blanks and mark at the beginning, which are text if no call follows.
+        # Whitespace and mark at the beginning; they are text if no call follows.
         self._undecided = ""
         self._marked = False
         self._behind: list[str] = []
@@ -59,7 +60,7 @@ class BareReader:
         shown = self._shown(words)
         if not self._body.called:
             return self._undecided + shown, pieces
-        # The end of what the mark before the calls has begun.
+        # The closing counterpart of the mark before the calls.
         behind = "".join(self._behind)
         for mark in (_FENCE, _PYTHON_END):
             behind = behind.lstrip().removeprefix(mark) if behind.lstrip().startswith(mark) else behind
@@ -77,11 +78,12 @@ class BareReader:
 
 
 class PythonCalls:
-    """A list of calls in Python's words: [look(at="sky"), wait(seconds=3)]; as call.CallBody. Each is told when it is
-    complete.
+    """A list of calls in Python syntax: [look(at="sky"), wait(seconds=3)]; a call.CallBody.
+
+    A call is returned when it is complete.
 
     Args:
-        names: of functions that may be called.
+        names: the functions that may be called.
     """
 
     def __init__(self, names: Container[str]) -> None:
@@ -113,12 +115,12 @@ class PythonCalls:
     cut = end
 
     def _outside(self, text: str) -> str:
-        """Take what stands before, between or behind the calls; returns what is left to look at."""
+        """Consume text before, between or after the calls; returns the unprocessed rest."""
         if self._state == "start":
             solid = text.lstrip()
             self._raw.append(text[: len(text) - len(solid)])
             if solid and solid[0] != "[":
-                return self._gave_up(solid)
+                return self._as_text(solid)
             if solid:
                 self._raw.append("[")
                 self._state = "between"
@@ -142,12 +144,12 @@ class PythonCalls:
         written, self._held = "".join(self._held), []
         call = _call(written)
         if call is None or call.name not in self._names:
-            return self._gave_up(written + text[end:])
+            return self._as_text(written + text[end:])
         pieces.append(call)
         self._called, self._state, self._raw = True, "between", []
         return text[end:]
 
-    def _gave_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         self._state = "plain"
         raw, self._raw = "" if self._called else "".join(self._raw), []
         return raw + text
@@ -164,10 +166,10 @@ def _call(text: str) -> Piece | None:
 
 
 def json_reader(schemas: Schemas) -> BareReader:
-    """Of JSON, one call or several; only of the functions that there are."""
+    """A reader of one or several calls in JSON, restricted to the known functions."""
     return BareReader(JsonCalls(schemas), _JSON_MARKS)
 
 
 def python_reader(schemas: Schemas) -> BareReader:
-    """Of Python's words; only of the functions that there are."""
+    """A reader of calls in Python syntax, restricted to the known functions."""
     return BareReader(PythonCalls(schemas), _PYTHON_MARKS)

@@ -1,4 +1,4 @@
-"""Tool calls as they are read out of a text, piece by piece, and what a reader of such texts is."""
+"""Pieces of tool calls, and the protocol of their readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-# The function's name -> the JSON schema of its arguments.
+# Function name -> JSON schema of its arguments.
 Schemas = Mapping[str, Mapping[str, Any]]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -18,8 +18,8 @@ class Piece:
     """A piece of a call.
 
     Attributes:
-        name: of the function, where the call begins; None goes on with the call before.
-        arguments: what is added to the arguments' text, which is JSON if the model wrote all of it well.
+        name: the function's name at the beginning of a call; None continues the previous call.
+        arguments: text to append to the arguments, which are JSON if the model wrote them correctly.
     """
 
     name: str | None
@@ -27,27 +27,30 @@ class Piece:
 
 
 class ToolReader(Protocol):
-    """Reads calls out of a text that comes in pieces; how it is cut does not matter. It never fails: what does not
-    begin as a call is text. Time is linear in the text, in however many pieces it comes."""
+    """Reads calls from a text that arrives in pieces, for any division into pieces.
+
+    It never fails: whatever does not begin like a call is text. The time is linear in the text for any number of
+    pieces.
+    """
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """What has become certain: (plain text, pieces of calls)."""
+        """Add text; returns what is now certain: (plain text, pieces of calls)."""
 
     def finish(self) -> tuple[str, list[Piece]]:
         """The rest."""
 
 
 class CallBody(Protocol):
-    """Reads what stands behind an opening mark."""
+    """Reads the text after an opening mark."""
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """What has become certain: (plain text behind the calls, pieces of calls)."""
+        """Add text; returns what is now certain: (plain text after the calls, pieces of calls)."""
 
     def end(self) -> tuple[str, list[Piece]]:
-        """A closing mark has come: the rest, where plain text is what is no call."""
+        """The rest at a closing mark; whatever is not a call is plain text."""
 
     def cut(self) -> tuple[str, list[Piece]]:
-        """The text has ended without a closing mark: the rest."""
+        """The rest when the text ends without a closing mark."""
 
     @property
     def called(self) -> bool:
@@ -55,7 +58,7 @@ class CallBody(Protocol):
 
 
 def call_from(value: Any) -> list[Piece]:
-    """A call from parsed JSON, "parameters" being read as "arguments"; empty if it is not one.
+    """A call from parsed JSON; "parameters" is an alias of "arguments"; empty if it is not a call.
 
     Raises:
         ValueError: as json_text.
@@ -69,7 +72,7 @@ def call_from(value: Any) -> list[Piece]:
 
 
 def calls_of(pieces: Sequence[Piece]) -> list[Piece]:
-    """Whole calls, from their pieces."""
+    """Joins pieces into whole calls."""
     made: list[Piece] = []
     for piece in pieces:
         if piece.name is not None:
@@ -80,10 +83,10 @@ def calls_of(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def json_text(value: Any) -> str:
-    """JSON in words as they are, but for halves of characters, which no text can hold.
+    """JSON with characters unescaped and lone surrogates removed.
 
     Raises:
-        ValueError: it holds what JSON does not know, or it is nested too deep.
+        ValueError: the value is not JSON or is nested too deeply.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -93,15 +96,15 @@ def json_text(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without halves of characters."""
+    """The text without lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
 def parsed(text: str) -> Any:
-    """The value of strict JSON.
+    """Parse strict JSON.
 
     Raises:
-        ValueError: it is none, or it is nested too deep.
+        ValueError: the text is not JSON or is nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_no_json)

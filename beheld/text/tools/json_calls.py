@@ -1,4 +1,4 @@
-"""Calls as JSON objects, {"name": ..., "arguments": {...}}, one behind the other."""
+"""Reads calls as consecutive JSON objects, {"name": ..., "arguments": {...}}."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from beheld.text.tools.call import Piece, call_from, parsed, printable
 
-# The beginning that nearly all models write: behind it, arguments are told as they come.
+# The usual beginning of a call; after it, the arguments are passed on as they arrive.
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{'
 )
@@ -16,11 +16,11 @@ _BETWEEN = re.compile(r"[\s,;\[\]]*")
 
 
 class Balance:
-    """Finds the end of what stands in brackets, in pieces; brackets within quotes do not count.
+    """Finds the end of a bracketed text in pieces, ignoring brackets in quotes.
 
     Args:
-        depth: so many brackets are open already.
-        quotes: what texts may stand in.
+        depth: number of brackets that are already open.
+        quotes: the quote characters.
     """
 
     def __init__(self, depth: int = 0, quotes: str = '"') -> None:
@@ -31,7 +31,7 @@ class Balance:
         self._inside = {quote: re.compile(rf"[{quote}\\]") for quote in quotes}
 
     def end(self, text: str) -> int | None:
-        """The place behind the bracket that closes the first one; None if it is not in this piece."""
+        """The index after the bracket that closes the first one; None if it is not in this piece."""
         place = 0
         while place < len(text):
             if self._escaped:
@@ -47,7 +47,7 @@ class Balance:
         return None
 
     def _take(self, sign: str) -> bool:
-        """Go past a sign; True if it closed everything."""
+        """Consume a character; True if it closes the last bracket."""
         if self._quote is not None:
             self._escaped = sign == "\\"
             self._quote = None if sign == self._quote else self._quote
@@ -63,7 +63,7 @@ class JsonCall:
     """One call, from its opening bracket to its closing one.
 
     Args:
-        names: of functions that may be called; None allows any.
+        names: the functions that may be called; None allows any.
     """
 
     def __init__(self, names: Container[str] | None) -> None:
@@ -79,7 +79,10 @@ class JsonCall:
         return self._state != "head"
 
     def push(self, text: str) -> tuple[list[Piece], str | None]:
-        """(pieces, what follows the call; None while it goes on). A call that has not begun then is none."""
+        """Add text; returns (pieces, the text after the call or None while it continues).
+
+        If the call has not begun by its end, it is not a call.
+        """
         pieces: list[Piece] = []
         if self._state == "head":
             left = self._look(text, pieces)
@@ -96,11 +99,11 @@ class JsonCall:
         return pieces, None if end is None else text[end:]
 
     def held(self) -> str:
-        """What was taken in, of a call that has not begun."""
+        """The text of a call that has not begun."""
         return "".join(self._held)
 
     def _look(self, text: str, pieces: list[Piece]) -> str | None:
-        """Take a beginning in; what is left to look at, None if nothing is."""
+        """Examine the beginning of a call; returns the unprocessed rest, or None."""
         looked = self._num_held
         self._held.append(text)
         self._num_held += len(text)
@@ -130,17 +133,18 @@ class JsonCall:
 
 
 class JsonCalls:
-    """Calls with nothing but blanks, commas, semicolons and brackets of lists between them. What follows anything else
-    is text. As call.CallBody.
+    """Calls with only whitespace, commas, semicolons and list brackets between them; a call.CallBody.
+
+    After anything else, everything is text.
 
     Args:
-        names: of functions that may be called; None allows any.
+        names: the functions that may be called; None allows any.
     """
 
     def __init__(self, names: Container[str] | None = None) -> None:
         self._names = names
         self._call: JsonCall | None = None
-        # What stands between calls, or before the first.
+        # Text between calls, or before the first.
         self._between: list[str] = []
         self._plain = False
         self._called = False
@@ -177,7 +181,7 @@ class JsonCalls:
         if text.startswith("{"):
             self._call = JsonCall(self._names)
         elif text:
-            return self._gave_up(text)
+            return self._as_text(text)
         return text or None
 
     def _within(self, text: str, pieces: list[Piece]) -> str | None:
@@ -188,13 +192,13 @@ class JsonCalls:
             self._called = True
             self._between = []
         elif left is not None:
-            return self._gave_up(self._call.held() + left)
+            return self._as_text(self._call.held() + left)
         if left is not None:
             self._call = None
         return left
 
-    def _gave_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         self._plain, self._call = True, None
-        # Behind a call, what separates calls belongs to none of them and not to the text either.
+        # After a call, separators belong neither to a call nor to the text.
         between, self._between = "" if self._called else "".join(self._between), []
         return between + text

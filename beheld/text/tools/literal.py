@@ -1,4 +1,4 @@
-"""Python's literals, read without Python: keyword arguments of a call, as the values that JSON knows."""
+"""Parses Python literals without Python: a call's keyword arguments, as JSON values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keywords_of(text: str) -> dict[str, Any]:
     """The arguments in `a=1, b="x"`.
 
     Raises:
-        ValueError: it is anything else, or nested more than 32 deep.
+        ValueError: the text has another form, or is nested more than 32 deep.
     """
     reader = _Reader(_tokens(text))
     found: dict[str, Any] = {}
@@ -91,36 +91,36 @@ class _Reader:
 
     def _list(self, closing: str, depth: int) -> list[Any]:
         made: list[Any] = []
-        while not self._at(closing):
+        while not self._skip(closing):
             made.append(self.value(depth + 1))
-            if not self._at(",") and not self._ahead(closing):
+            if not self._skip(",") and not self._ahead(closing):
                 raise ValueError("no comma")
         return made
 
     def _mapping(self, depth: int) -> dict[str, Any]:
         made: dict[str, Any] = {}
-        while not self._at("}"):
+        while not self._skip("}"):
             key = self.value(depth + 1)
             if not isinstance(key, str):
                 raise ValueError("no key")
             self.expect(":")
             made[key] = self.value(depth + 1)
-            if not self._at(",") and not self._ahead("}"):
+            if not self._skip(",") and not self._ahead("}"):
                 raise ValueError("no comma")
         return made
 
     def _ahead(self, sign: str) -> bool:
         return self.more and self._tokens[self._place] == ("sign", sign)
 
-    def _at(self, sign: str) -> bool:
-        """Go past a sign if it comes next."""
+    def _skip(self, sign: str) -> bool:
+        """Consume the character if it is next."""
         found = self._ahead(sign)
         self._place += found
         return found
 
 
 def _text(word: str) -> str:
-    def meant(found: re.Match[str]) -> str:
+    def unescaped(found: re.Match[str]) -> str:
         number = found[1] or found[2] or found[3]
         if number is None:
             return _SIGNS.get(found[4], found.group())
@@ -129,10 +129,10 @@ def _text(word: str) -> str:
             raise ValueError("no character")
         return chr(code)
 
-    return _ESCAPE.sub(meant, word[1:-1])
+    return _ESCAPE.sub(unescaped, word[1:-1])
 
 
 def _finite(number: float) -> float:
     if number in (float("inf"), float("-inf")):
-        raise ValueError("no number of JSON")
+        raise ValueError("not a JSON number")
     return number

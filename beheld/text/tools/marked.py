@@ -1,4 +1,4 @@
-"""Calls behind a mark, each with a body of its own kind: the text around them is shown at once."""
+"""Reads calls after a mark, each with its own kind of body; the surrounding text is passed on at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from beheld.text.marks import Seeker, Trimmed
 from beheld.text.tools.call import CallBody, Piece
 
-# Longer texts are taken in blocks, so that what is left of a text is not copied again behind each of its calls.
+# Longer texts are processed in blocks, so that the rest of a text is not copied after each of its calls.
 BLOCK = 4096
 
 
 @dataclass(frozen=True)
 class Region:
-    """What begins with a mark.
+    """The part of a text that an opening mark starts.
 
     Attributes:
-        close: the mark that ends it; if that opens a region too, the next one begins with it.
-        given: what the body is given first.
+        close: the mark that ends it; if it is also an opening mark, the next region begins with it.
+        given: text that the body gets first.
     """
 
     close: str
@@ -29,9 +29,9 @@ class MarkedReader:
     """Reads regions between marks; see call.ToolReader.
 
     Args:
-        regions: by the mark that opens them.
+        regions: opening mark -> region.
         body: makes the reader of one region.
-        stray: a mark that means nothing behind a call, and is text before the first.
+        stray: a mark that is ignored after a call and is text before the first.
     """
 
     def __init__(self, regions: Mapping[str, Region], body: Callable[[], CallBody], stray: str | None = None) -> None:
@@ -41,7 +41,7 @@ class MarkedReader:
         self._seeker = Seeker()
         self._words = Trimmed()
         self._open: tuple[CallBody, str] | None = None
-        # The opening mark and the blanks before it, which are text if no call follows.
+        # The opening mark and the whitespace before it; they are text if no call follows.
         self._undecided = ""
         self._spelled = False
         self._called = False
@@ -74,7 +74,7 @@ class MarkedReader:
         return "".join([*shown, "" if self._called else blanks]), pieces
 
     def _outside(self, text: str, shown: list[str], pieces: list[Piece]) -> str:
-        """Take text up to the next mark; returns what is left to look at."""
+        """Consume text up to the next mark; returns the unprocessed rest."""
         before, mark, after = self._seeker.seek(text, self._marks)
         self._say(before, shown)
         if mark is not None and mark in self._regions:
@@ -87,13 +87,13 @@ class MarkedReader:
         region = self._regions[mark]
         body = self._make()
         self._open = body, region.close
-        # The body is told a mark that it reads itself; then that is not to be told twice.
+        # If the body reads the mark itself, the mark must not appear twice.
         self._undecided = self._words.rest() + mark.removesuffix(region.given)
         self._spelled = False
         self._take(body, body.push(region.given), shown, pieces)
 
     def _within(self, text: str, shown: list[str], pieces: list[Piece]) -> str:
-        """Take text up to the closing mark; returns what is left to look at."""
+        """Consume text up to the closing mark; returns the unprocessed rest."""
         assert self._open is not None
         body, close = self._open
         before, mark, after = self._seeker.seek(text, (close,))
@@ -109,8 +109,8 @@ class MarkedReader:
             self._enter(mark, shown, pieces)
         return after
 
-    def _take(self, body: CallBody, told: tuple[str, list[Piece]], shown: list[str], pieces: list[Piece]) -> None:
-        words, found = told
+    def _take(self, body: CallBody, read: tuple[str, list[Piece]], shown: list[str], pieces: list[Piece]) -> None:
+        words, found = read
         pieces += found
         if body.called:
             self._called, self._undecided = True, ""

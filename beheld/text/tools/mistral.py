@@ -1,4 +1,4 @@
-"""Calls behind [TOOL_CALLS], as Mistral's models write them: a list of JSON calls, or a name and its arguments."""
+"""Reads calls after [TOOL_CALLS] in Mistral's format: a list of JSON calls, or a name and its arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDS = {
 
 
 class MistralCalls:
-    """What stands behind one mark; as call.CallBody."""
+    """The text after one mark; a call.CallBody."""
 
     def __init__(self) -> None:
         self._list: JsonCalls | None = None
@@ -65,19 +65,22 @@ class MistralCalls:
     cut = end
 
     def _look(self, text: str, pieces: list[Piece]) -> str:
-        """Go on to the next mark; returns what is left to look at, which is text if the state is "plain" then."""
+        """Consume text up to the next mark; returns the unprocessed rest.
+
+        The rest is text if the state is then "plain".
+        """
         ends = _ENDS[self._state]
         before, mark, after = self._seeker.seek(text, ends)
         self._raw += (before, mark or "")
         if self._state == "name":
             self._name.append(before)
         elif self._state == "open" and before.strip():
-            return self._gave_up(after)
+            return self._as_text(after)
         if mark is None:
             return ""
         name = "".join(self._name).strip()
         if not NAME.fullmatch(name):
-            return self._gave_up(after)
+            return self._as_text(after)
         self._state = ends[mark]
         if self._state != "arguments":
             return after
@@ -85,7 +88,7 @@ class MistralCalls:
         self._raw = []
         return "{" + after
 
-    def _gave_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         self._state = "plain"
         raw, self._raw = "".join(self._raw), []
         return raw + text

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, one by one and without quotes, as GLM and Qwen3-Coder write them."""
+"""Reads calls with each argument between tags and without quotes, in the formats of GLM and Qwen3-Coder."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from beheld.text.marks import Seeker
 from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
 from beheld.utils.json_types import NAMES, types_of
 
-# Models that write much Python write these where JSON is meant.
+# Some models write Python's constants in place of JSON's.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True)
 class Tags:
-    """How a family writes a call: for each state, the tags that end it and the state that follows.
+    """A family's call format: for each state, the tags that end it and the state that follows.
 
-    The states "name", "key" and "value" hold what they are named after; what stands behind "done" is text, and what
-    stands in any other is not looked at.
+    The states "name", "key" and "value" collect what their names say. In "done" everything is text; in other states
+    text is ignored.
 
     Attributes:
-        first: the state that a call begins in.
+        first: the state in which a call begins.
         states: the table.
-        frame: what stands around a value and is no part of it.
+        frame: text around a value that is not part of it.
     """
 
     first: str
@@ -59,12 +59,11 @@ QWEN3 = Tags(
 
 
 class TaggedCalls:
-    """One call; as call.CallBody. Arguments that are texts are told as they come, others
-    when they are complete.
+    """One call; a call.CallBody. Text arguments are passed on as they arrive, others when complete.
 
     Args:
-        tags: how they are written.
-        schemas: of the arguments, which say what is a text and what a number.
+        tags: the format.
+        schemas: the functions' schemas, which give the arguments' types.
     """
 
     def __init__(self, tags: Tags, schemas: Schemas) -> None:
@@ -94,7 +93,7 @@ class TaggedCalls:
             if not self._called:
                 self._raw += (before, tag or "")
             if self._state == "value":
-                pieces += _said(self._value.push(before))
+                pieces += _pieces_of(self._value.push(before))
             else:
                 self._held.append(before)
             if tag is not None:
@@ -106,7 +105,7 @@ class TaggedCalls:
         if self._state == "done" and not self._behind:
             text = text.lstrip()
             self._behind = bool(text)
-        return self._given_up(text) if self._plain else text, pieces
+        return self._as_text(text) if self._plain else text, pieces
 
     def end(self) -> tuple[str, list[Piece]]:
         """As CallBody."""
@@ -114,30 +113,30 @@ class TaggedCalls:
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
         if self._state == "value":
-            pieces += _said(self._value.push(rest) + self._value.end())
+            pieces += _pieces_of(self._value.push(rest) + self._value.end())
         return self._ended(rest, pieces, words)
 
     def cut(self) -> tuple[str, list[Piece]]:
-        """As CallBody: a value that was cut off stays open, so that nobody takes it for a whole one."""
+        """As CallBody. A truncated value stays open, so that no one takes it for a complete one."""
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
         if self._called and self._state not in ("between", "done"):
-            return "", _said(self._value.push(rest)) if self._state == "value" else []
+            return "", _pieces_of(self._value.push(rest)) if self._state == "value" else []
         return self._ended(rest, [], "")
 
     def _ended(self, rest: str, pieces: list[Piece], words: str) -> tuple[str, list[Piece]]:
         if self._state == "name" and not self._called and not self._plain and self._tags.first == "name":
-            # No argument: only the name can say that this is a call.
+            # Without arguments, only the name can show that this is a call.
             name = ("".join(self._held) + rest).strip()
             if name in self._schemas:
                 self._begin(name, pieces)
         if self._called:
             self._close(pieces)
             return words, pieces
-        return words + self._given_up(""), pieces
+        return words + self._as_text(""), pieces
 
     def _leave(self, pieces: list[Piece]) -> None:
-        """A state's tag has come."""
+        """Handle a tag that ends the state."""
         text = "".join(self._held)
         if self._state == "head" and text.strip():
             self._plain = True
@@ -149,11 +148,11 @@ class TaggedCalls:
                 self._plain = True
         elif self._state == "key":
             key = text.strip()
-            pieces += _said((", " if self._opened else "{") + json_text(key) + ": ")
+            pieces += _pieces_of((", " if self._opened else "{") + json_text(key) + ": ")
             self._opened = True
             self._value = Value(self._properties.get(key), self._tags.frame)
         elif self._state == "value":
-            pieces += _said(self._value.end())
+            pieces += _pieces_of(self._value.end())
 
     def _begin(self, name: str, pieces: list[Piece]) -> None:
         pieces.append(Piece(name, ""))
@@ -163,20 +162,20 @@ class TaggedCalls:
 
     def _close(self, pieces: list[Piece]) -> None:
         if self._called and not self._closed:
-            pieces += _said("}" if self._opened else "{}")
+            pieces += _pieces_of("}" if self._opened else "{}")
             self._closed = True
 
-    def _given_up(self, text: str) -> str:
+    def _as_text(self, text: str) -> str:
         raw, self._raw = "".join(self._raw), []
         return raw + text
 
 
 class Value:
-    """One argument's value, from text as the model wrote it to JSON.
+    """Converts one argument's value from the model's text to JSON.
 
     Args:
-        schema: of the value, as far as there is one.
-        frame: what may stand around it, once on each side.
+        schema: the value's schema, if there is one.
+        frame: optional text around the value, at most once on each side.
     """
 
     def __init__(self, schema: Any, frame: str) -> None:
@@ -186,7 +185,7 @@ class Value:
         self._held: list[str] = []
 
     def push(self, text: str) -> str:
-        """JSON that is certain."""
+        """Add text; returns the JSON that is now certain."""
         if not self._begun and text:
             self._begun = True
             text = text.removeprefix(self._frame)
@@ -194,7 +193,7 @@ class Value:
             self._held.append(text)
             return ""
         text = "".join([*self._held, text])
-        # What ends the text so far may be the frame's end.
+        # The end of the text so far may be the frame's end.
         self._held = [self._frame] if self._frame and text.endswith(self._frame) else []
         return self._open() + _escaped(text.removesuffix(self._frame) if self._held else text)
 
@@ -210,7 +209,7 @@ class Value:
 
 
 def typed(text: str, types: frozenset[str] | set[str]) -> str:
-    """JSON of a value that may have these types, none meaning any: what is no JSON of such a type is a text."""
+    """A value as JSON of one of these types (none allows any); a text that is not such JSON becomes a JSON string."""
     word = text.strip()
     try:
         value = parsed(_PYTHON.get(word, word))
@@ -226,5 +225,5 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _said(text: str) -> list[Piece]:
+def _pieces_of(text: str) -> list[Piece]:
     return [Piece(None, text)] if text else []

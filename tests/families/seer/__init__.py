@@ -6,6 +6,8 @@ from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("seer",),
-    tested=(KnownCheckpoint("seer", "SeerForConditionalGeneration", "nobody/seer", IMAGE, "images of their own size"),),
+    tested=(
+        KnownCheckpoint("seer", "SeerForConditionalGeneration", "nobody/seer", IMAGE, "images at their native size"),
+    ),
     definition=Definition(config="config:SeerConfig", model="modeling:SeerForConditionalGeneration"),
 )

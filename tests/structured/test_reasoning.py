@@ -1,4 +1,4 @@
-"""Grammars that begin behind thoughts, of whatever kind they are and however the marks are written."""
+"""Grammars that after reasoning, of every kind and with every spelling of the marks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from beheld.core.params import Grammar, Thoughts
+from beheld.core.params import Grammar, ReasoningFormat
 from beheld.structured.compile import Compiler
-from beheld.structured.thoughts import after
+from beheld.structured.reasoning import reasoning_after
 from tests import tiny
 
-BEGUN, FREE = (Thoughts("<think>", "</think>", begun) for begun in (True, False))
+BEGUN, FREE = (ReasoningFormat("<think>", "</think>", begun) for begun in (True, False))
 ANSWERS = {
     "json": ('{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}', '{"a": true}'),
     "regex": ("[ab]{3}/", "aba/"),
@@ -33,10 +33,10 @@ def compiler(way: str) -> tuple[Any, Compiler]:
     return made, Compiler(made.backend_tokenizer.to_str, len(made), frozenset({made.eos_token_id}))
 
 
-def complete(way: str, thoughts: Thoughts, kind: str, text: str) -> bool:
+def complete(way: str, reasoning: ReasoningFormat, kind: str, text: str) -> bool:
     """True if the text is a whole answer."""
     tokenizer, found = compiler(way)
-    matcher = found.matcher(Grammar(kind, ANSWERS[kind][0], thoughts))
+    matcher = found.matcher(Grammar(kind, ANSWERS[kind][0], reasoning))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
@@ -49,7 +49,7 @@ def test_it_begins_behind_the_mark(kind: str, way: str) -> None:
         assert complete(way, BEGUN, kind, text), text
         assert complete(way, FREE, kind, f"<think>\n{text}"), text
     assert complete(way, FREE, kind, f"\n<think></think>{answer}")
-    assert complete(way, FREE, kind, answer), "it may do without thoughts"
+    assert complete(way, FREE, kind, answer), "it may do without reasoning"
     for text in (answer, f"</think>x{answer}", f"Hm</think>{answer}x", "Hm", "Hm</think>"):
         assert not complete(way, BEGUN, kind, text), text
     for text in ("Hm", f"Hm {answer}", f"Hm<think></think>{answer}", f"<think>{answer}"):
@@ -64,10 +64,10 @@ def test_what_the_prompt_has_begun_or_ended() -> None:
         ("<think>no</think>Hi", False),
         (None, False),
     ):
-        found = after(FREE, prompt)
+        found = reasoning_after(FREE, prompt)
         assert found is not None
         assert found.begun is begun
-    assert after(FREE, "Hi<think>\n\n</think>\n\n") is None
+    assert reasoning_after(FREE, "Hi<think>\n\n</think>\n\n") is None
 
 
 TIDES = '{"name": "tides", "%s": {}}'
@@ -89,21 +89,21 @@ def test_calls_leave_room_for_thoughts_and_are_held_behind_them(form: str, way: 
     text = json.dumps({"form": form, "tools": [{"name": "tides", "schema": schema}]})
     call, wrong = CALLS[form]
 
-    def fits(thoughts: Thoughts | None, answer: str) -> bool:
-        matcher = found.matcher(Grammar("calls", text, thoughts))
+    def fits(reasoning: ReasoningFormat | None, answer: str) -> bool:
+        matcher = found.matcher(Grammar("calls", text, reasoning))
         ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
         return bool(matcher.try_consume_tokens(ids) == len(ids))
 
-    for thoughts, begin in (
+    for reasoning, begin in (
         (BEGUN, "Hm {\n</think>\n\n"),
         (FREE, "<think>\nHm {\n</think>\n\n"),
         (FREE, ""),
         (None, ""),
     ):
         for good in (call, "No call."):
-            assert fits(thoughts, begin + good), (begin, good)
-        assert not fits(thoughts, begin + wrong), begin
-    # Tokens that are no text stand in words, with nobody told of thoughts.
+            assert fits(reasoning, begin + good), (begin, good)
+        assert not fits(reasoning, begin + wrong), begin
+    # Tokens that are no text stand in words, without a reasoning format.
     if form not in ("llama3_json", "pythonic") or way == "spelled":
         assert fits(None, "<think>Hm</think>No call.")
     assert fits(None, "Hm<think>Hm</think>")

@@ -1,8 +1,8 @@
-"""Images beside a video where transformers' generate() refuses both in one prompt: its own parts, put together.
+"""Prompts with images and a video, for models whose generate() in transformers refuses the combination.
 
-The prompt is the processor's, of both kinds in one call. Each item's embeddings are those of the model's
-get_image_features or get_video_features, given the item alone, and stand in the prompt's places in the order of its
-placeholders. generate() itself is then given embeddings along with the ids, and finds positions and masks as ever.
+The processor makes the prompt of both kinds in one call. Each item's embeddings come from the model's
+get_image_features or get_video_features, called with the item alone, and fill the prompt's placeholders in order.
+generate() then receives embeddings along with the ids, and computes positions and masks as usual.
 
 Shapes: E embeddings, H hidden size, T tokens.
 """
@@ -16,33 +16,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What generate() needs beside embeddings: which kind of token each is, and how items lie.
+# What generate() needs in addition to embeddings: each token's kind, and the items' grids.
 _BESIDE = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw")
 
-# An item's kind, "image" or "video", and what the processor makes of it alone.
+# An item's kind, "image" or "video", and the processor's outputs for the item alone.
 Item = tuple[str, Mapping[str, Any]]
 
 
 def embeddings(model: Any, items: Sequence[Item]) -> list[Tensor]:
-    """What the model's own methods make of each item alone, (E, H) each."""
+    """Return each item's embeddings (E, H) from the model's methods."""
     return [_embeds(model, kind, made) for kind, made in items]
 
 
 def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place: int, *, added: bool) -> dict[str, Any]:
-    """What generate() takes in place of `whole`, the processor's outputs for the prompt.
+    """Return generate()'s inputs in place of `whole`, the processor's outputs for the prompt.
 
     Args:
-        model: transformers'.
+        model: transformers' model.
         whole: with "input_ids" (1, T).
-        parts: the embeddings of each item, in the order of the prompt.
-        place: the id that stands for one of them.
-        added: they are added to the embedding of that id.
+        parts: the embeddings of each item, in prompt order.
+        place: the placeholder id of one embedding.
+        added: whether they are added to the placeholder's embedding instead of replacing it.
     """
     ids_1T = whole["input_ids"]
     embeds_1TH = model.get_input_embeddings()(ids_1T)
     made_EH, places_1T = torch.cat(list(parts)), ids_1T == place
     if int(places_1T.sum()) != len(made_EH):
-        raise ValueError(f"the prompt has {int(places_1T.sum())} places for {len(made_EH)} embeddings of its items")
+        raise ValueError(f"the prompt has {int(places_1T.sum())} placeholders for {len(made_EH)} embeddings")
     embeds_1TH[places_1T] = made_EH + embeds_1TH[places_1T] if added else made_EH
     told = {name: whole[name] for name in _BESIDE if name in whole}
     return {"input_ids": ids_1T, "attention_mask": whole["attention_mask"], "inputs_embeds": embeds_1TH} | told
@@ -50,9 +50,9 @@ def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place:
 
 def _embeds(model: Any, kind: str, made: Mapping[str, Any]) -> Tensor:
     method: Callable[..., Any] | None = getattr(model, "get_video_features", None) if kind == "video" else None
-    # Some know frames as images.
+    # Some models take frames as images.
     method = method or model.get_image_features
-    # What takes any keyword hands it to its tower.
+    # A method that takes any keyword passes it on to its tower.
     known = inspect.signature(method).parameters
     found = method(**{name: made[name] for name in made if name in known}, return_dict=True).pooler_output
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in found])

@@ -1,4 +1,4 @@
-"""Questions from what a user names: files, a question or a whole prompt; what is left out is made up."""
+"""Builds questions from a user's files and text; makes up what the user leaves out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.verify.trace import Question
 
 _QUESTIONS = {
-    "image": "What is in this picture?",
+    "image": "What is in this image?",
     "video": "What happens in this video?",
     "audio": "What do you hear?",
 }
@@ -29,23 +29,23 @@ _RATE = 16000
 def question_of(
     args: EngineArgs, media: Sequence[MediaRef], *, text: str | None, prompt: str | None, max_tokens: int
 ) -> Question:
-    """What to ask the model of `args`.
+    """Return the question for the model of `args`.
 
     Args:
-        args: names the model.
+        args: selects the model.
         media: images, videos and audio, as files.
-        text: a question; None for one that suits the media.
-        prompt: the whole prompt with its placeholders instead of a question; the media are those named, then.
+        text: a question; None for a default that suits the media.
+        prompt: a whole prompt with placeholders for `media`, instead of a question.
         max_tokens: of the answer.
 
     Raises:
-        UserError: the model does not take such media, or a file cannot be read.
+        UserError: the model does not accept such media, or a file cannot be read.
     """
     info = read_info(resolve(args), args)
     for ref in media:
         if ref.modality not in info.modalities:
             takes = " and ".join(info.modalities) or "text only"
-            raise PromptError(f"The model {info.name!r} does not take {ref.modality}; it takes {takes}.")
+            raise PromptError(f"The model {info.name!r} does not accept {ref.modality}; it accepts {takes}.")
     items = {kind: [_opened(ref, args) for ref in media if ref.modality == kind] for kind in MODALITIES}
     kinds = [kind for kind, found in items.items() if found]
 
@@ -58,12 +58,12 @@ def question_of(
     tokenizer = load_tokenizer(info, args)
     if _takes_parts(info, args, tokenizer, bool(kinds)):
         return question(asked, "chat")
-    written = "".join(_marker(kind, info, tokenizer) * len(items[kind]) for kind in kinds)
+    written = "".join(_placeholder(kind, info, tokenizer) * len(items[kind]) for kind in kinds)
     return question(written + asked, "plain")
 
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
-    """True if there is a template, and one that places media; where to write them in a text nobody agreed upon."""
+    """Return whether a chat template exists and places media; without one, no rule says where they belong in a text."""
     templates = ChatTemplates(tokenizer, Path(info.path), registry.inputs(info.family).template_text)
     try:
         template = templates.resolve(None, None)
@@ -73,16 +73,16 @@ def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: 
 
 
 def made_up_of(args: EngineArgs) -> list[MediaRef]:
-    """One item of the first kind that the model of `args` takes; none if it takes text alone."""
+    """Return one generated item of the first kind that the model of `args` accepts; none for a text-only model."""
     taken = read_info(resolve(args), args).modalities
     kind = next((kind for kind in MODALITIES if kind in taken), None)
     if kind is None:
         return []
-    return [MediaRef(kind, {"image": lambda: made_up(1)[0], "video": _clip, "audio": _sound}[kind]())]
+    return [MediaRef(kind, {"image": lambda: made_up(1)[0], "video": _clip, "audio": _audio}[kind]())]
 
 
 def made_up(count: int) -> list[Any]:
-    """Images of coloured noise with a shape in them, always the same; no two alike."""
+    """Return images of coloured noise with a shape in them, the same in every run; all differ."""
     import numpy as np
     from PIL import Image, ImageDraw
 
@@ -96,15 +96,15 @@ def made_up(count: int) -> list[Any]:
 
 
 def _clip() -> tuple[Any, dict[str, Any]]:
-    """Eight frames, two a second, in which the shape crosses the image."""
+    """Return eight frames, two per second, in which the shape crosses the image."""
     import numpy as np
 
     frames = np.stack([np.roll(np.asarray(made_up(1)[0]), 12 * index, axis=1) for index in range(8)])
     return frames, _metadata(8, 2.0, range(8))
 
 
-def _sound() -> tuple[Any, int]:
-    """One second of two tones."""
+def _audio() -> tuple[Any, int]:
+    """Return one second of two tones."""
     import numpy as np
 
     time = np.arange(_RATE) / _RATE
@@ -112,7 +112,7 @@ def _sound() -> tuple[Any, int]:
 
 
 def _opened(ref: MediaRef, args: EngineArgs) -> Any:
-    """An image's file as it is; the frames or samples of other files, as beheld reads them."""
+    """Return an image's file unchanged; other files as the frames or samples that beheld reads from them."""
     if not isinstance(ref.source, Path) or ref.modality == "image":
         return ref.source
     data = ref.source.read_bytes()
@@ -128,8 +128,8 @@ def _metadata(total: int, fps: float, indices: Sequence[int]) -> dict[str, Any]:
     return {"total_num_frames": total, "fps": fps, "duration": total / fps, "frames_indices": list(indices)}
 
 
-def _marker(kind: str, info: ModelInfo, tokenizer: Any) -> str:
-    """How an item is written in a prompt of this family; not at all where the family puts it before every prompt."""
+def _placeholder(kind: str, info: ModelInfo, tokenizer: Any) -> str:
+    """Return the placeholder of an item in a prompt of this family; empty if the family puts it before every prompt."""
     family = registry.inputs(info.family)
     if kind in family.most and family.rewrite is not None:
         return ""
@@ -138,7 +138,7 @@ def _marker(kind: str, info: ModelInfo, tokenizer: Any) -> str:
 
 
 def _files(media: Sequence[MediaRef]) -> dict[str, list[Path | None]]:
-    """What Question.files holds."""
+    """Return the value of Question.files."""
     files: dict[str, list[Path | None]] = {}
     for ref in media:
         if ref.modality != "image":

@@ -1,4 +1,4 @@
-"""Our side: one request through the input pipeline and the engine, watched at its stages."""
+"""Beheld's side: one request through the input pipeline and the engine, recorded stage by stage."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from beheld.verify import decoding
 from beheld.verify.trace import Question, Trace
 
 
-class OwnEngine:
-    """An engine of this process that is watched; `close` ends it.
+class WatchedEngine:
+    """An engine in this process whose stages are recorded; `close` ends it.
 
     Raises:
-        BeheldError: it cannot start; the message says why.
+        BeheldError: it cannot start; the message gives the reason.
     """
 
     def __init__(self, args: EngineArgs) -> None:
-        # No graphs and no steps ahead: every stage passes by where it is watched.
+        # Without graphs and asynchronous steps, every stage passes where it is recorded.
         args = dataclasses.replace(
             args, enforce_eager=True, async_scheduling=False, enable_prefix_caching=False, max_num_seqs=1, seed=0
         )
@@ -43,10 +43,10 @@ class OwnEngine:
         self._setup.core.executor.close()
 
     def trace(self, question: Question) -> Trace:
-        """Record what beheld makes of the question.
+        """Answer the question and return the trace.
 
         Raises:
-            BeheldError: it cannot answer; the message says why.
+            BeheldError: it cannot answer; the message gives the reason.
         """
         core, made = self._setup.core, Trace(media_ids=frozenset(self._setup.info.placeholder_ids.values()))
         decoding.note(question, made)
@@ -80,7 +80,7 @@ def _request(pipeline: InputPipeline, question: Question) -> Any:
 
 
 class _Watch:
-    """Writes what the executor computes into a trace."""
+    """Records what the executor computes in a trace."""
 
     def __init__(self, made: Trace, num_prompt: int, executor: Executor) -> None:
         self._made, self._num_prompt, self._executor = made, num_prompt, executor
@@ -94,9 +94,9 @@ class _Watch:
         kept.append(tensor.detach().clone().cpu())
 
     def finish(self, request: Any) -> None:
-        """Put the steps together: those of the prompt are one entry, each later one its own."""
+        """Combine the prompt's steps into one entry, and keep one entry for each later step."""
         if not self._embeds:
-            raise EngineError("Nothing was computed.")
+            raise EngineError("The engine computed nothing.")
         self._executor.watch(None)
         made, steps, tokens = self._made, 0, 0
         while tokens < self._num_prompt:

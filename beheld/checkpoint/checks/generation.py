@@ -1,0 +1,47 @@
+"""What generation_config.json may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from beheld.checkpoint.checks.entries import Numbers, check_numbers, refused
+from beheld.checkpoint.files import GENERATION
+
+MAX_NO_REPEAT_NGRAM = 1024
+"""Each step compares so many tokens with all before them, and keeps them apart for that."""
+_ID = Numbers(-1, 1 << 31, whole=True, each=True)
+_COUNT = Numbers(0, 1 << 31, whole=True)
+
+_BOUNDS = {
+    "temperature": Numbers(0, 1e6),
+    "top_p": Numbers(0, 1, above=True),
+    "top_k": Numbers(-1, 1 << 31, whole=True),
+    "min_p": Numbers(0, 1),
+    "repetition_penalty": Numbers(0, 1e6, above=True),
+    "no_repeat_ngram_size": Numbers(0, MAX_NO_REPEAT_NGRAM, whole=True),
+    "num_beams": Numbers(1, 1 << 16, whole=True),
+    "max_new_tokens": Numbers(1, 1 << 31, whole=True),
+    "min_new_tokens": _COUNT,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), _ID),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _ID),
+}
+
+
+def check_generation(raw: Mapping[str, Any]) -> None:
+    """Refuse settings that no answer can be made with.
+
+    Raises:
+        ModelError: it names the key.
+    """
+    check_numbers(GENERATION, raw, _BOUNDS)
+    tokens = raw.get("suppress_tokens")
+    if tokens is not None and not _are_ids(tokens):
+        raise refused(GENERATION, "suppress_tokens", tokens, "a list of token ids")
+    words = raw.get("bad_words_ids")
+    if words is not None and not (isinstance(words, list) and all(map(_are_ids, words))):
+        raise refused(GENERATION, "bad_words_ids", words, "a list of lists of token ids")
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)

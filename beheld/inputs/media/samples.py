@@ -1,0 +1,84 @@
+"""One item of each modality, with which an engine tests at its start what its checkpoint makes of media."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError, LimitError, ModelError, WorkerError, first_line
+from beheld.core.media import MediaItem, MediaRef
+from beheld.families.inputs import FamilyInputs
+from beheld.inputs.fetch.fetch import FetchRules
+from beheld.inputs.media.item_maker import ItemMaker
+from beheld.inputs.media.processor import ItemProcessor
+from beheld.inputs.media.workers import MediaWorkers
+from beheld.utils.cancellation import CancelToken
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+_SIDE = 224
+_FRAMES = 4
+_FRAME_SIDE = 112
+_RATE = 16_000
+
+
+def sample_items(
+    info: ModelInfo,
+    config: EngineConfig,
+    args: EngineArgs,
+    processor: ItemProcessor,
+    family: FamilyInputs,
+    rules: FetchRules,
+    workers: MediaWorkers,
+) -> list[MediaItem]:
+    """An item of each modality that is not switched off, made as those of requests are; no cache keeps them.
+
+    Raises:
+        ModelError: the checkpoint's processor cannot make one.
+    """
+    bare = replace(config, processor_cache_bytes=0), replace(args, strict_media=False)
+    maker = ItemMaker(info, *bare, processor, family, rules, workers)
+    try:
+        return [item for modality in info.modalities if (item := _made(modality, maker, config)) is not None]
+    finally:
+        maker.close()
+
+
+def _made(modality: str, maker: ItemMaker, config: EngineConfig) -> MediaItem | None:
+    if not config.limit_per_prompt.get(modality):
+        return None
+    try:
+        made = maker.make_all([MediaRef(modality, _content(modality))], {}, b"", CancelToken())
+        return made[0].item
+    except (LimitError, WorkerError) as error:
+        # Of this machine's bounds, not of the checkpoint.
+        logger.warning("The processor was not tried with the modality %s: %s", modality, error)
+        return None
+    except Exception as error:
+        reason = error.reason if isinstance(error, BeheldError) else f"{type(error).__name__}: {first_line(error)}"
+        detail = error.detail if isinstance(error, BeheldError) else ""
+        raise ModelError(
+            f"The checkpoint's processor makes nothing of the modality {modality}: {reason}",
+            f"Fetch its preprocessor_config.json and processor_config.json again, or switch {modality} off with "
+            f"limit_mm_per_prompt={{{modality!r}: 0}}.",
+            detail=detail,
+        ) from error
+
+
+def _content(modality: str) -> Any:
+    """Something that is neither uniform nor random."""
+    import numpy as np
+
+    if modality == "audio":
+        return np.sin(np.arange(_RATE, dtype=np.float32) / 16), _RATE
+    side = _SIDE if modality == "image" else _FRAME_SIDE
+    ramp = np.arange(side, dtype=np.uint8)
+    image = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None, :], ramp[::-1, None]), axis=-1)
+    if modality == "video":
+        frames = np.stack([np.roll(image, shift, axis=0) for shift in range(_FRAMES)])
+        return frames, {"fps": 1.0, "total_num_frames": _FRAMES, "frames_indices": list(range(_FRAMES))}
+    from PIL import Image
+
+    return Image.fromarray(image)
