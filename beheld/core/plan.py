@@ -161,6 +161,6 @@ class StepResult:
     pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     draft_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
-    culprits: frozenset[int] = frozenset()
     lost: tuple[bytes, ...] = ()
     encode_s: float = 0.0
+    culprits: frozenset[int] = frozenset()

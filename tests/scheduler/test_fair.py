@@ -254,7 +254,7 @@ def first_plan(bench: Bench, request_id: str) -> int:
 
 
 @settings(
-    max_examples=sized(30, 2000),
+    max_examples=sized(8, 2000),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
