@@ -18,6 +18,7 @@ BeheldError
 |       `-- MediaLossError         strict_media is set and information would be lost
 `-- EngineError (RuntimeError)     the engine or the machine is at fault
     |-- StepError                  this request failed; others continue
+    |   `-- CulpritError           its step failed because of it: it fails alone as well
     |-- WorkerError                the process that prepared this request ended or could not start
     |-- CapacityError              the model or a request does not fit into memory
     `-- EngineDeadError            the engine has stopped and accepts no more work
@@ -205,6 +206,10 @@ class StepError(EngineError):
     """The computation of this request failed; other requests continue."""
 
     stage = "step"
+
+
+class CulpritError(StepError):
+    """A step failed because of this request: computed alone, it failed again."""
 
 
 class WorkerError(EngineError):

@@ -149,6 +149,7 @@ class StepResult:
         pooled: row -> the vector (D), scores (C) or vectors (N, D) of a prompt whose last position was computed.
         draft_ids: row -> token ids that the runner predicts to follow; empty without speculation.
         failed: row -> why the row cannot continue (NAN, STUCK, or an error's text).
+        culprits: those of them that failed alone, after their step failed.
         lost: digests in `encode` whose embeddings are not on the device.
         encode_s: seconds of tower runs that ended since the last result.
     """
@@ -162,3 +163,4 @@ class StepResult:
     failed: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[bytes, ...] = ()
     encode_s: float = 0.0
+    culprits: frozenset[int] = frozenset()

@@ -167,7 +167,7 @@ class EngineCore:
             except EngineDeadError:
                 raise
             except Exception as culprit:
-                own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)})
+                own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)}, culprits=frozenset({piece.row}))
             parts.append(own)
         # Ask the device for lost items: a part may have failed before it could report them.
         return _merged(plan.id, parts, self._missing(plan))
@@ -177,7 +177,8 @@ def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> S
     """The result of a plan, merged from those of its sequences."""
     by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
     merged = {name: {row: own for part in parts for row, own in getattr(part, name).items()} for name in by_row}
-    return StepResult(plan_id, **merged, lost=lost, encode_s=sum(part.encode_s for part in parts))
+    culprits = frozenset[int]().union(*(part.culprits for part in parts))
+    return StepResult(plan_id, **merged, culprits=culprits, lost=lost, encode_s=sum(part.encode_s for part in parts))
 
 
 def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:

@@ -64,8 +64,8 @@ class RequestOrder:
     lora: LoRARequest | None = None
     priority: int = 0
     arrival: float = 0.0
+    client: str = field(default="", repr=False)
     seed: int = 0
-    client: str = ""
     cancel: CancelToken = field(default_factory=CancelToken)
 
 

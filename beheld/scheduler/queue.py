@@ -43,7 +43,10 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Queue a waiting sequence."""
         assert sequence.status is Status.WAITING
-        line = self._lines.setdefault(sequence.request.client, _Line())
+        client = sequence.request.client
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = _Line()
         heapq.heappush(line.heap, (sequence.order, sequence))
         line.num_waiting += 1
         line.num_tokens += sequence.num_prompt

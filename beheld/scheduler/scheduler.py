@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, CapacityError, ParamsError, StepError
+from beheld.core.errors import BeheldError, CapacityError, CulpritError, ParamsError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import (
@@ -86,8 +86,8 @@ class Scheduler:
         self._clients: Counter[str] = Counter()
         most_tokens = config.max_num_batched_tokens
         self._fair = FairShare(max(1, most_tokens // _TURNS), most_tokens)
-        # Clients for whose next sequence there was no room in the last step.
-        self._short: set[str] = set()
+        # Clients for whose next sequence there was no room in the last step, those that wait longest first.
+        self._short: dict[str, None] = {}
         # A running sequence waits for a block that a client with more sequences has.
         self._stalled = False
         # A sequence for which there was no room when its turn came, and how many have passed it since.
@@ -304,7 +304,7 @@ class Scheduler:
         The client of which most sequences run loses one to them. In the next step another, if that did not suffice.
         """
         full = not self._free_rows or not self._cache.has_room
-        short = self._queue.clients if full else self._queue.clients & self._short
+        short = self._queue.clients if full else self._queue.clients & self._short.keys()
         if not short or not self._running:
             return []
         level = self._running[-1].order[0]
@@ -331,7 +331,8 @@ class Scheduler:
 
         If there is no room for a sequence, those of other clients may pass it, but not for ever.
         """
-        clients = list(dict.fromkeys([*self._queue.clients_aside, *self._queue.clients]))
+        short = [client for client in self._short if client in self._queue.clients]
+        clients = list(dict.fromkeys([*self._queue.clients_aside, *short, *self._queue.clients]))
         self._loras.recall(self._queue)
         blocked = self._blocked
         if blocked is not None and blocked.status is not Status.WAITING:
@@ -375,6 +376,10 @@ class Scheduler:
         assert shares is not None
         self._short.clear()
         for client in entering:
+            if not self._free_rows or not self._cache.has_room:
+                # It comes first in the next step.
+                self._short[client] = None
+                continue
             while shares.get(client, 0) > 0 and step.budget > 0 and self._free_rows and self._cache.has_room:
                 sequence = self._loras.peek(self._queue, client)
                 if sequence is None or sequence.num_in_flight > 0:
@@ -386,7 +391,7 @@ class Scheduler:
                 if admitted is _Admitted.SHARE:
                     step.defer(sequence)
                 else:
-                    self._short.add(client)
+                    self._short[client] = None
                     if self._blocked is None:
                         self._blocked, self._num_passed = sequence, 0
                 break
@@ -477,7 +482,13 @@ class Scheduler:
                 if sequence.settles:
                     self._settle(sequence, stop, result.draft_ids.get(row, ()) if sequence.epoch == epoch else ())
             if failed and row in failed:
-                self._fail_step(sequence, given, logprobs.get(row, ()), failed[row], events)
+                self._fail_step(
+                    sequence,
+                    given,
+                    logprobs.get(row, ()),
+                    _failure(failed[row], culprit=row in result.culprits),
+                    events,
+                )
                 continue
             if stop >= (sequence.num_keyed + 1) * size and sequence.epoch == epoch:
                 self._cache.register(sequence, stop)
@@ -568,7 +579,7 @@ class Scheduler:
         sequence: Sequence,
         given: tuple[int, ...],
         logprobs: tuple[TokenLogprobs, ...],
-        reason: str,
+        error: BeheldError,
         events: list[TokenEvent],
     ) -> None:
         """End a sequence whose step failed, unless a token before the failure ends it; none of its blocks is shared."""
@@ -576,7 +587,7 @@ class Scheduler:
         if given:
             self._grown(sequence, given, logprobs, events)
         if sequence.status is not Status.FINISHED:
-            events.append(self._end(sequence, FinishReason.ERROR, _failure(reason)))
+            events.append(self._end(sequence, FinishReason.ERROR, error))
 
     def _event(
         self,
@@ -705,7 +716,7 @@ class Scheduler:
         self._encoder_refs.check(self._running)
 
 
-def _failure(reason: str) -> BeheldError:
+def _failure(reason: str, *, culprit: bool) -> BeheldError:
     """The error for a row that failed."""
     if reason == NAN:
         return StepError("The model produced NaN, or no finite logit, for this request.", stage=NAN)
@@ -715,7 +726,7 @@ def _failure(reason: str) -> BeheldError:
             "Change the grammar.",
             param="structured_outputs",
         )
-    return StepError(reason)
+    return CulpritError(reason) if culprit else StepError(reason)
 
 
 def _order(sequence: Sequence) -> tuple[int, float, int]:

@@ -19,12 +19,13 @@ from starlette.routing import Route
 
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError
+from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
 from beheld.server import chat, completions, limits, page
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
 from beheld.server.chat import ChunkHead
+from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
@@ -62,6 +63,7 @@ class Service:
         self.options = options
         self.admission = AdmissionControl(options)
         self.metrics = Metrics()
+        self._clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
         self._reader = Reader(
             self.admission,
@@ -165,10 +167,12 @@ class Service:
         usage: bool,
     ) -> Response:
         """The chunks as a stream or as one body. An error before the first chunk gets its own status."""
+        client = self._clients.of(request.scope)
+        self._clients.check(client)
         stack = contextlib.ExitStack()
         stack.enter_context(self.admission.admitted(max(1, answers)))
         try:
-            chunks = make()
+            chunks = self._blaming(make(), client)
             if not stream:
                 with stack:
                     return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
@@ -185,6 +189,16 @@ class Service:
 
         request.state.streamed = True
         return EventStream(_shown(begun, usage=usage), finished, request.state.names)
+
+    async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
+        """The same chunks; a request that makes a step fail counts against its client."""
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except CulpritError:
+            self._clients.blame(client)
+            raise
 
     # ------------------------------------------------------------------ the rest
 
@@ -242,7 +256,7 @@ class Service:
                 ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
                 ids = await self.llm.chat_token_ids(
-                    client=self._client(request), **chat.tokenize_options(body, self.options)
+                    client=self._clients.of(request.scope), **chat.tokenize_options(body, self.options)
                 )
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
@@ -325,14 +339,8 @@ class Service:
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
             request.state.held.release,
-            self._client(request),
+            self._clients.of(request.scope),
         )
-
-    def _client(self, request: Request) -> str:
-        """Whose request it is: a key's where there are several, else an address's."""
-        if len(self.options.api_keys) > 1:
-            return str(request.state.client)
-        return "" if request.client is None else request.client.host
 
     def _salt(self, request: Request, own: str | None) -> str | None:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""

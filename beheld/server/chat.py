@@ -31,7 +31,7 @@ class ChunkHead:
         lora: the adapter that answers, if any.
         bytes_of: returns the bytes of a token id.
         used: called when the request's body is no longer needed.
-        client: who sent the request; see AsyncLLM.generate.
+        client: the opaque name of the client, see clients.py.
     """
 
     id: str
@@ -90,8 +90,8 @@ def chunks(
         head.id,
         lora_request=head.lora,
         priority=body.priority or 0,
-        pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         client=head.client,
+        pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         prepared=prepared,
         cache_salt=salt,
         tools=tools.shown,

@@ -68,8 +68,8 @@ def chunks(
             f"{head.id}-{k}",
             lora_request=head.lora,
             priority=body.priority or 0,
-            pieces=pieces,
             client=head.client,
+            pieces=pieces,
         )
         for k, prompt in enumerate(prompts)
     ]

@@ -37,6 +37,7 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     422: "invalid_request_error",
+    429: "rate_limit_error",
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }

@@ -119,6 +119,13 @@ class ServerOptions:
         "requests may set processor options, also in content parts; media are then processed in workers",
         shown="off",
     )
+    fair_shares: bool = _option(
+        True,
+        "no-fair-shares",
+        "prompts are computed in the order of their arrival; else clients (keys if there are several, addresses "
+        "otherwise) take turns",
+        shown="",
+    )
     show_page: bool = _option(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()

@@ -117,6 +117,8 @@ def test_malformed_embeddings_are_refused(value: Any, words: str) -> None:
         ({"image_embeds": torch.randn(4, HIDDEN)}, "image_grid_thw"),
         ({"image_embeds": torch.randn(5, HIDDEN), "image_grid_thw": [[1, 4, 4]]}, "requires 4"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 4]]}, "three whole numbers"),
+        ({"image_embeds": torch.randn(3, HIDDEN), "image_grid_thw": [[1, 4, 3]]}, "no multiple of 2"),
+        ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 1, 16]]}, "no multiple of 2"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": [[1, 4, -4]]}, "above 0"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": torch.tensor([[1.0, 4.0, 4.0]])}, "whole"),
         ({"image_embeds": torch.randn(4, HIDDEN), "image_grid_thw": []}, "shape"),

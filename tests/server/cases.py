@@ -109,6 +109,8 @@ CASES: dict[int, str] = {
     93: "control tokens spelled in long texts",
     94: "far too many token ids",
     95: "addresses of megabytes",
+    96: "one client's long prompts beside another's short one",
+    97: "requests that make steps fail, again and again",
     101: "bodies of 60 MB",
     102: "one client's fetches",
     103: "sound that cannot be decoded or measured",

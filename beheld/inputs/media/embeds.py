@@ -93,6 +93,12 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
     tensor = _tensor(value[name])
     grids = _grids(value[grid_name], grid_name)
     flat = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim in (2, 3) else tensor
+    for grid in grids:
+        if grid[1] % merge_size or grid[2] % merge_size:
+            raise DecodeError(
+                f"{grid_name} holds {list(grid)}, whose height or width is no multiple of {merge_size}.",
+                f"The model merges {merge_size} x {merge_size} patches into one embedding.",
+            )
     counts = [t * h * w // merge_size**2 for t, h, w in grids]
     if flat.ndim != 2 or sum(counts) != flat.shape[0]:
         raise DecodeError(

@@ -1,0 +1,88 @@
+"""Who asks: an opaque name for each client, so that clients share the engine fairly, and what their requests broke."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
+
+# A client that has made so many steps fail within so many seconds is refused: each costs the others' sequences a retry.
+MAX_CULPRITS = 8
+WINDOW_S = 60.0
+# Clients whose failures are remembered.
+_MOST = 4096
+
+
+class Clients:
+    """Names clients: by their keys if there are several keys, else by their addresses.
+
+    A name is a keyed hash with a secret of this process: it tells neither a key nor an address.
+    """
+
+    def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # When requests made a step fail, the last few of each client; who failed last stands last.
+        self._culprits: dict[str, deque[float]] = {}
+        self._fair = options.fair_shares
+        self._by_key = len(options.api_keys) > 1
+        self._secret = secrets.token_bytes(16)
+
+    def of(self, scope: Scope) -> str:
+        """The client of a request; empty if all are to be one client."""
+        if not self._fair:
+            return ""
+        name = scope["state"].get("client") if self._by_key else None
+        return self._named(name or _network(scope))
+
+    def blame(self, client: str) -> None:
+        """A request of this client made a step fail."""
+        if not client:
+            return
+        times = self._culprits.pop(client, None) or deque[float](maxlen=MAX_CULPRITS)
+        times.append(self._clock())
+        self._culprits[client] = times
+        if len(self._culprits) > _MOST:
+            del self._culprits[next(iter(self._culprits))]
+
+    def check(self, client: str) -> None:
+        """Refuse a client whose requests have made too many steps fail of late.
+
+        Raises:
+            HttpError: 429 with Retry-After.
+        """
+        times = self._culprits.get(client)
+        if times is None or len(times) < MAX_CULPRITS:
+            return
+        left = times[0] + WINDOW_S - self._clock()
+        if left > 0:
+            raise HttpError(
+                429,
+                "Too many of your requests failed while they were computed, which holds up others.",
+                "Send none of them again; ask for something else later.",
+                code="too_many_failures",
+                headers={"Retry-After": str(int(left) + 1)},
+            )
+
+    def _named(self, name: str) -> str:
+        return hashlib.blake2b(name.encode(), digest_size=8, key=self._secret).hexdigest()
+
+
+def _network(scope: Scope) -> str:
+    """The address of the peer; of IPv6 the network, because one client has all addresses of it."""
+    address = scope["client"][0] if scope.get("client") else ""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped) if mapped is not None else str(ipaddress.ip_network((parsed, 64), strict=False))
+    return address
