@@ -82,6 +82,8 @@ class InputPipeline:
         self._sandbox = self.workers.sandbox
         foreign = None if inner is None else render_type(info, for_workers(info, args))
         templates = ChatTemplates(inner, Path(info.path), self._family.template_text, self._sandbox, foreign)
+        if inner is not None and not args.chat_template:
+            templates.check_own()
         self.reader = PromptReader(
             info, config, args, self._family, self._tokenizer, templates, self._checks, merge_size(info)
         )
