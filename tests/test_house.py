@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -207,6 +209,31 @@ def test_names(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ClassDef):
             assert not any(word in node.name for word in FORBIDDEN_IN_CLASSES), node.name
+
+
+def test_each_class_name_stands_once() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{name(path)}:{node.lineno}")
+    assert {word: found for word, found in places.items() if len(found) > 1} == {}
+
+
+# Turns over which a reader stumbles.
+BANNED_TURNS = re.compile(
+    r"\bwhoever\b|\btold\b|\breckon|\bwhat (?:was|is) said\b|\bas dear as\b|\bbehind that\b|\bbeside\b", re.IGNORECASE
+)
+WORDS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_plain_words(path: Path) -> None:
+    """No banned turn in docstrings, comments and strings."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            found = BANNED_TURNS.search(token.string) if token.type in WORDS else None
+            assert found is None, f"line {token.start[0]}: {found.group(0)!r}"
 
 
 # File -> names that are a model type too, and stand there for something else.

@@ -695,8 +695,10 @@ WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 113}
 """Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
 PICTURE_FAMILIES = ("paligemma", "paligemma2")
 """Families that answer about pictures only."""
+LISTED_FAMILIES = ("got_ocr2",)
+"""Families whose processor takes the pictures of a prompt as a plain list, and no prompt without one."""
 CHATLESS_FAMILIES = (
-    *("paligemma", "paligemma2", "florence2", "voxtral"),
+    *("paligemma", "paligemma2", "florence2", "voxtral", "got_ocr2"),
     *tiny_peculiar.CHATLESS_FAMILIES,
     *tiny_adapted.IMAGE_FAMILIES,
 )

@@ -1,4 +1,4 @@
-"""Small random checkpoints of families that read pages: GLM-OCR, LightOnOCR, PaddleOCR-VL.
+"""Small random checkpoints of families that read pages: GLM-OCR, GOT-OCR 2.0, LightOnOCR, PaddleOCR-VL.
 
 Each is laid out as the checkpoint that its function names; see tiny.py for what they have in common.
 """
@@ -14,8 +14,11 @@ from tests.tiny_grid import GLM_MARKERS, GLM_MARKS, GLM_TURN, grid_pixels
 from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_more import PIXTRAL, chat, language, pixels, qwen_tokens
 
-SEEDS: dict[str, int] = {"glm_ocr": 1, "lighton_ocr": 3, "paddleocr_vl": 1}
+SEEDS: dict[str, int] = {"glm_ocr": 1, "got_ocr2": 1, "lighton_ocr": 3, "paddleocr_vl": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
+
+
+GOT_MARKS = ("<img>", "<imgpad>", "</img>")
 
 
 def make_glm_ocr(path: Path) -> None:
@@ -61,6 +64,42 @@ def make_glm_ocr(path: Path) -> None:
     }
     grid_pixels(path, "Glm46VProcessor", "Glm46VImageProcessor", "Glm46VVideoProcessor", 14)
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["glm_ocr"], keep=("<|im_end|>",))
+
+
+def make_got_ocr2(path: Path) -> None:
+    """As stepfun-ai/GOT-OCR-2.0-hf: SAM's tower with windows and relative positions, Qwen2's text, no chat template.
+
+    A tile has 4 x 4 embeddings where the real one has 16 x 16; the processor takes their number from the tokenizer.
+    """
+    owner = "GotOcr2Processor"
+    specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *GOT_MARKS)
+    settings = {"processor_class": owner, "num_image_tokens": 16}
+    ids = text.write_qwen_tokenizer(path, specials, "<|im_end|>", settings)
+    config = {
+        "architectures": ["GotOcr2ForConditionalGeneration"],
+        "image_seq_length": 16,
+        "image_token_index": ids["<imgpad>"],
+        "model_type": "got_ocr2",
+        "pad_token_id": ids["<|endoftext|>"],
+        "text_config": language("qwen2", "Qwen2ForCausalLM", tie_word_embeddings=True),
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vision_config": {
+            "global_attn_indexes": [1],
+            "hidden_size": 32,
+            "image_size": 64,
+            "mlp_dim": 48,
+            "model_type": "got_ocr2_vision",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 3,
+            "output_channels": 24,
+            "patch_size": 4,
+            "window_size": 6,
+        },
+    }
+    size = {"size": {"height": 64, "width": 64}, "crop_to_patches": False, "max_patches": 4, "min_patches": 1}
+    text.write_json(path / "preprocessor_config.json", pixels("GotOcr2ImageProcessor", owner, **size))
+    tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["got_ocr2"], keep=("<|im_end|>",))
 
 
 def make_lighton_ocr(path: Path) -> None:
@@ -128,6 +167,7 @@ def make_paddleocr_vl(path: Path) -> None:
 
 TINY: dict[str, Callable[[Path], None]] = {
     "glm_ocr": make_glm_ocr,
+    "got_ocr2": make_got_ocr2,
     "lighton_ocr": make_lighton_ocr,
     "paddleocr_vl": make_paddleocr_vl,
 }
@@ -135,6 +175,11 @@ IMAGE_FAMILIES = tuple(TINY)
 VIDEO_FAMILIES = ("glm_ocr",)
 FORMS["glm_ocr"] = GLM_TURN
 MARKERS["glm_ocr"] = GLM_MARKERS
+FORMS["got_ocr2"] = (
+    "<|im_start|>system\nYou should follow the instructions carefully and explain your answers in detail.<|im_end|>"
+    "<|im_start|>user\n{}<|im_end|><|im_start|>assistant\n"
+)
+MARKERS["got_ocr2"] = ("".join(GOT_MARKS) + "\n", "")
 FORMS["lighton_ocr"] = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MARKERS["lighton_ocr"] = ("<|image_pad|>", "")
 FORMS["paddleocr_vl"] = "User: {}\nAssistant: "

@@ -7,7 +7,7 @@ Shapes: T tokens, S wanted logits, H = 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,14 +111,12 @@ class ToyAdapter:
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Any, ...]:
         return ()
 
-    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
-        states_T = recur(self.info.kv_groups[0].layers[0], embeds_TH[:, 0])
-        next_S = states_T[wanted_S].long() % self.info.vocab_size
-        return torch.nn.functional.one_hot(next_S, self.info.vocab_size).float()
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        return recur(self.info.kv_groups[0].layers[0], embeds_TH[:, 0]).unsqueeze(1)
 
-    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
-        for wanted_S in pieces_S:
-            yield self.forward(embeds_TH, positions_XT, wanted_S)
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        next_S = hidden_SH[:, 0].long() % self.info.vocab_size
+        return torch.nn.functional.one_hot(next_S, self.info.vocab_size).float()
 
     def weights_bytes(self) -> int:
         return 0

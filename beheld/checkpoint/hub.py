@@ -25,7 +25,7 @@ _SHOW = (
     *("*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.svg", "*.mp4", "*.webm", "*.mov", "*.avi"),
     *("*.wav", "*.mp3", "*.flac", "*.ogg", ".git*"),
 )
-# A tokenizer's vocabularies, any one of which makes a tokenizer; what is said about it; and the code of its own.
+# A tokenizer's vocabularies, any one of which makes a tokenizer; its settings; and the code of its own.
 _VOCABULARIES = (
     *("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken", "*.spm", "*.vocab"),
     "bpe.codes",

@@ -65,6 +65,7 @@ class Request:
         salt: separates the prefix caches of different users.
         priority: smaller runs sooner under the priority policy.
         arrival: seconds of a monotonic clock.
+        client: opaque; clients share prefill fairly. All requests without one are one client's.
         receipts: one per media item.
         prompt: the prompt's text, if the user gave text.
     """
@@ -77,6 +78,7 @@ class Request:
     salt: bytes = b""
     priority: int = 0
     arrival: float = 0.0
+    client: str = field(default="", repr=False)
     receipts: tuple[MediaReceipt, ...] = ()
     prompt: str | None = None
 

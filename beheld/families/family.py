@@ -111,6 +111,7 @@ class ReferenceOptions:
         rewrites: whether prompts have a spelling that only the repository's code reads, so that they are rewritten
             first.
         wants_frame_rate: whether its processor assumes a rate of the sampled frames unless it receives one.
+        lists_images: whether its processor takes a prompt's images as a flat list, and no prompt without an image.
         nests_videos: whether its processor, before transformers 5.23, counts the entries of a prompt's list.
     """
 
@@ -122,6 +123,7 @@ class ReferenceOptions:
     text_model_alone: bool = False
     rewrites: bool = False
     wants_frame_rate: bool = False
+    lists_images: bool = False
     nests_videos: bool = False
 
 

@@ -2,8 +2,7 @@
 
 A folder's model.py defines MODEL. Its functions may use models/.
 
-Shapes: T tokens of a step, E embeddings of one tower call, S positions whose logits are needed, H hidden size, W extra
-columns.
+Shapes: T tokens of a step, E embeddings of one tower call, H hidden size, W extra columns.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class ExtraColumns(Protocol):
     def of_given(self, embeds_EH: Tensor) -> Tensor | None:
         """Return the extra columns (E, at most W) of embeddings given as input; None to keep the tokens' columns."""
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """See ModelAdapter.forward; `positions` are in the model's form."""
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """See ModelAdapter.hidden; `positions` are in the model's form."""
 
 
 class CrossInputs(Protocol):
@@ -50,8 +49,8 @@ class CrossInputs(Protocol):
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """See ModelAdapter.cross_views."""
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """See ModelAdapter.forward; `positions` are in the model's form."""
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """See ModelAdapter.hidden; `positions` are in the model's form."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class FamilyModel:
         keywords: makes extra keyword arguments of a pass, for all layers, from the model and the step's positions.
         tail_from: lets the last layers, if they write no keys, process a pass's tail, records that, and returns the
             first of them; None if there are none.
-        plain_head: whether the model has no logits_to_keep; its head is one matrix on the last hidden states.
+        plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
         position_unit: the number of fractions per position, for families with fractional positions.
         positions_by_kind: whether positions depend only on tokens' kinds and items' sizes, not on ids.
         host_features: features that its tower only reads as numbers; they stay on the host.

@@ -1,4 +1,4 @@
-"""The input pipeline: what a user asks for becomes a request that the engine takes."""
+"""The input pipeline: turns a user's order into a request for the engine."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ _TEXT = "What is in this image?"
 
 
 class InputPipeline:
-    """Everything between what the user says and what the engine takes. Safe to use from several threads.
+    """Everything between the user's order and the engine's request. Thread-safe.
 
     The tokenizer is loaded at once, the processor with the first item.
 
     Args:
-        info: what the checkpoint says.
-        config: what was decided.
-        args: what the user said.
-        workers: that were warmed before; None makes and warms them. Their sandbox serves templates and grammars, too.
-        processor: transformers', if it was loaded before.
+        info: the model.
+        config: the engine's decisions.
+        args: the user's options.
+        workers: workers that are already warmed; None makes and warms them. Their sandbox also serves templates and
+            grammars.
+        processor: transformers' processor, if it is already loaded.
 
     Attributes:
-        reader: of prompts and conversations.
+        reader: reads prompts and conversations.
         workers: decode and process media.
         cache: processed media.
-        compiler: of grammars, for this tokenizer.
+        compiler: compiles grammars for this tokenizer.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
@@ -97,7 +98,7 @@ class InputPipeline:
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
         self.compiler = self._sampling.compiler
         if workers is None:
-            # Processes begin after all that may be refused.
+            # Start processes only after all checks that may refuse.
             self.workers.warm()
 
     def _check_tokenizer(self) -> None:
@@ -117,7 +118,7 @@ class InputPipeline:
     # ------------------------------------------------------------------ the way of a request
 
     def prepare(self, order: RequestOrder) -> Request:
-        """The request that is asked for, all of it made in the calling thread.
+        """Prepare a request completely in the calling thread.
 
         Raises:
             UserError: the prompt, an item or a parameter is at fault.
@@ -129,7 +130,7 @@ class InputPipeline:
             return self.seal(made)
 
     def read(self, order: RequestOrder) -> ReadRequest:
-        """Check what is asked for, render a conversation, tokenize.
+        """Check the order, render a conversation, and tokenize.
 
         Raises:
             UserError: the prompt, a message, the template or a parameter is at fault.
@@ -143,9 +144,9 @@ class InputPipeline:
 
     @asynccontextmanager
     async def fetched(self, read: ReadRequest) -> AsyncGenerator[ReadRequest, None]:
-        """The same, with what lies on other machines fetched; the bytes have room within the block.
+        """The same with its remote media fetched; their bytes are reserved within the block.
 
-        Without it `make_items` fetches them, and holds a thread meanwhile.
+        Without it, `make_items` fetches them and blocks a thread meanwhile.
 
         Raises:
             FetchError, LimitError: an item cannot be fetched, or is too large.
@@ -155,7 +156,7 @@ class InputPipeline:
             yield replace(read, prompt=replace(read.prompt, parsed=replace(parsed, media=media)))
 
     def make_items(self, read: ReadRequest) -> RequestWithItems:
-        """Fetch, decode, digest, look up and process the media.
+        """Fetch, decode, hash, look up and process the media.
 
         Raises:
             UserError: an item is at fault.
@@ -175,14 +176,14 @@ class InputPipeline:
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 
     def seal(self, made: RequestWithItems) -> Request:
-        """Put the items into the prompt, check its length, and resolve the sampling parameters.
+        """Expand the items in the prompt, check its length, and resolve the sampling parameters.
 
         Raises:
             UserError: it is too long, or a parameter is at fault.
         """
         order, prompt = made.read.order, made.read.prompt
         if not made.items and not self._info.is_encoder_decoder:
-            # Before anything is made of what is too long.
+            # Check first, so that no work is done for a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.placeholder_ids)
         if self._info.is_encoder_decoder:
@@ -208,7 +209,7 @@ class InputPipeline:
         return recommended(read_json(Path(self._info.path) / "generation_config.json"), self._args)
 
     def receipts(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
-        """What the model would see of these media, and the tokens each would take, in one prompt with all of them.
+        """What the model would see of these media, and how many tokens each would take, all in one prompt.
 
         Raises:
             UserError: an item is at fault.
@@ -243,12 +244,12 @@ class InputPipeline:
         return self._tokenizer.inner
 
     def share_tokenizer(self) -> Any:
-        """The same for callers that may call it, too."""
+        """The tokenizer for callers that may also change it."""
         return self._tokenizer.share()
 
     @property
     def chat_template(self) -> str | None:
-        """The template of conversations that bring tools; None if there is none."""
+        """The template for conversations with tools; None if there is none."""
         try:
             return self.reader.template(({},))
         except TemplateError:

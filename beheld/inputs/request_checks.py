@@ -1,4 +1,4 @@
-"""What a request must keep within: modalities, counts, lengths, adapters, priorities."""
+"""Checks a request against the engine's limits: modalities, counts, lengths, adapters, priorities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from beheld.inputs.media import embeds
 
 @dataclass(frozen=True, eq=False)
 class RequestChecks:
-    """The bounds of one engine on requests."""
+    """The limits of one engine on requests."""
 
     info: ModelInfo
     config: EngineConfig
@@ -24,10 +24,10 @@ class RequestChecks:
     family: FamilyInputs
 
     def modalities(self, media: Sequence[MediaRef]) -> None:
-        """Refuse media that the model does not take, or that are too many.
+        """Refuse media that the model does not take, or too many of them.
 
         Raises:
-            PromptError, MediaError, LimitError: see there.
+            PromptError, MediaError, LimitError: see above.
         """
         embedded = [ref for ref in media if embeds.given(ref.source)]
         for ref in embedded[:1]:
@@ -56,7 +56,7 @@ class RequestChecks:
             self._count(modality, [ref for ref in media if ref.modality == modality])
 
     def _count(self, modality: str, given: Sequence[MediaRef]) -> None:
-        """Refuse the items of one modality that the model does not take, or the first one too many."""
+        """Refuse the items of a modality that the model does not take, or the first one too many."""
         if modality not in self.info.modalities:
             takes = " and ".join(self.info.modalities) or "text only"
             raise PromptError(
@@ -76,15 +76,15 @@ class RequestChecks:
         if count > most:
             raise PromptError(
                 f"There are {count} {modality} items; this model takes at most {most} in a prompt.",
-                "Ask about each of them in a prompt of its own.",
+                "Ask about each of them in a separate prompt.",
                 param=given[most].place,
             )
 
     def order(self, lora: LoRARequest | None, priority: int) -> None:
-        """Refuse an adapter or a priority that would change nothing.
+        """Refuse an adapter or a priority that would have no effect.
 
         Raises:
-            LoRAError, ParamsError: see there.
+            LoRAError, ParamsError: see above.
         """
         if lora is not None and not isinstance(lora, LoRARequest):
             raise LoRAError(
@@ -99,17 +99,17 @@ class RequestChecks:
         whole("priority", priority, -(2**63), 2**63 - 1)
         if priority != 0 and self.config.policy != "priority":
             raise ParamsError(
-                "A priority means nothing with scheduling_policy='fcfs'.",
+                "A priority has no effect with scheduling_policy='fcfs'.",
                 "Leave it out.",
                 param="priority",
                 or_engine="start the engine with scheduling_policy='priority'",
             )
 
     def length(self, token_ids: Sequence[int], spans: Sequence[MediaSpan], media: Sequence[MediaRef]) -> None:
-        """Refuse what is empty or too long. `media` are those of the spans, in the order in which they were given.
+        """Refuse an empty or too long prompt. `media` are those of the spans, in the given order.
 
         Raises:
-            PromptError, PromptTooLongError, LimitError: see there.
+            PromptError, PromptTooLongError, LimitError: see above.
         """
         if not token_ids:
             raise PromptError("The prompt is empty.", "Give at least one token.")

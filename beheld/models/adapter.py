@@ -6,13 +6,14 @@ embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.attention.context import tail
 from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
@@ -42,7 +43,7 @@ class ModelAdapter(Protocol):
         """Capture tower calls with recurring sizes as CUDA graphs from now on."""
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Return token embeddings (T, H); some families append columns that only `forward` understands."""
+        """Return token embeddings (T, H); some families append columns that only `hidden` understands."""
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; return one tensor (E, H) per item, in order, with extra columns as in `embed`."""
@@ -56,17 +57,25 @@ class ModelAdapter(Protocol):
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """Return which positions attend to each span in a model with a cross group; empty for other models."""
 
-    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
-        """Run the step's tokens in the current attention context; return logits (S, V) at the wanted tokens."""
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        """Run the step's tokens in the current attention context; return last hidden states (T, H).
 
-    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Run `forward` once and yield the logits piece by piece, so that they need not fit in memory together.
-
-        The context must stay current until the last piece.
+        A pass with a tail returns only those of the tail's rows; see `of_wanted`.
         """
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Return logits (S, V) of last hidden states."""
 
     def weights_bytes(self) -> int:
         """Return the bytes that the weights take."""
+
+
+def of_wanted(hidden_TH: Tensor, wanted_S: Tensor) -> Tensor:
+    """Return the hidden states (S, H) of the wanted tokens of a pass.
+
+    A tail's output has only the wanted rows, or one row if none is wanted.
+    """
+    return hidden_TH[wanted_S] if tail() is None else hidden_TH[: len(wanted_S)]
 
 
 def in_positions(parts_XT: Tensor, unit: int) -> Tensor:
@@ -74,6 +83,6 @@ def in_positions(parts_XT: Tensor, unit: int) -> Tensor:
     return parts_XT if unit == 1 else parts_XT.to(torch.float32) / unit
 
 
-__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions"]
+__all__ = ["Features", "LoRASlots", "ModelAdapter", "in_positions", "of_wanted"]
 
 Features = Mapping[str, Any]

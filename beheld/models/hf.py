@@ -1,10 +1,10 @@
-"""The adapter of transformers models, through AttentionInterface, get_*_features, get_rope_index and logits_to_keep."""
+"""The adapter of transformers models, through AttentionInterface, get_*_features and get_rope_index."""
 
 from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention import hook, tower
-from beheld.attention.context import current, tail
+from beheld.attention.context import current
 from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, StepError
@@ -23,11 +23,12 @@ from beheld.lora.slots import LoRASlots
 from beheld.models import packed, tower_calls
 from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
-from beheld.models.layers_once import layers_once
+from beheld.models.head import Head, ModelHead
+from beheld.models.hidden import form_of
 from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
-from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.parts import speaker_and_core, text_model
 from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
@@ -61,12 +62,20 @@ class HFAdapter:
         self._family = family = registry.model(info.family)
         self._rope_index = self._positions_of(model)
         self.position_unit = family.position_unit
-        self._speaker = model if family.plain_head else _speaker(model, info)
         columns = family.extra_columns
         self._columns = None
         if columns is not None:
             self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
+        speaker, core = speaker_and_core(model)
+        self._hidden = form_of(family, model, core, info.hidden_size, self._columns, self._cross)
+        self._head: Head = model.get_output_embeddings()
+        if not family.plain_head:
+            self._head = surgery.apply(
+                "given states",
+                "the forward of the model's core, which answers the head with given hidden states",
+                lambda model, changes: ModelHead(speaker, core, changes),
+            )
         self._own_features = {"audio": family.audio_features, "image": family.image_features}
         self._platform = platform_of(self.device)
         # On a GPU, where layers are compiled and steps are graphs, all tokens go through all layers.
@@ -281,57 +290,20 @@ class HFAdapter:
         """Return which positions cross-attend to which item."""
         return () if self._cross is None else self._cross.cross_views(spans, num_prompt)
 
-    def forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
-        """Run one pass; returns logits (S, V)."""
-        with self.surgery.passing():
-            return self._forward(embeds_TH, positions_XT, wanted_S)
-
-    def _forward(self, embeds_TH: Tensor, positions_XT: Tensor, wanted_S: Tensor) -> Tensor:
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        """Run one pass; return last hidden states (T, H), or only those of the tail's rows."""
         if self.lora is not None:
             self.lora.switch.on = current().lora is not None
         positions_XT = in_positions(positions_XT, self.position_unit)
-        positions = positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1)
-        if self._cross is not None:
-            return self._cross.forward(embeds_TH, positions, wanted_S)
-        if self._columns is not None:
-            hidden = self.info.hidden_size
-            return self._columns.forward(embeds_TH[:, :hidden], embeds_TH[:, hidden:], positions, wanted_S)
-        if self._family.plain_head:
-            last = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
-            hidden_TH = last.last_hidden_state[0]
-            found: Tensor = self.model.get_output_embeddings()(hidden_TH[wanted_S] if tail() is None else hidden_TH)
-            return found[: len(wanted_S)]
-        more = self._family.keywords(self.model, positions) if self._family.keywords is not None else {}
-        output = self._speaker(
-            inputs_embeds=embeds_TH.unsqueeze(0),
-            position_ids=positions,
-            # A tail's output has only the needed rows, or one row if none is needed.
-            logits_to_keep=wanted_S if tail() is None else 0,
-            use_cache=False,
-            **more,
-        )
-        logits: Tensor = output.logits[0, : len(wanted_S)]
-        return logits
+        with self.surgery.passing():
+            return self._hidden(embeds_TH, positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1))
 
-    def forward_pieces(self, embeds_TH: Tensor, positions_XT: Tensor, pieces_S: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Run the layers once, and the model's code after them, head included, once per piece."""
-        with layers_once(self.model):
-            for wanted_S in pieces_S:
-                yield self.forward(embeds_TH, positions_XT, wanted_S)
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Return logits (S, V)."""
+        with self.surgery.passing():
+            return self._head(hidden_SH)
 
     def weights_bytes(self) -> int:
         """Return the bytes that the weights take."""
         packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
         return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())
-
-
-def _speaker(model: Any, info: ModelInfo) -> Any:
-    """Return the module that computes logits at chosen rows: the model, or a language model with a head inside it.
-
-    Raises:
-        ModelError: neither accepts logits_to_keep.
-    """
-    for part in (model, getattr(model, "language_model", None)):
-        if part is not None and "logits_to_keep" in inspect.signature(part.forward).parameters:
-            return part
-    raise ModelError(f"{info.architecture}.forward has no logits_to_keep: its head cannot be restricted to some rows.")

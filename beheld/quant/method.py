@@ -4,7 +4,7 @@ A method decides per module what is stored, how it multiplies (StoredLinear and 
 are joined and in which units they are sharded. The loader (models/load.py) calls in this order:
 
     method_for(stated, device, dtype)     registry: by the checkpoint's quantization_config; refuses by name
-      .config(hf_config)                  what transformers is told
+      .config(hf_config)                  the settings for transformers
       .weights(path)                      name -> weight, read when it is indexed
       .loading(model_class, weights)      a class whose models have room for what is stored
       .settle(model, replace)             layers that multiply it stand in place of transformers' own

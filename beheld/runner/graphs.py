@@ -86,7 +86,6 @@ class DecodeGraphs:
         fields = _FIELDS + self._num_groups
         self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
         self._ring = Ring(lambda pinned: torch.zeros(fields, most, dtype=torch.int64, pin_memory=pinned), device)
-        self._counting_B = torch.arange(most, device=device)
         self._bounds_B1 = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.tables_GRN = torch.tensor(rows.tables_GRN, device=device)
         self._logits_BV: Tensor | None = None
@@ -134,7 +133,7 @@ class DecodeGraphs:
             embeds_BH = self._adapter.embed(ids_B)
             # Lying as in any other step: rotations of a single row would be compiled once more for that.
             positions_XB = position_B.expand(self._axes, size).contiguous()
-            logits_BV = self._adapter.forward(embeds_BH, positions_XB, self._counting_B[:size])
+            logits_BV = self._adapter.logits(self._adapter.hidden(embeds_BH, positions_XB))
         if _shares_logits(size):
             if self._logits_BV is None:
                 # In the first pass of the largest size, which is not captured.

@@ -27,7 +27,7 @@ from torch import Tensor
 from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
 from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.core.config import EngineConfig
-from beheld.models.adapter import ModelAdapter
+from beheld.models.adapter import ModelAdapter, of_wanted
 from beheld.platform.platform import Graph
 from beheld.platform.registry import platform_of
 from beheld.runner.batch import Layout
@@ -188,7 +188,8 @@ class MixedGraphs:
         tail = self._tail(size, metadata)
         with forward_context(ForwardContext(self._backend, metadata, self._kv, tail=tail)):
             embeds_TH = self._embeds_TH[: size.tokens + size.decodes]
-            logits_SV = self._adapter.forward(embeds_TH, fields.positions_XT, fields.wanted_S)
+            hidden_TH = self._adapter.hidden(embeds_TH, fields.positions_XT)
+            logits_SV = self._adapter.logits(of_wanted(hidden_TH, fields.wanted_S))
         if self._logits_SV is None:
             # In the first pass of all, which is not captured. Some thirty graphs would each keep their own.
             self._logits_SV = logits_SV.new_empty(self._kept_rows, logits_SV.shape[-1])

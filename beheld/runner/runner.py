@@ -17,7 +17,7 @@ from beheld.core.media import MediaItem
 from beheld.core.params import Sampling
 from beheld.core.plan import NAN, Admission, EncodeItem, SeqSlice, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest
-from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions
+from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
 from beheld.models.surgery.compiled import eager
 from beheld.platform.platform import Event
@@ -172,10 +172,9 @@ class ModelRunner:
         tail = None if lora is not None else self._tail(batch)
         context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=self._cross(found), tail=tail)
         with forward_context(context):
-            if batch.prompt_targets:
-                logits_SV, prompts = self._report_prompts(batch, embeds_TH)
-            else:
-                logits_SV, prompts = self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), {}
+            hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)
+            logits_SV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))
+            prompts = self._report_prompts(batch, hidden_TH)
         if self.watch is not None:
             positions_XT = in_positions(batch.positions_XT, self._adapter.position_unit)
             for stage, tensor in (("embeds", embeds_TH), ("positions", positions_XT), ("logits", logits_SV)):
@@ -201,24 +200,20 @@ class ModelRunner:
         states, backend = self.caches.states, self._cross_backend
         return None if found is None or states is None or backend is None else states.context(backend, found)
 
-    def _report_prompts(
-        self, batch: Batch, embeds_TH: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """Logits of what is sampled, and reports of prompts, whose logits are never held all at once."""
+    def _report_prompts(self, batch: Batch, hidden_TH: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Reports of prompts, whose logits are never held all at once."""
         parts = [
             (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
             for piece, part, target in batch.prompt_targets
             for start in range(part.start, part.stop, PROMPT_ROWS)
         ]
-        pieces_S = [batch.wanted_S[: batch.num_sampled], *(batch.wanted_S[part] for _, part, _ in parts)]
-        logits = self._adapter.forward_pieces(embeds_TH, batch.positions_XT, pieces_S)
-        sampled_SV = next(logits)
         reports: dict[int, list[TokenLogprobs]] = {}
-        for (row, _, target), logits_TV in zip(parts, logits, strict=True):
+        for row, part, target in parts:
+            logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[part]))
             target_T = torch.from_numpy(target).to(logits_TV.device)
             k = self.rows[row].params.prompt_logprobs or 0
             reports.setdefault(row, []).extend(self.sampler.prompt_logprobs(logits_TV, target_T, k))
-        return sampled_SV, {row: tuple(report) for row, report in reports.items()}
+        return {row: tuple(report) for row, report in reports.items()}
 
     def _sample(
         self,
@@ -405,8 +400,8 @@ class ModelRunner:
             self._backend.begin(part.metadata)
         context = ForwardContext(self._backend, batch.metadata, self.kv, cross=blank, tail=part)
         with forward_context(context):
-            embeds_TH = self._adapter.embed(batch.ids_T)
-            return self._adapter.forward(embeds_TH, batch.positions_XT, batch.wanted_S), context
+            hidden_TH = self._adapter.hidden(self._adapter.embed(batch.ids_T), batch.positions_XT)
+            return self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S)), context
 
     def self_test(self) -> None:
         """Every text layer must call the attention hook exactly once, and the logits be finite and as wide as the

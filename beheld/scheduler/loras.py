@@ -28,17 +28,21 @@ class LoRAQuota:
         self._passed = 0
         self._changed = False
 
-    def peek(self, queue: WaitingQueue) -> Sequence | None:
-        """The next sequence that finds a slot or needs none, or None; sequences before it are set aside."""
+    def peek(self, queue: WaitingQueue, client: str) -> Sequence | None:
+        """The client's next sequence that finds a slot or needs none, or None; those before it are set aside."""
+        self.recall(queue)
+        sequence = queue.peek(client)
+        while sequence is not None and not self._finds_slot(sequence, queue):
+            queue.set_aside(client)
+            sequence = queue.peek(client)
+        return sequence
+
+    def recall(self, queue: WaitingQueue) -> None:
+        """Return sequences set aside to their places if they may find a slot now."""
         if self._changed:
             # A slot may be free, or taken by an adapter that a sequence set aside waits for.
             queue.recall()
             self._changed = False
-        sequence = queue.peek()
-        while sequence is not None and not self._finds_slot(sequence, queue):
-            queue.set_aside()
-            sequence = queue.peek()
-        return sequence
 
     def _finds_slot(self, sequence: Sequence, queue: WaitingQueue) -> bool:
         lora = sequence.request.lora

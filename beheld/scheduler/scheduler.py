@@ -8,13 +8,19 @@ continuing after a prefix hit are the same.
 The device carries out plans in the order in which they were made. So a plan may be made before the result of the
 previous one is known. What a sequence gives back (blocks, its row, embeddings) may be handed out in the next plan even
 while a step that still writes there is in flight: that write is done before the new owner's.
+
+With requests of several clients, the clients share each step's prefill (fair_share.py), and a client of which nothing
+runs comes before those that have a place already. Decoding is never held up for that. With one client nothing of this
+changes a plan.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
@@ -36,6 +42,7 @@ from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
 from beheld.scheduler.encoder import EncoderBudget
 from beheld.scheduler.encoder_refs import EncoderRefs
+from beheld.scheduler.fair_share import FairShare
 from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
 from beheld.scheduler.queue import WaitingQueue
@@ -44,6 +51,18 @@ from beheld.scheduler.step_builder import Flight, SchedulerStats, StepBuilder
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# Turns of clients that fill a step.
+_TURNS = 8
+
+
+class _Admitted(Enum):
+    """Whether a waiting sequence was admitted: yes, or its share of the step is too small, or there is no room."""
+
+    YES = auto()
+    SHARE = auto()
+    ROOM = auto()
 
 
 class Scheduler:
@@ -63,6 +82,18 @@ class Scheduler:
         self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
         self._loras = LoRAQuota(config.max_loras, 2 * config.max_num_seqs)
+        # Client -> requests that have not ended.
+        self._clients: Counter[str] = Counter()
+        most_tokens = config.max_num_batched_tokens
+        self._fair = FairShare(max(1, most_tokens // _TURNS), most_tokens)
+        # Clients for whose next sequence there was no room in the last step.
+        self._short: set[str] = set()
+        # A running sequence waits for a block that a client with more sequences has.
+        self._stalled = False
+        # A sequence for which there was no room when its turn came, and how many have passed it since.
+        self._blocked: Sequence | None = None
+        self._num_passed = 0
+        self._patience = 2 * config.max_num_seqs
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
@@ -100,6 +131,7 @@ class Scheduler:
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
         self._sequences[request.id] = sequence
+        self._clients[request.client] += 1
         self._queue.push(sequence)
 
     def abort(self, request_id: str) -> TokenEvent | None:
@@ -126,8 +158,11 @@ class Scheduler:
         Running sequences come first, in their order; then waiting ones are admitted in theirs.
         """
         step = self._build_step()
-        while step.num_preempted and not step.slices and not self._flights:
-            # The last sequence was preempted for those before it, which this pass had looked at already.
+        turns = 2 * _TURNS * len(self._clients) if len(self._clients) > 1 else 0
+        while (step.num_preempted or turns) and not step.slices and not self._flights:
+            # The last sequence was preempted for those before it, which this pass had looked at already; or no client
+            # could use its share: the next ones are larger, or others'.
+            turns = max(0, turns - 1)
             step = self._build_step()
         if not step.slices:
             assert self._flights or not self._sequences, "sequences are left, and none can continue"
@@ -147,8 +182,20 @@ class Scheduler:
 
     def _build_step(self) -> StepBuilder:
         step = StepBuilder(self._config.max_num_batched_tokens)
-        self._serve_running(step)
-        self._admit_waiting(step)
+        if len(self._clients) > 1:
+            if self._stalled:
+                self._stalled = False
+                self._take_from_most(step)
+            entering = self._entering(step)
+            shares = self._share(step.budget, entering)
+            step.shares = shares.copy()
+            self._serve_running(step)
+            self._admit_in_turns(step, entering)
+            for client, unused in reversed(step.deferred.items()):
+                self._fair.defer(client, shares[client], unused)
+        else:
+            self._serve_running(step)
+            self._admit_waiting(step)
         for digest in step.used:
             self._encoder.release(digest)
         self._num_preemptions += step.num_preempted
@@ -173,24 +220,31 @@ class Scheduler:
                 index += 1
             else:
                 self._serve(sequence, step)
-                # If it was preempted, it was the last one, and the loop ends.
-                index += 1
+                # If it was preempted, the next one has its place.
+                index += sequence.status is Status.RUNNING
 
     def _serve(self, sequence: Sequence, step: StepBuilder) -> None:
         """The general case of one running sequence: chunks, media, and preemption of others for their blocks."""
-        start = sequence.num_computed
-        stop = min(sequence.end, start + step.budget)
-        stop = self._cut(sequence, start, self._encoder_refs.limit(sequence, start, stop, step))
+        start, prefills = sequence.num_computed, sequence.prefills
+        most = min(sequence.end, start + (step.room(sequence) if prefills else step.budget))
+        if most <= start:
+            return
+        fits = self._encoder_refs.limit(sequence, start, most, step)
+        stop = self._cut(sequence, start, fits)
         if stop <= start:
+            if fits == most < sequence.end:
+                step.defer(sequence)
             return
         stop = self._find_blocks(sequence, stop, step)
         if stop > start:
+            if prefills:
+                step.charge(sequence, stop - start)
             self._compute(sequence, stop, step)
 
     def _find_blocks(self, sequence: Sequence, stop: int, step: StepBuilder) -> int:
         """How far blocks reach, up to `stop`; preempts the last running sequences until there is a block.
 
-        Sequences after `sequence` are not in the step yet. If it is the last one, it preempts itself.
+        Sequences after `sequence` are not in the step yet. It may preempt itself.
         """
         start = sequence.num_computed
         if stop <= sequence.num_slots:
@@ -200,12 +254,32 @@ class Scheduler:
             fits = self._cut(sequence, start, self._cache.reach(sequence, stop))
             if fits > start:
                 return fits
-            victim = self._running[-1]
+            if len(self._clients) == 1:
+                victim = self._running[-1]
+            else:
+                victim = self._victim(sequence)
+                if victim is sequence and self._victim().request.client != sequence.request.client:
+                    # Those of the client that has more are in the step already: the next step begins with taking one.
+                    self._stalled = True
+                    return start
             assert victim is not sequence or len(self._running) > 1, "a sequence alone must fit, see limits"
             self._preempt(victim)
             step.num_preempted += 1
             if victim is sequence:
                 return start
+
+    def _victim(self, first: Sequence | None = None) -> Sequence:
+        """Which running sequence is preempted, among `first` and those after it: of those with the worst priority, the
+        last of the client that has the most."""
+        level = self._running[-1].order[0]
+        num_running = Counter(sequence.request.client for sequence in self._running)
+        found, most = self._running[-1], 0
+        for sequence in reversed(self._running):
+            if sequence.order[0] < level or (first is not None and sequence.order < first.order):
+                break
+            if num_running[sequence.request.client] > most:
+                found, most = sequence, num_running[sequence.request.client]
+        return found
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything from a running sequence. It waits before all that arrived later, and is computed again.
@@ -220,21 +294,118 @@ class Scheduler:
     def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit in the order of the queue; a sequence that cannot be admitted keeps all later ones waiting."""
         while step.budget > 0 and self._free_rows and self._cache.has_room:
-            sequence = self._loras.peek(self._queue)
-            if sequence is None or sequence.num_in_flight > 0 or not self._admit(sequence, step):
+            sequence = self._loras.peek(self._queue, next(iter(self._clients), ""))
+            if sequence is None or sequence.num_in_flight > 0 or self._admit(sequence, step) is not _Admitted.YES:
                 return
 
-    def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Give the queue's first sequence a row and its first slice; False if it cannot have both."""
+    def _make_place(self, step: StepBuilder) -> list[str]:
+        """Clients of which nothing runs because there is no row or no room: no others may admit a sequence.
+
+        The client of which most sequences run loses one to them. In the next step another, if that did not suffice.
+        """
+        full = not self._free_rows or not self._cache.has_room
+        short = self._queue.clients if full else self._queue.clients & self._short
+        if not short or not self._running:
+            return []
+        level = self._running[-1].order[0]
+        running = {sequence.request.client for sequence in self._running}
+        first = [client for client in short if client not in running and self._is_ready(client, level)]
+        if first:
+            self._take_from_most(step)
+        return first
+
+    def _take_from_most(self, step: StepBuilder) -> None:
+        """Preempt the last sequence of the client of which most run, unless it is its only one."""
+        victim = self._victim()
+        if sum(sequence.request.client == victim.request.client for sequence in self._running) > 1:
+            self._preempt(victim)
+            step.num_preempted += 1
+
+    def _is_ready(self, client: str, level: int) -> bool:
+        """True if a waiting sequence of a client misses nothing but a place, and has that priority or a better one."""
+        sequence = self._loras.peek(self._queue, client)
+        return sequence is not None and sequence.num_in_flight == 0 and sequence.order[0] <= level
+
+    def _entering(self, step: StepBuilder) -> list[str]:
+        """Clients whose waiting sequences may be admitted; those that waited for an adapter's slot come first.
+
+        If there is no room for a sequence, those of other clients may pass it, but not for ever.
+        """
+        clients = list(dict.fromkeys([*self._queue.clients_aside, *self._queue.clients]))
+        self._loras.recall(self._queue)
+        blocked = self._blocked
+        if blocked is not None and blocked.status is not Status.WAITING:
+            self._blocked = blocked = None
+        first = self._make_place(step)
+        if first:
+            return first
+        if blocked is not None and self._num_passed >= self._patience:
+            level = blocked.order[0]
+            heads = map(self._queue.peek, clients)
+            if all(head is None or head.order[0] >= level for head in heads):
+                return [blocked.request.client]
+        return clients
+
+    def _share(self, budget: int, entering: list[str]) -> dict[str, int]:
+        """What each client may prefill in this step, after what is decoded."""
+        wanted: dict[str, int] = {}
+        levels: dict[str, int] = {}
+        for sequence in self._running:
+            left = sequence.end - sequence.num_computed
+            if left <= 0:
+                continue
+            if not sequence.prefills:
+                budget -= left
+                continue
+            client = sequence.request.client
+            wanted[client] = wanted.get(client, 0) + left
+            # They are in the order of their priorities.
+            levels.setdefault(client, sequence.order[0])
+        if self._free_rows and self._cache.has_room:
+            for client in entering:
+                head = self._queue.peek(client)
+                if head is not None:
+                    wanted[client] = wanted.get(client, 0) + self._queue.num_tokens(client)
+                    levels[client] = min(levels.get(client, head.order[0]), head.order[0])
+        return self._fair.share(budget, wanted, levels)
+
+    def _admit_in_turns(self, step: StepBuilder, entering: list[str]) -> None:
+        """Admit sequences of these clients, of each as far as its share goes."""
+        shares = step.shares
+        assert shares is not None
+        self._short.clear()
+        for client in entering:
+            while shares.get(client, 0) > 0 and step.budget > 0 and self._free_rows and self._cache.has_room:
+                sequence = self._loras.peek(self._queue, client)
+                if sequence is None or sequence.num_in_flight > 0:
+                    break
+                admitted = self._admit(sequence, step)
+                if admitted is _Admitted.YES:
+                    self._num_passed += 1
+                    continue
+                if admitted is _Admitted.SHARE:
+                    step.defer(sequence)
+                else:
+                    self._short.add(client)
+                    if self._blocked is None:
+                        self._blocked, self._num_passed = sequence, 0
+                break
+
+    def _admit(self, sequence: Sequence, step: StepBuilder) -> _Admitted:
+        """Give the first sequence of its client a row and its first slice, or neither."""
         num_hit = self._cache.find_hit(sequence)
         start = num_hit * self._config.block_size
         sequence.begin(start)
-        stop = self._encoder_refs.limit(sequence, start, min(sequence.end, start + step.budget), step)
-        stop = self._cut(sequence, start, min(stop, self._cache.reach_of_hit(sequence, num_hit)))
+        most = min(sequence.end, start + step.room(sequence))
+        fits = min(self._encoder_refs.limit(sequence, start, most, step), self._cache.reach_of_hit(sequence, num_hit))
+        stop = self._cut(sequence, start, fits)
         whole = self._config.chunked_prefill or len(sequence.token_ids) > sequence.num_prompt
-        if stop <= start or (stop < sequence.end and not whole) or not self._encoder_refs.can_admit(sequence, step):
-            return False
-        self._queue.pop()
+        if stop <= start or (stop < sequence.end and not whole):
+            return _Admitted.SHARE if fits == most < sequence.end else _Admitted.ROOM
+        if not self._encoder_refs.can_admit(sequence, step):
+            return _Admitted.ROOM
+        self._queue.pop(sequence.request.client)
+        step.charge(sequence, stop - start)
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
         insort(self._running, sequence, key=_order)
@@ -258,7 +429,7 @@ class Scheduler:
             )
         )
         self._compute(sequence, stop, step)
-        return True
+        return _Admitted.YES
 
     def _compute(self, sequence: Sequence, stop: int, step: StepBuilder) -> None:
         """Add the slice up to `stop`; the caller has checked that there is room for all it needs."""
@@ -440,6 +611,10 @@ class Scheduler:
             sequence.status = Status.FINISHED
             self._queue.discard(sequence)
         del self._sequences[sequence.request.id]
+        client = sequence.request.client
+        self._clients[client] -= 1
+        if not self._clients[client]:
+            del self._clients[client]
 
     def _leave_device(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
@@ -507,6 +682,9 @@ class Scheduler:
         rows = [sequence.row for sequence in self._running] + self._free_rows
         assert sorted(rows) == list(range(self._config.max_num_seqs)), "rows were lost or given twice"
         assert len(self._running) + len(self._queue) == len(self._sequences), "a sequence was lost"
+        assert self._clients == Counter(s.request.client for s in self._sequences.values()), (
+            "the clients are miscounted"
+        )
         orders = [sequence.order for sequence in self._running]
         assert orders == sorted(orders), "running sequences are out of order"
         for sequence in self._sequences.values():

@@ -191,6 +191,11 @@ class Sequence:
         return self.request.id
 
     @property
+    def prefills(self) -> bool:
+        """True until only its newest token, and drafts behind it, are left to be computed."""
+        return self.num_computed < len(self.token_ids) - 1
+
+    @property
     def may_hit(self) -> bool:
         """False while something of every position is wanted: logits and hidden states exist only where computed."""
         if isinstance(self.params, Pooling):

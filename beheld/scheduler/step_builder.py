@@ -15,6 +15,8 @@ class StepBuilder:
 
     Attributes:
         budget: positions that may still be computed.
+        shares: for each client what is left of its share of prefill; None while there is one client alone.
+        deferred: clients that must compute more at once than their share, and the share of each.
         slices, sequences, epochs: parallel lists: each slice, its sequence, and that sequence's epoch.
         admitted, encode: as in StepPlan.
         used: digests to release once the step is planned. The device drops embeddings before it computes, so none that
@@ -24,6 +26,8 @@ class StepBuilder:
     """
 
     budget: int
+    shares: dict[str, int] | None = None
+    deferred: dict[str, int] = field(default_factory=dict)
     slices: list[SeqSlice] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
@@ -39,6 +43,23 @@ class StepBuilder:
         self.sequences.append(sequence)
         self.epochs.append(sequence.epoch)
         self.budget -= piece.stop - piece.start
+
+    def room(self, sequence: Sequence) -> int:
+        """How many positions of a prompt may be computed."""
+        if self.shares is None:
+            return self.budget
+        return min(self.budget, self.shares.get(sequence.request.client, 0))
+
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """Positions of a prompt are computed: take them from the share of its client."""
+        if self.shares is not None:
+            self.shares[sequence.request.client] -= num_tokens
+
+    def defer(self, sequence: Sequence) -> None:
+        """The share of its client does not suffice: it is kept for a later step, and nobody uses it in this one."""
+        if self.shares:
+            client = sequence.request.client
+            self.deferred.setdefault(client, self.shares.pop(client, 0))
 
     def encode_item(self, item: MediaItem) -> None:
         """Run the tower for `item`."""

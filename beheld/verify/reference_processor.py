@@ -41,6 +41,8 @@ class Processor:
         text, ends = self._text(question, made)
         if self._family.join_audio is not None:
             return self._family.join_audio(self._parts, text, self._waves(question))
+        if self._facts.lists_images and not question.images:
+            return dict(self._tokenizer([text], return_tensors="pt", **ends))
         options = self._processor_options(question)
         return dict(self._parts(text=[text], return_tensors="pt", **self._media(question), **options, **ends))
 
@@ -109,7 +111,8 @@ class Processor:
         given: dict[str, Any] = {}
         if question.images:
             # One inner list per prompt, as in apply_chat_template.
-            given["images"] = [images(question)]
+            opened = images(question)
+            given["images"] = opened if self._facts.lists_images else [opened]
         if question.videos:
             clips = [frames for frames, _ in question.videos]
             given["videos"] = [clips] if self._facts.nests_videos else clips

@@ -192,23 +192,23 @@ def test_a_batch_that_fails_is_run_one_by_one(llm: LLM, monkeypatch: pytest.Monk
     runner = runner_of(llm)
     clean = [ids(output) for output in ask(llm, [*MATES, prompt(*LONG)])]
     llm.reset_prefix_cache()
-    forward = runner._adapter.forward
+    logits = runner._adapter.logits
     taken: list[weakref.ref[torch.Tensor]] = []
 
-    def crowded(embeds_TH: torch.Tensor, *rest: Any) -> Any:
+    def crowded(hidden_SH: torch.Tensor) -> Any:
         assert not any(ref() is not None for ref in taken), "the failed attempt still has its activations"
-        if len(rest[-1]) > 1:
-            activations = embeds_TH * 2
+        if len(hidden_SH) > 1:
+            activations = hidden_SH * 2
             taken.append(weakref.ref(activations))
             # As a library may: only the garbage collector would undo this knot.
             kept = type(error)(str(error))
             raise kept
-        return forward(embeds_TH, *rest)
+        return logits(hidden_SH)
 
     gc.disable()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(runner._adapter, "forward", crowded)
+            patch.setattr(runner._adapter, "logits", crowded)
             outputs = ask(llm, [*MATES, prompt(*LONG)])
     finally:
         gc.enable()

@@ -24,7 +24,7 @@ from tests.inputs import pipes
 SQUARE, WIDE, TALL, HUGE = (112, 112), (168, 56), (56, 168), (1200, 400)
 
 # Families that bring every picture to one square, whatever its shape, or cut a square out of it.
-SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", "florence2")
+SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", "florence2", "got_ocr2")
 CROPPING = ("llava", "chameleon")
 # A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider: that is how
 # they read every picture, so it is told and not lost.
@@ -151,6 +151,7 @@ def test_a_huge_picture_is_told_as_shrunk(family: str) -> None:
         ("idefics3", {"do_image_splitting": False}, {"width": 56, "height": 56}),
         ("internvl", {"crop_to_patches": False}, {"width": 56, "height": 56}),
         ("internvl", {"max_patches": 2}, {"width": 112, "height": 56, "tiles": 3}),
+        ("got_ocr2", {"crop_to_patches": True}, {"width": 192, "height": 64, "tiles": 4}),
         ("lfm2_vl", {"do_image_splitting": False}, {"width": 168, "height": 56}),
         ("aria", {"split_image": True, "max_image_size": 490}, {"width": 980, "height": 326, "tiles": 2}),
         ("llama4", {"resize_to_max_canvas": True}, {"width": 168, "height": 56, "tiles": 4}),

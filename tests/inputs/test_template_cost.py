@@ -54,7 +54,7 @@ LONG_TEMPLATES = {
     "a list's powers": "{% set l = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] %}" + "{% for a in l %}" * 9 + "{% endfor %}" * 9,
     "the messages' powers": "{% for a in messages %}" * 15 + "{% endfor %}" * 15,
     "recursion by number": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
-    "recursion by slice": "{% macro f(s) %}{% if s %}{{ f(s[1:]) }}{{ f(s[1:]) }}{% endif %}{% endmacro %}{{ f('aa') }}",
+    "recursion by slice": "{% macro f(s) %}{% if s %}{{ f(s[1:]) }}{{ f(s[1:]) }}{% endif %}{% endmacro %}{{ f('a') }}",
     "a recursive loop": "{% for c in messages recursive %}{{ loop(messages) }}{{ loop(messages) }}{% endfor %}",
     "macros that double": "".join(
         f"{{% macro f{i}() %}}{{{{ f{i + 1}() }}}}{{{{ f{i + 1}() }}}}{{% endmacro %}}" for i in range(40)

@@ -57,8 +57,9 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
         kind = transformers.Phi4MultimodalForCausalLM
     if family in tiny.THINKERS:
         kind = getattr(transformers, tiny.THINKERS[family])
-    # Gemma 4's tower for sound takes no fused attention: transformers chooses for each part.
-    attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if family == "gemma4" else "sdpa"
+    # Gemma 4's tower for sound and GOT-OCR's for pictures take no fused attention: transformers chooses for each part.
+    chooses = family in ("gemma4", "got_ocr2")
+    attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if chooses else "sdpa"
     loaded = kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     if loaded.config.is_encoder_decoder:
@@ -105,7 +106,7 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
     media: dict[str, Any] = {}
     if ask.images:
         # One inner list to a prompt, as apply_chat_template has it: OneVision cuts a picture only if it is alone there.
-        media["images"] = [ask.pictures()]
+        media["images"] = ask.pictures() if family in tiny.LISTED_FAMILIES else [ask.pictures()]
     if ask.videos:
         clips = [clip.array for clip in ask.videos]
         # SmolVLM's, before 5.23, counts what lies in the list of a prompt.
@@ -119,6 +120,8 @@ def inputs(family: str, ask: Ask) -> dict[str, Any]:
                 media["fps"] = ask.videos[0].fps
     if ask.sounds:
         media |= {"audio": ask.waves(), "audio_kwargs": {"sampling_rate": tiny.SOUND_RATE}}
+    if family in tiny.LISTED_FAMILIES and not ask.images:
+        return dict(processor(family).tokenizer([prompt(family, ask)], return_tensors="pt"))
     made = processor(family)(text=[prompt(family, ask)], return_tensors="pt", **media)
     # Llama 4's processor gives bfloat16; transformers leaves it to the caller to make it the model's type.
     return dict(made.to(torch.float32))

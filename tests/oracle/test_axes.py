@@ -33,18 +33,19 @@ def parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def without_sections(config: dict[str, Any]) -> dict[str, Any]:
-    """The same without the entry, in a shape that the class's own sections fit: one head of 128 numbers."""
+    """The same without the entry, in a shape that fits the class's own sections: one head of 128 (GLM-OCR: 64)."""
+    width = 64 if config["model_type"] == "glm_ocr" else 128
     config = json.loads(json.dumps(config))
     for part in parts(config):
         for name in SECTIONS:
             part.pop(name, None)
         if part.get("vocab_size") == tiny.VOCAB:
-            part |= {"hidden_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1}
-            part |= {"head_dim": 128} if "head_dim" in part else {}
+            part |= {"hidden_size": width, "num_attention_heads": 1, "num_key_value_heads": 1}
+            part |= {"head_dim": width} if "head_dim" in part else {}
         # What a tower gives: Qwen2-VL's names its own width differently.
         for name in ("out_hidden_size", "output_dim", *(("hidden_size",) if "embed_dim" in part else ())):
             if name in part:
-                part[name] = 128
+                part[name] = width
     return config
 
 
@@ -55,8 +56,12 @@ def named(family: str) -> bool:
 
 
 MULTI_AXIS = tuple(family for family in tiny.MEDIA_FAMILIES if named(family))
-# HunYuan's class has no sections of its own; the FP8 checkpoint is GLM-4.5V's again.
-LEFT_TO_THE_CLASS = tuple(family for family in MULTI_AXIS if family not in ("hunyuan_vl", "glm4v_moe_fp8"))
+# The configuration classes of HunYuan and PaddleOCR have no sections; the FP8 checkpoint is GLM-4.5V's again.
+WITHOUT_SECTIONS = {
+    "hunyuan_vl": "positions 3 axes, but its model has 1",
+    "paddleocr_vl": "positions 1 axes, but its model has 3",
+}
+LEFT_TO_THE_CLASS = tuple(family for family in MULTI_AXIS if family not in (*WITHOUT_SECTIONS, "glm4v_moe_fp8"))
 
 
 def engine(folder: Path) -> LLM:
@@ -112,9 +117,10 @@ def test_every_family_of_several_axes_is_here() -> None:
     assert {family for family in tiny.TINY if axes(family) > 1} == set(MULTI_AXIS)
 
 
-def test_a_class_without_sections_of_its_own_is_refused(tmp_path: Path) -> None:
-    folder = tiny.reshaped("hunyuan_vl", tmp_path / "hunyuan", without_sections)
-    with pytest.raises(ModelError, match="positions 3 axes, but its model has 1"):
+@pytest.mark.parametrize("family", WITHOUT_SECTIONS)
+def test_a_class_without_sections_of_its_own_is_refused(family: str, tmp_path: Path) -> None:
+    folder = tiny.reshaped(family, tmp_path / family, without_sections)
+    with pytest.raises(ModelError, match=WITHOUT_SECTIONS[family]):
         engine(folder)
 
 

@@ -297,8 +297,11 @@ class _Head(_Adapter):
 
     tail_from = None
 
-    def forward(self, embeds_TH: torch.Tensor, positions_XT: torch.Tensor, wanted_S: torch.Tensor) -> torch.Tensor:
-        return embeds_TH[wanted_S].repeat(1, 5)
+    def hidden(self, embeds_TH: torch.Tensor, positions_XT: torch.Tensor) -> torch.Tensor:
+        return embeds_TH
+
+    def logits(self, hidden_SH: torch.Tensor) -> torch.Tensor:
+        return hidden_SH.repeat(1, 5)
 
 
 @torch.inference_mode()

@@ -38,15 +38,21 @@ def test_pieces_give_what_the_whole_gives(family: str, monkeypatch: pytest.Monke
     with LLM(str(tiny.checkpoint(family)), **options) as llm:
         runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
         whole = llm.generate(prompts, params, use_tqdm=False)
-        pieces = runner._adapter.forward_pieces
+        hidden, logits = runner._adapter.hidden, runner._adapter.logits
         calls: list[list[int]] = []
 
-        def noted(embeds_TH: Any, positions_XT: Any, pieces_S: Any) -> Any:
-            yield from pieces(embeds_TH, positions_XT, pieces_S)
-            assert max(current().called.values()) == 1, "the layers ran once"
-            calls.append([len(wanted_S) for wanted_S in pieces_S])
+        def begun(embeds_TH: Any, positions_XT: Any) -> Any:
+            calls.append([])
+            return hidden(embeds_TH, positions_XT)
 
-        monkeypatch.setattr(runner._adapter, "forward_pieces", noted)
+        def noted(hidden_SH: Any) -> Any:
+            made = logits(hidden_SH)
+            assert max(current().called.values()) == 1, "the layers ran once"
+            calls[-1].append(len(hidden_SH))
+            return made
+
+        monkeypatch.setattr(runner._adapter, "hidden", begun)
+        monkeypatch.setattr(runner._adapter, "logits", noted)
         monkeypatch.setattr(running, "PROMPT_ROWS", 3)
         cut = llm.generate(prompts, params, use_tqdm=False)
     assert max(len(sizes) for sizes in calls) > 5

@@ -96,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_model_len=st.sampled_from([24, 48]),
         max_loras=st.sampled_from([1, 2]),
         drafts=st.sampled_from([0, 0, 1, 4, 7]),
+        clients=st.sampled_from([1, 1, 3]),
     )
     def begin(
         self,
@@ -111,7 +112,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_model_len: int,
         max_loras: int,
         drafts: int,
+        clients: int,
     ) -> None:
+        self.clients = clients
         self.info = fake_info(*groups, atomic_spans=atomic)
         self.config = fake_config(
             max_num_seqs=rows,
@@ -150,6 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, None, None, 1]),
         lora=st.sampled_from([None, None, LoRARequest("x", 1), LoRARequest("y", 2), LoRARequest("z", 3)]),
         copies=st.integers(1, 3),
+        client=st.integers(0, 2),
     )
     def add(
         self,
@@ -161,6 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs: int | None,
         lora: LoRARequest | None,
         copies: int,
+        client: int,
     ) -> None:
         if self.info.cross is not None:
             pieces = [BESIDE[ITEMS.index(piece) % len(BESIDE)] if piece in ITEMS else piece for piece in pieces]
@@ -175,6 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 priority=priority,
                 prompt_logprobs=logprobs,
                 lora=lora,
+                client=str(client % self.clients),
             )
             self.count += 1
             try:
@@ -188,11 +194,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         pieces=st.lists(PIECES, min_size=1, max_size=5),
         method=st.sampled_from(["last", "cls", "mean", "all"]),
         priority=st.integers(0, 2),
+        client=st.integers(0, 2),
     )
-    def add_pooling(self, pieces: list[object], method: str, priority: int) -> None:
+    def add_pooling(self, pieces: list[object], method: str, priority: int, client: int) -> None:
         if self.info.cross is not None:
             pieces = [BESIDE[ITEMS.index(piece) % len(BESIDE)] if piece in ITEMS else piece for piece in pieces]
-        request = fake_request(f"r{self.count}", *pieces, params=Pooling(method=method), priority=priority)
+        request = fake_request(
+            f"r{self.count}",
+            *pieces,
+            params=Pooling(method=method),
+            priority=priority,
+            client=str(client % self.clients),
+        )
         self.count += 1
         try:
             self.scheduler.add(request)

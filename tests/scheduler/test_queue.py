@@ -19,10 +19,10 @@ def test_smaller_orders_leave_first_whenever_they_came() -> None:
     late, early, urgent = sequence(3), sequence(1), sequence(9, priority=-1)
     for one in (late, early, urgent):
         queue.push(one)
-    assert [queue.pop() for _ in range(3)] == [urgent, early, late]
-    assert queue.peek() is None
+    assert [queue.pop("") for _ in range(3)] == [urgent, early, late]
+    assert queue.peek("") is None
     with pytest.raises(AssertionError, match="empty"):
-        queue.pop()
+        queue.pop("")
 
 
 def test_what_ended_is_skipped_counted_out_and_swept() -> None:
@@ -35,8 +35,8 @@ def test_what_ended_is_skipped_counted_out_and_swept() -> None:
         queue.discard(one)
         queue.check()
     assert len(queue) == 1
-    assert len(queue._heap) < 50
-    assert queue.pop() is many[99]
+    assert len(queue._lines[""].heap) < 50
+    assert queue.pop("") is many[99]
     assert len(queue) == 0
 
 

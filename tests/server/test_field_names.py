@@ -187,7 +187,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
      "messages.0.tool_calls.0.function.arguments", "as JSON"),
     (CHAT, HI | {"max_completion_tokens": 2, "min_tokens": 5}, "min_tokens", ""),
     (CHAT, HI | {"logprobs": True, "top_logprobs": 99}, "top_logprobs", "Ask for fewer."),
-    (CHAT, HI | {"tool_choice": "auto"}, "tool_choice", "Give tools"),
+    (CHAT, HI | {"tool_choice": "auto"}, "tool_choice", "Send tools"),
     (CHAT, HI | {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "to false"),
     (CHAT, HI | {"chat_template": "x"}, "chat_template", "operator may"),
 ]  # fmt: skip

@@ -288,9 +288,9 @@ REFUSED = [
     ({"properties": {"a>": {"type": "integer"}}}, "'a>'", ("glm45", "qwen3_coder")),
     ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "'a' is a text with", ("glm45", "qwen3_coder")),
     ({"properties": {"a": {"type": ["string", "integer"]}}}, "'a' is a text with", ("glm45", "qwen3_coder")),
-    ({"properties": {"a": {"minimum": 3}}}, "'a' does not say", ("glm45", "qwen3_coder")),
-    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}, "'a' does not say", ("glm45", "qwen3_coder")),
-    ({"properties": {"a": {"enum": ["x</tool_call>"]}}}, "cannot stand there", ("glm45", "qwen3_coder")),
+    ({"properties": {"a": {"minimum": 3}}}, "'a' has no type", ("glm45", "qwen3_coder")),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}, "'a' has no type", ("glm45", "qwen3_coder")),
+    ({"properties": {"a": {"enum": ["x</tool_call>"]}}}, "cannot be written there", ("glm45", "qwen3_coder")),
     ({"properties": {"a": False}}, "'a' allows no value", ("glm45", "qwen3_coder")),
 ]
 

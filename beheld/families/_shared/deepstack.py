@@ -15,7 +15,6 @@ class Deepstack:
     """Carries the features of L tower layers as L * H extra columns of a row; zero for text."""
 
     def __init__(self, model: Any, changes: Changes) -> None:
-        self._model = model
         self._text = getattr(model.model, "language_model", model.model)
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
         self._layers = len(model.config.vision_config.deepstack_visual_indexes)
@@ -44,14 +43,12 @@ class Deepstack:
         """Return zeros: given embeddings have no such features."""
         return None
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Run the model; all tokens take part, because adding zeros changes nothing and needs no index."""
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers; all tokens take part, because adding zeros changes nothing and needs no index."""
         self._added = tuple(part.unsqueeze(0) for part in extra_TW.split(self._hidden, dim=-1))
         try:
-            hidden = self._text(
-                inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False
-            ).last_hidden_state
+            output = self._text(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False)
         finally:
             self._added = ()
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.context import tail
 from beheld.core.errors import ModelError
 from beheld.models.surgery.operation import Changes
 
@@ -23,13 +22,13 @@ class PerLayer:
         text = model.config.get_text_config(decoder=True)
         if text.pad_token_id != 0:
             raise ModelError(f"{type(model).__name__} has the padding id {text.pad_token_id}; only 0 is supported.")
-        self._model = model
         self._shape = (text.num_hidden_layers, text.hidden_size_per_layer_input)
         self.width = self._shape[0] * self._shape[1]
         self._look_up = model.model.language_model.get_per_layer_inputs
         self._rows = text.vocab_size_per_layer_input
-        self._named = "per_layer_inputs" in inspect.signature(model.model.forward).parameters
-        self._softcap = getattr(text, "final_logit_softcapping", None)
+        named = "per_layer_inputs" in inspect.signature(model.model.forward).parameters
+        # In older versions only the text model inside takes the keyword.
+        self._core = model.model if named else model.model.language_model
         self._further = len(inspect.signature(self._look_up).parameters) - 1
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
@@ -47,32 +46,16 @@ class PerLayer:
         """Return None: given embeddings have no columns."""
         return None
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Run the model with the columns as a keyword, or, in older versions, the text model inside it."""
-        if not self._named:
-            return self._inner(embeds_TH, extra_TW, positions, wanted_S)
-        output = self._model(
-            inputs_embeds=embeds_TH.unsqueeze(0),
-            per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
-            position_ids=positions,
-            # A tail's output has only the needed rows, or one row if none is needed.
-            logits_to_keep=wanted_S if tail() is None else 0,
-            use_cache=False,
-        )
-        logits: Tensor = output.logits[0, : len(wanted_S)]
-        return logits
-
-    def _inner(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Run the text model and the head, as the model does."""
-        output = self._model.model.language_model(
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers with the columns as a keyword."""
+        output = self._core(
             inputs_embeds=embeds_TH.unsqueeze(0),
             per_layer_inputs=extra_TW.unflatten(-1, self._shape).unsqueeze(0),
             position_ids=positions,
             use_cache=False,
         )
-        hidden_TH = output.last_hidden_state[0]
-        logits: Tensor = self._model.lm_head(hidden_TH[wanted_S] if tail() is None else hidden_TH[: len(wanted_S)])
-        return logits if self._softcap is None else self._softcap * (logits / self._softcap).tanh()
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
 def extra_columns(model: Any, changes: Changes) -> PerLayer | None:

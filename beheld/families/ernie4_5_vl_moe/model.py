@@ -91,7 +91,7 @@ class Kinds:
     width = 1
 
     def __init__(self, model: Any, changes: Changes) -> None:
-        self._model = model
+        self._core = model.model
         config = model.config
         around = (
             config.image_start_token_id,
@@ -113,17 +113,16 @@ class Kinds:
         """Return ones (E, 1)."""
         return embeds_EH.new_ones((len(embeds_EH), 1))
 
-    def forward(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Run the model with the kinds as a keyword."""
-        output = self._model(
+    def hidden(self, embeds_TH: Tensor, extra_TW: Tensor, positions: Tensor) -> Tensor:
+        """Run the layers with the kinds as a keyword."""
+        output = self._core(
             inputs_embeds=embeds_TH.unsqueeze(0),
             moe_mm_token_type_ids=(extra_TW[:, 0] > 0).unsqueeze(0),
             position_ids=positions,
-            logits_to_keep=wanted_S,
             use_cache=False,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
 def adapt(model: Any, changes: Changes) -> None:

@@ -1,6 +1,6 @@
 """Florence-2: BART's encoder reads image and prompt, and every decoder layer attends to the encoder's states.
 
-Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a state.
 """
 
 from __future__ import annotations
@@ -152,15 +152,15 @@ class Florence2:
         """Return views in which every position sees the whole prompt."""
         return tuple(CrossView(0, None, span.num_states) for span in spans)
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Return logits (S, V) from BART's decoder, with learned positions of several sequences."""
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Return last hidden states (T, S) of BART's decoder, with learned positions of several sequences."""
         decoder = self._decoder
         learned = decoder.embed_positions(None, position_ids=positions[0])
         hidden = decoder.layernorm_embedding(embeds_TH.unsqueeze(0) + learned)
         for layer in decoder.layers:
             hidden = layer(hidden, encoder_hidden_states=_SOME, use_cache=False)
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        hidden_TS: Tensor = hidden[0]
+        return hidden_TS
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, renamed=renamed)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, plain_head=True, renamed=renamed)

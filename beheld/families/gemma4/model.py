@@ -46,6 +46,11 @@ def tail_from(model: Any, changes: Changes) -> int | None:
     return int(first)
 
 
+def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
+    """Ask for all positions by a slice: given a number, the text model would cut columns that it may not have."""
+    return {"logits_to_keep": slice(None)}
+
+
 def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
     """Return a layer's forward that takes only the tail's rows from inputs for all tokens."""
 
@@ -63,4 +68,6 @@ def _of_tail(forward: Callable[..., Any], first: bool) -> Callable[..., Any]:
     return shortened
 
 
-MODEL = FamilyModel(audio_features=audio_features, extra_columns=per_layer.extra_columns, tail_from=tail_from)
+MODEL = FamilyModel(
+    audio_features=audio_features, extra_columns=per_layer.extra_columns, keywords=keywords, tail_from=tail_from
+)

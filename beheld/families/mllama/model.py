@@ -1,6 +1,6 @@
 """Llama 3.2 Vision: some layers attend to image tiles instead of the text.
 
-Shapes: T tokens of the step, E states of one image, S size of a state, V vocabulary.
+Shapes: T tokens of the step, E states of one image, S size of a state.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Mllama:
             for span, stop in zip(spans, stops, strict=True)
         )
 
-    def forward(self, embeds_TH: Tensor, positions: Tensor, wanted_S: Tensor) -> Tensor:
-        """Return logits (S, V). If no sequence of the step has images, the layers are skipped, as in transformers.
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Return last hidden states. If no sequence of the step has images, the layers are skipped, as in transformers.
 
         Tokens of other sequences pass the layers unchanged: their attention is zero, and `sighted_T` masks what
         follows.
@@ -101,11 +101,11 @@ class Mllama:
             told["full_text_row_masked_out_mask"] = sighted_T[None, None, :, None]
             # The model only tests whether there are any.
             told["cross_attention_states"] = embeds_TH.new_empty(0)
-        hidden = self._model.model.language_model(
+        output = self._model.model.language_model(
             inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions, use_cache=False, **told
-        ).last_hidden_state
-        logits: Tensor = self._model.lm_head(hidden[0, wanted_S])
-        return logits
+        )
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama)
+MODEL = FamilyModel(adapt=adapt, cross_inputs=Mllama, plain_head=True)

@@ -6,5 +6,9 @@ from beheld.families._shared import deepstack
 from beheld.families.model import FamilyModel, PackedTower
 
 MODEL = FamilyModel(
-    extra_columns=deepstack.Deepstack, packed=PackedTower(learned=""), packs_attention=True, positions_by_kind=True
+    extra_columns=deepstack.Deepstack,
+    plain_head=True,
+    packed=PackedTower(learned=""),
+    packs_attention=True,
+    positions_by_kind=True,
 )

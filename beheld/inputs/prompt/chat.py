@@ -1,6 +1,6 @@
-"""OpenAI messages become template text and the media they hold, in order.
+"""Parses OpenAI messages into the template's form and the media they hold, in order.
 
-Users' strings never become control tokens: see control.py. Where a template takes content as a string, the family's
+Users' strings never become control tokens: see special_tokens.py. If a template takes content as a string, the family's
 placeholder for each item is written into the text at the item's place.
 """
 
@@ -34,16 +34,16 @@ _MEDIA_TYPES = {
     "input_audio": "audio",
 }
 _TEXT_TYPES = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# What may hold the item itself, in parts named after the modality.
+# Keys of the item itself, in parts named after the modality.
 _SOURCES = ("url", "path", "base64", "data")
-# Of the arguments of all tool calls of a conversation, which are JSON within JSON.
+# Limits for the arguments of all tool calls of a conversation, which are JSON within JSON.
 _ARGUMENTS = JsonBounds()
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format"))
 
 
 @dataclass(frozen=True)
 class ParsedChat:
-    """Messages ready for a template, and the media they hold in the order of the text."""
+    """Messages ready for a template, and the media they hold, in the order of the text."""
 
     messages: tuple[Mapping[str, Any], ...]
     media: tuple[MediaRef, ...]
@@ -62,7 +62,7 @@ class _Spot:
 
     @property
     def path(self) -> str:
-        """As errors name fields: counted from 0."""
+        """The path as errors name fields, counted from 0."""
         return f"messages.{self.message - 1}.content.{self.part - 1}"
 
 
@@ -78,12 +78,12 @@ Part = str | ItemPart
 
 @dataclass(frozen=True)
 class ChatForm:
-    """How the template wants its messages.
+    """The form in which the template takes messages.
 
     Attributes:
-        as_list: content as a list of parts; else as a string.
+        as_list: content is a list of parts; else a string.
         strings_too: content that came as a string may stay one.
-        placeholder: modality -> the text that stands for an item in a string.
+        placeholder: modality -> the text of an item's placeholder in a string.
     """
 
     as_list: bool
@@ -94,7 +94,7 @@ class ChatForm:
 def read(
     messages: Sequence[Mapping[str, Any]], form: ChatForm, control: ControlTokens, limits: MediaLimits
 ) -> ParsedChat:
-    """Take messages apart and put them into the template's form, with control spellings replaced by stand-ins.
+    """Parse messages into the template's form, with stand-ins for spellings of control tokens.
 
     Raises:
         PromptError: a message or a part is malformed or of an unknown kind.
@@ -121,7 +121,7 @@ def read(
 
 
 def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
-    """A value of plain JSON types with control spellings in every string, keys included, replaced by stand-ins."""
+    """A value of plain JSON types with stand-ins for control spellings in every string, keys included."""
     if isinstance(value, str):
         return stand_ins.replace(value, control)
     if isinstance(value, Mapping):
@@ -135,7 +135,7 @@ def sanitized(value: Any, control: ControlTokens, stand_ins: StandIns) -> Any:
 
 
 def num_letters(messages: Any) -> int:
-    """Letters of all that messages say; those of their media do not count."""
+    """Number of characters of all messages, without their media."""
     if isinstance(messages, str):
         return len(messages)
     if isinstance(messages, Mapping):
@@ -146,7 +146,7 @@ def num_letters(messages: Any) -> int:
 
 
 def _private_letters(value: Any) -> set[str]:
-    """Every private-use character of every string, so that stand-ins are others. Strings may hold media, in ASCII."""
+    """Every private-use character of every string: stand-ins must differ from them."""
     if isinstance(value, str):
         return set() if value.isascii() else private_letters(value)
     if isinstance(value, Mapping):
@@ -191,7 +191,7 @@ def _message(
 
 
 def _field(number: int, *path: str | int) -> str:
-    """What errors call a field of a message; `number` counts from 1."""
+    """The path of a message's field in errors; `number` counts from 1."""
     return ".".join(map(str, ("messages", number - 1, *path)))
 
 
@@ -204,7 +204,7 @@ def _arguments(message: Any) -> list[str]:
 
 
 def _extra(name: str, value: Any, number: int) -> Any:
-    """Tool calls carry their arguments as JSON text; templates want them as an object."""
+    """A message's extra field; tool calls carry their arguments as JSON text, but templates take an object."""
     if name != "tool_calls" or not isinstance(value, list):
         return value
     calls = []
@@ -241,7 +241,7 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
             continue
         if not isinstance(part, Mapping):
             raise PromptError(
-                f"{where} is not a mapping.", 'Give {"type": "text", "text": ...} or the like.', param=where.path
+                f"{where} is not a mapping.", 'Give {"type": "text", "text": ...} or similar.', param=where.path
             )
         kind = _kind(part, where)
         if kind in _TEXT_TYPES:
@@ -270,8 +270,7 @@ def _kind(part: Mapping[str, Any], where: _Spot) -> str:
 def _media(
     part: Mapping[str, Any], kind: str, where: _Spot, before: Sequence[MediaRef], limits: MediaLimits
 ) -> MediaRef:
-    """The item of a part, which comes after those `before`; whatever else the part holds are options of its
-    processing."""
+    """The item of a part, after the items `before`; the part's other keys are processor options."""
     modality = _MEDIA_TYPES[kind]
     uuid = part.get("uuid")
     used = [kind]
@@ -300,7 +299,7 @@ def _media(
 
 
 def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
-    """What base64 in `source` stands for; errors name the item, an image, and its place."""
+    """Decode the base64 embeddings in `source`; errors name the item, an image, and its place."""
     try:
         return embeds.from_base64(source, limits)
     except MediaError as error:
@@ -309,17 +308,17 @@ def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: Med
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:
-    """Bare base64 as a data URL, so that it takes the same guarded way as any other."""
+    """Wrap bare base64 as a data URL, so that it passes the same checks as any other."""
     if name in ("base64", "data") and isinstance(value, str):
         return value if value.startswith("data:") else f"data:{modality}/unknown;base64,{value}"
     return value
 
 
 def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: StandIns) -> list[Part]:
-    """Replace spellings, also those that come about only where one text follows another.
+    """Replace spellings, including those that arise only where one text follows another.
 
-    A spelling that runs over the border of two texts loses its first letter to a stand-in, so that joining the texts
-    does not make it.
+    A stand-in replaces the first character of a spelling that crosses the border of two texts, so that joining them
+    does not create it.
     """
     texts = [part for part in parts if isinstance(part, str)]
     broken = _crossings(texts, control)
@@ -338,9 +337,9 @@ def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: St
 
 
 def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[int]]:
-    """Where spellings that run over a border begin: text number -> offsets in that text.
+    """Where spellings that cross a border begin: text number -> offsets in that text.
 
-    Every place within reach of a border is looked at once, whatever the number of spellings.
+    Every place within reach of a border is examined once, for any number of spellings.
     """
     if len(texts) < 2 or control.pattern is None:
         return {}
@@ -353,7 +352,7 @@ def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[in
     seen = 0
     for border in starts[1:-1]:
         for begin in range(max(seen, border - reach), border):
-            # Those that begin before this border and after the last one; longer ones run over the next ones too.
+            # Those that begin before this border and after the previous one; longer ones cross the next borders too.
             if joined[begin] in control.beginnings and control.longest_at(joined, begin) > border - begin:
                 owner = bisect_right(starts, begin) - 1
                 broken.setdefault(owner, set()).add(begin - starts[owner])
@@ -362,7 +361,7 @@ def _crossings(texts: Sequence[str], control: ControlTokens) -> dict[int, set[in
 
 
 def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
-    # Some templates look at a part's type, others for a key of that name.
+    # Some templates read a part's type, others a key of that name.
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality, part.modality: ""}
         for part in parts

@@ -1,4 +1,4 @@
-"""Long texts to token ids in stretches, with the ids that the whole text has, and no further than a limit."""
+"""Tokenizes long texts in chunks, with the same ids as for the whole text, and stops at a limit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from beheld.core.errors import PromptTooLongError
 
-# Letters that every version of Unicode calls letters.
+# Characters that every version of Unicode classifies as letters.
 _LETTER = (
     "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
 )
 _BLANK = re.compile(f"(?<={_LETTER}) (?={_LETTER})")
 _BREAK = re.compile(f"(?<={_LETTER})[ \\n,.\uff0c\u3002\u3001](?={_LETTER})")
-# What makes a match depend on the text before it, or on where the text begins and ends.
+# Patterns whose match depends on the text before it, or on where the text begins and ends.
 _LOOKS_AROUND = re.compile(r"\(\?<|\\[AbBGzZK]|(?<!\[)\^|\$")
 _WORD = "\u2581"
 _SIZE = 1 << 15
@@ -27,19 +27,19 @@ _SAMPLE = (
 
 
 class ChunkedTokenizer:
-    """A tokenizer of its own for long texts: it never changes, so that threads need no lock, and lets others run.
+    """An immutable copy of a tokenizer for long texts: threads need no lock, and others can run meanwhile.
 
-    A text is cut where the tokenizer cuts it anyway, before a blank or a mark between two letters:
+    A text is cut where the tokenizer splits it anyway, before a space or a punctuation mark between two letters:
 
         ... over the lazy | dog. The quick ...        ids(a b) = ids(a) + ids(b)
 
-    Whether that holds is read from the tokenizer's description, and tried out. Where it does not hold, and where a text
-    has no such place, it is tokenized as a whole, once a rough count has shown that it may fit.
+    Whether that holds is read from the tokenizer's description and then tested. If it does not hold, or a text has no
+    such place, the text is tokenized as a whole, after a rough count has shown that it may fit.
 
     Args:
-        backend: of the `tokenizers` library. It is not kept if `own` is given.
+        backend: a tokenizer of the `tokenizers` library. It is not kept if `own` is given.
         own: the copy to use; None makes one.
-        size: letters of a stretch.
+        size: characters of a chunk.
     """
 
     def __init__(self, backend: Any, own: Any = None, size: int = _SIZE) -> None:
@@ -51,14 +51,14 @@ class ChunkedTokenizer:
             self.cut = None
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Token ids of `text`, without what the tokenizer puts around a text.
+        """Token ids of `text`, without the tokenizer's special tokens around it.
 
         Args:
-            text: any.
-            most: ids that are of use; None for all.
+            text: any text.
+            most: the most ids that are needed; None for all.
 
         Raises:
-            PromptTooLongError: there are more than `most`; what follows those was not looked at.
+            PromptTooLongError: there are more than `most`; the rest of the text is not read.
         """
         ids: list[int] = []
         for piece in self._pieces(text):
@@ -70,14 +70,15 @@ class ChunkedTokenizer:
         return ids
 
     def _ids(self, text: str) -> list[int]:
-        # Of this library's calls only those for many texts let other threads run meanwhile.
+        # Among the library's methods, only the batch methods let other threads run meanwhile.
         found: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return found
 
     def _check_roughly(self, piece: str, left: int, most: int) -> None:
-        """Refuse a piece that cannot be cut and has far too many tokens, before all of it is tokenized: that may take a
-        time that grows with its square. Cut anywhere, a text has a few tokens more than as a whole at every cut, never
-        twice as many.
+        """Refuse an uncuttable piece with far too many tokens, before tokenizing all of it.
+
+        Tokenizing it may take a time that grows with its square. Cut at arbitrary places, a text has a few more tokens
+        per cut than the whole text, never twice as many.
         """
         count = 0
         for start in range(0, len(piece), self._size):
@@ -96,7 +97,7 @@ class ChunkedTokenizer:
         yield text[start:]
 
     def last_place(self, text: str, stop: int) -> int | None:
-        """The last place at or before `stop` where the text can be cut; None if there is none, or none near."""
+        """The last place at or before `stop` where the text can be cut; None if there is none nearby."""
         if self.cut is None:
             return None
         for end in range(stop, max(0, stop - 8 * _SIZE), -_SIZE):
@@ -106,7 +107,7 @@ class ChunkedTokenizer:
         return None
 
     def _holds(self, cut: re.Pattern[str]) -> bool:
-        """Whether a sample's ids are those of its pieces, cut at every place."""
+        """True if the ids of a sample equal those of its pieces, cut at every place."""
         places = [match.start() for match in cut.finditer(_SAMPLE)]
         ids: list[int] = []
         for start, stop in zip([0, *places], [*places, len(_SAMPLE)], strict=True):
@@ -115,14 +116,14 @@ class ChunkedTokenizer:
 
 
 def too_long(most: int) -> PromptTooLongError:
-    """The error of a text whose tokens were not counted to the end."""
+    """The error for a text whose tokens were not all counted."""
     return PromptTooLongError(
         f"The prompt has more than {most} tokens, which is the limit.", "Shorten it.", or_engine="raise max_model_len"
     )
 
 
 def _first(cut: re.Pattern[str], text: str, start: int) -> int | None:
-    """The first place at or after `start`; searched bit by bit, since a search lets no other thread run."""
+    """The first place at or after `start`; searches in steps, since one search lets no other thread run."""
     for begin in range(start, len(text), _SIZE):
         found = cut.search(text, begin, begin + _SIZE + 1)
         if found is not None:
@@ -137,11 +138,11 @@ def _copy(described: Mapping[str, Any]) -> Any:
 
 
 def _cut(described: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """The places where a tokenizer of this description cuts every text; None if none are known.
+    """A pattern for the places where a tokenizer of this description splits every text; None if none are known.
 
-    Pairs of bytes or letters are merged within what the pre-tokenizer leaves together. Patterns that look at nothing
-    before their match end a word with its last letter, whatever follows. Without a pre-tokenizer nothing is merged over
-    a place if no token of the vocabulary has it inside.
+    Merges join bytes or characters within a pre-tokenizer's word. Patterns without look-behind end a word at its last
+    letter, whatever follows. Without a pre-tokenizer, no merge crosses a place if no token of the vocabulary contains
+    it.
     """
     model = described["model"]
     if model["type"] != "BPE" or model.get("dropout"):
@@ -156,7 +157,7 @@ def _cut(described: Mapping[str, Any]) -> re.Pattern[str] | None:
         found = _BREAK
     elif (
         (plain or blanks)
-        # Letters that are left out would join the blanks around them.
+        # Dropped letters would join the spaces around them.
         and {_WORD, model["unk_token"]} <= model["vocab"].keys()
         and all(step["type"] == "Metaspace" or step.get("pattern") == {"String": " "} for step in steps)
         and not any(re.search(f"[^{_WORD} ][{_WORD} ]", token) for token in model["vocab"])
@@ -176,7 +177,7 @@ def _steps(described: Mapping[str, Any] | None, name: str) -> list[Mapping[str, 
 
 
 def _splits_words(steps: list[Mapping[str, Any]]) -> bool:
-    """Whether these pre-tokenizers end a word with its last letter."""
+    """True if these pre-tokenizers end a word at its last letter."""
     words = False
     for step in steps:
         if step["type"] == "ByteLevel":
@@ -194,7 +195,7 @@ def _splits_words(steps: list[Mapping[str, Any]]) -> bool:
 
 
 def _spans(token: Mapping[str, Any]) -> bool:
-    """Whether an added token may lie over a place between two letters, or swallow the blank there."""
+    """True if an added token may span a place between two letters, or absorb the space there."""
     content = token["content"]
     inside = re.search(f"{_LETTER}[ \\n,.\uff0c\u3002\u3001]", content) is not None
     return inside or bool(token["rstrip"] and re.search(f"{_LETTER}$", content))

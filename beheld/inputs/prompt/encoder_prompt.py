@@ -1,4 +1,4 @@
-"""Prompts of encoder-decoder models: all of a prompt becomes one item, which the decoder's cross layers attend to."""
+"""Prompts of encoder-decoder models: the whole prompt becomes one item, to which the decoder's cross layers attend."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from beheld.inputs.media.digest import Digest, salted
 def fold(
     token_ids: Sequence[int], spans: Sequence[MediaSpan], info: ModelInfo, salt: bytes
 ) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
-    """The decoder's prompt, which is the token that starts every answer, and the encoder's as an item in its place.
+    """The decoder's prompt, which is the token that starts every answer, with the encoder's prompt as its item.
 
     Args:
-        token_ids: the whole prompt, every placeholder replaced.
+        token_ids: the whole prompt, with every placeholder replaced.
         spans: its media, in order.
         info: the model.
-        salt: callers with different ones share no states; may be empty.
+        salt: callers with different salts share no states; may be empty.
 
     Raises:
-        PromptError, PromptTooLongError: it is empty, or longer than the encoder reads.
+        PromptError, PromptTooLongError: the prompt is empty, or longer than the encoder reads.
     """
     assert info.cross is not None
     assert info.decoder_start_id is not None
@@ -48,7 +48,7 @@ def fold(
 
 
 def _features(token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> dict[str, object]:
-    """The ids as a row, and each feature of the media, one item after the other."""
+    """The ids as a row, and each feature of the media, concatenated over the items."""
     import torch
 
     features: dict[str, object] = {"input_ids": torch.tensor([list(token_ids)], dtype=torch.int64)}

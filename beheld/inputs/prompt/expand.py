@@ -1,4 +1,4 @@
-"""Placeholders become the ids of their items, and spans say where those stand."""
+"""Replaces placeholders by the ids of their items, and records the items' spans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from beheld.core.media import MediaItem, MediaSpan
 
 
 def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
-    """Modality -> how many placeholders the ids hold; modalities without any are left out."""
+    """Modality -> number of its placeholders in the ids; modalities without any are left out."""
     counts = {modality: token_ids.count(token) for modality, token in placeholder_ids.items()}
     return {modality: count for modality, count in counts.items() if count}
 
@@ -18,16 +18,16 @@ def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, i
 def check_counts(
     found: Mapping[str, int], given: Mapping[str, int], placeholder: Callable[[str], str], example: Callable[[str], str]
 ) -> None:
-    """Each item needs exactly one placeholder.
+    """Check that each item has exactly one placeholder.
 
     Args:
-        found: modality -> placeholders in the prompt.
-        given: modality -> items.
+        found: modality -> number of placeholders in the prompt.
+        given: modality -> number of items.
         placeholder: modality -> the placeholder's text.
         example: modality -> how an item is written in a prompt.
 
     Raises:
-        PlaceholderError: the numbers differ; the message says both, and what to write.
+        PlaceholderError: the numbers differ; the message has both, and what to write.
     """
     for modality in sorted(set(found) | set(given)):
         written, items = found.get(modality, 0), given.get(modality, 0)
@@ -45,15 +45,15 @@ def check_counts(
 
 
 def has_edges(items: Mapping[str, Sequence[MediaItem]]) -> bool:
-    """True if some item comes with ordinary text around it."""
+    """True if some item has ordinary text around it."""
     return any(item.lead or item.tail for own in items.values() for item in own)
 
 
 def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], placeholder: Callable[[str], str]) -> str:
-    """The prompt's text with every item's own text around its placeholder, to be encoded as one.
+    """The prompt's text with every item's text around its placeholder, to be tokenized together.
 
     Args:
-        text: one placeholder per item.
+        text: the prompt, with one placeholder per item.
         items: modality -> its items, in order.
         placeholder: modality -> the placeholder's text.
     """
@@ -72,7 +72,7 @@ def edged_ids(
     marks: Mapping[str, int],
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
-    """As `edged_text` for a prompt that was given as ids: there is no text to encode the items' own with."""
+    """Like `edged_text` for a prompt of token ids: the items' texts are tokenized separately."""
     waiting = {marks[modality]: iter(own) for modality, own in items.items()}
     out: list[int] = []
     for token in token_ids:

@@ -1,4 +1,4 @@
-"""The forms a prompt may have: text, token ids, or a mapping with media, recognised and checked."""
+"""Parses the forms of a prompt: text, token ids, or a mapping with media."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class ParsedPrompt:
-    """A prompt taken apart.
+    """A parsed prompt.
 
     Attributes:
-        text: the text, if it came as text.
-        token_ids: the ids, if it came as ids.
-        media: its items, each modality's in the order given.
+        text: the text, if the prompt is text.
+        token_ids: the ids, if the prompt is ids.
+        media: its items, each modality's in the given order.
         options: processor options of this request.
         salt: separates prefix caches.
     """
@@ -49,7 +49,7 @@ class ParsedPrompt:
 
 
 def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
-    """Tell the forms apart and check each.
+    """Recognize the prompt's form and check it.
 
     Args:
         prompt: see PromptType.
@@ -57,8 +57,8 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
         merge_size: patches per embedding along each side, for embeddings with a grid.
 
     Raises:
-        PromptError: an unknown key, a missing or malformed value.
-        MediaError: a malformed item.
+        PromptError: a key is unknown, or a value is missing or malformed.
+        MediaError: an item is malformed.
     """
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
@@ -73,10 +73,10 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
 
 
 def processor_options(given: Any) -> dict[str, Any]:
-    """mm_processor_kwargs of one request; none is none given.
+    """One request's mm_processor_kwargs; an empty mapping for None.
 
     Raises:
-        PromptError: they are no mapping.
+        PromptError: they are not a mapping.
     """
     if given is not None and not isinstance(given, Mapping):
         raise PromptError(
@@ -114,12 +114,12 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
 def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
     ids = value.tolist() if hasattr(value, "tolist") else list(value)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < info.num_ids:
-        # What nearly all prompts are, checked in a quarter of the time.
+        # The usual case, checked in a quarter of the time.
         return tuple(ids)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise PromptError(f"Token ids must be whole numbers, got {token!r}.", param="prompt_token_ids")
-        # In some families the placeholders' ids lie above those that the head knows.
+        # In some families the placeholders' ids exceed the head's vocabulary.
         if not 0 <= token < info.num_ids and token not in info.placeholder_ids.values():
             raise PromptError(
                 f"The token id {token} is outside the vocabulary of {info.num_ids}.", param="prompt_token_ids"
@@ -132,7 +132,7 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
         data = {}
     if not isinstance(data, Mapping) or not isinstance(uuids or {}, Mapping):
         raise PromptError(
-            '"multi_modal_data" must be a mapping.', 'Give {"image": ...} or the like.', param="multi_modal_data"
+            '"multi_modal_data" must be a mapping.', 'Give {"image": ...} or similar.', param="multi_modal_data"
         )
     refs: list[MediaRef] = []
     for modality, value in data.items():
@@ -203,7 +203,7 @@ def _videos(value: Any) -> list[Any]:
     if isinstance(value, list | tuple) and value and all(is_image(v) or (is_array(v) and v.ndim < 4) for v in value):
         return [list(value)]
     if isinstance(value, list | tuple) and not value:
-        # An empty list is a video without frames rather than no video: say so where its frames are counted.
+        # An empty list is a video without frames, not a missing video; the error comes where frames are counted.
         return [[]]
     return _entries("video", value)
 
@@ -217,7 +217,7 @@ def _audio_items(value: Any) -> list[Any]:
 
 
 def _rate_as_text(value: Any) -> bool:
-    """True for "16000" and the like: a wrong sampling rate, which is reported as such, rather than a second item."""
+    """True for "16000" and the like: a wrong sampling rate, reported as such, not a second item."""
     return isinstance(value, str) and _RATE.fullmatch(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""Prompts and conversations become token ids, with one placeholder for each item."""
+"""Turns prompts and conversations into token ids, with one placeholder for each item."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
-# Of a text that is read from its end, the first ids may be others than within the whole.
+# If a text is tokenized from its end only, its first ids may differ from those of the whole text.
 _SPARE_IDS = 16
-# Conversations of fewer letters are rendered, and texts of fewer read as a whole, before their length is checked.
+# Below this many characters, conversations are rendered and texts are tokenized before their length is checked.
 _MANY_LETTERS = 1 << 20
 
 
 class PromptReader:
-    """Reads the prompts of one engine. Safe to use from several threads.
+    """Reads the prompts of one engine. Thread-safe.
 
     Args:
         info: the model.
-        config: what was decided.
-        args: what the user said of templates.
-        family: of the model.
-        tokenizer: of the model.
-        templates: of the model.
-        checks: bounds on requests.
+        config: the engine's decisions.
+        args: the user's options about templates.
+        family: the model's family.
+        tokenizer: the model's tokenizer.
+        templates: the model's templates.
+        checks: limits of requests.
         merge_size: patches per embedding along each side, for embeddings with a grid.
     """
 
@@ -62,11 +62,11 @@ class PromptReader:
         self._merge_size = merge_size
         self._limits = MediaLimits.of(args.media_limits)
         self._content_format = args.chat_template_content_format
-        # Read once: what becomes of the file later concerns no request.
+        # Read once, so that later changes to the file affect no request.
         self._template = text_of(args.chat_template) if args.chat_template else None
 
     def template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        """The template of conversations that bring none.
+        """The template for conversations without their own.
 
         Raises:
             TemplateError: there is none.
@@ -74,7 +74,7 @@ class PromptReader:
         return self._templates.resolve(self._template, tools)
 
     def text_ids(self, text: str) -> list[int]:
-        """The ids of a text by itself.
+        """The ids of a text alone.
 
         Raises:
             PromptError: it is longer than a prompt may be, or there is no tokenizer.
@@ -86,7 +86,7 @@ class PromptReader:
     # ------------------------------------------------------------------ prompts
 
     def read_prompt(self, prompt: PromptType, params: SamplingParams) -> ReadPrompt:
-        """A prompt, read and checked. Its text is trusted: placeholders in it are placeholders.
+        """Read and check a prompt. Its text is trusted: placeholders in it count.
 
         Raises:
             UserError: the prompt or a parameter is at fault.
@@ -107,7 +107,7 @@ class PromptReader:
                 if isinstance(rewritten, str):
                     written, ends = rewritten, self._family.rewritten_ends == "added"
                 else:
-                    # Items of these families have no text of their own around them.
+                    # Items of these families have no text around them.
                     plain = partial(self._tokenizer.encode, add_special_tokens=False, most=most)
                     ids = self._tokenizer.encode_pieces(rewritten, plain)
                     return self._checked(ids, parsed, None, params, counts)
@@ -116,7 +116,7 @@ class PromptReader:
         return self._checked(ids, parsed, text, params, counts)
 
     def _bounded_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
-        """A prompt; one of token ids is cut or refused before each of them is looked at.
+        """The prompt; one of token ids is truncated or refused before its ids are checked one by one.
 
         Raises:
             PromptTooLongError: there are too many.
@@ -132,10 +132,10 @@ class PromptReader:
         return ids[-keep:] if keep is not None else prompt
 
     def _ids_of(self, text: PromptText, params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
-        """The ids of a text; of a long one whose last tokens are wanted, no more is read than holds them.
+        """The ids of a text. If only the last tokens of a long text are needed, no more than its end is tokenized.
 
         Raises:
-            PromptTooLongError: it is too long, and can only be read as a whole.
+            PromptTooLongError: it is too long, and can only be tokenized as a whole.
         """
         keep = params.truncate_prompt_tokens
         if keep is None or media or len(text.text) <= SHORT_TEXT:
@@ -164,7 +164,7 @@ class PromptReader:
         return ReadPrompt(ids, parsed, text)
 
     def with_edges(self, prompt: ReadPrompt, items: ItemsByModality) -> Sequence[int]:
-        """The prompt's ids with the items' own text around their placeholders."""
+        """The prompt's ids with the items' texts around their placeholders."""
         if not expand.has_edges(items):
             return prompt.ids
         if prompt.text is not None:
@@ -175,7 +175,7 @@ class PromptReader:
     # ------------------------------------------------------------------ conversations
 
     def read_chat(self, asked: Chat, params: SamplingParams, cancel: CancelToken) -> ReadPrompt:
-        """A conversation, read, checked and rendered. Text in it is text, whatever it spells: see special_tokens.py.
+        """Read, check and render a conversation. No text in it becomes a control token: see special_tokens.py.
 
         A grammar begins after the reasoning, unless the conversation has closed it.
 
@@ -184,7 +184,7 @@ class PromptReader:
             Cancelled: the request was cancelled.
         """
         self._check_continuing(asked)
-        # Templates leave some of what is said out, but never most of it.
+        # Templates drop parts of the messages, but never most of them.
         letters = chat.num_letters(asked.messages)
         if letters > _MANY_LETTERS:
             self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
@@ -225,21 +225,21 @@ class PromptReader:
             return
         if asked.add_generation_prompt:
             raise PromptError(
-                "continue_final_message and add_generation_prompt exclude each other.",
+                "continue_final_message and add_generation_prompt cannot be combined.",
                 "Set add_generation_prompt to false to continue the last message.",
                 param="continue_final_message",
             )
         if self._family.closes:
             raise PromptError(
                 f"{self._info.architecture} cannot continue a message: {self._family.closes}.",
-                "Leave continue_final_message out, and ask for the rest in words.",
+                "Leave continue_final_message out, and ask for the rest in a message.",
                 param="continue_final_message",
             )
 
     def _tokenized(
         self, rendered: str, talk: chat.ParsedChat, most: int | None
     ) -> tuple[PromptText | None, Sequence[int]]:
-        """The text that is to be encoded; or None, and the ids, where the family writes them."""
+        """The text to tokenize; or None and the ids, if the family makes them."""
         ends = True
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
@@ -251,8 +251,8 @@ class PromptReader:
                 return None, pieces
             rendered, ends = rewritten, self._family.rewritten_ends == "added"
         rendered = self._family.begun(rendered, self._tokenizer.inner)
-        # A processor adds the tokenizer's own ends unless the template wrote the first of them; a bare tokenizer never
-        # does.
+        # A processor adds the tokenizer's special tokens unless the template wrote the first of them; a bare tokenizer
+        # never does.
         bos = getattr(self._tokenizer.inner, "bos_token", None)
         ends = ends and bool(self._info.modalities) and not (bos and rendered.startswith(bos))
         return PromptText(rendered, talk.stand_ins, ends, most), ()
@@ -260,7 +260,7 @@ class PromptReader:
     # ------------------------------------------------------------------ text to ids
 
     def _encode(self, prompt: PromptText, items: ItemsByModality) -> list[int]:
-        """The ids of a text, with the items' own text around their placeholders."""
+        """The ids of a text, with the items' texts around their placeholders."""
         text, ends, most = prompt.text, prompt.ends, prompt.most
         if items:
             text = expand.edged_text(text, items, self._tokenizer.placeholder)
@@ -283,13 +283,13 @@ class PromptReader:
         return [*around[0], *ids, *around[1]]
 
     def _example(self, modality: str) -> str:
-        """How an item is written in a prompt of this family."""
+        """An example of an item in a prompt of this family."""
         return self._family.placeholders.get(modality) or self._tokenizer.placeholder(modality)
 
     # ------------------------------------------------------------------ checks
 
     def _check_rendered(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
-        """The template must write one placeholder per item, and no other way leads to one."""
+        """Check that the template has written one placeholder per item; nothing else can write one."""
         found, given = expand.count_placeholders(ids, self._tokenizer.placeholder_ids), count_by_modality(media)
         for modality in set(found) | set(given):
             written, items = found.get(modality, 0), given.get(modality, 0)
@@ -300,7 +300,7 @@ class PromptReader:
                 )
 
     def _most(self, params: SamplingParams) -> int | None:
-        """How many ids of a text are of use; all, where the last of them are wanted."""
+        """The most ids of a text that are needed; None if the last of them are."""
         return self._config.max_model_len if params.truncate_prompt_tokens is None else None
 
     def _check_size(self, text: str, params: SamplingParams) -> None:

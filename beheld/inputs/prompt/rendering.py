@@ -1,4 +1,4 @@
-"""Rendering chat templates: here, or in the sandbox where strangers sent the template."""
+"""Renders chat templates, in this process or, for untrusted ones, in the sandbox."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
 MAX_S = 2.0
-# The stage of errors that say that a template was stopped.
+# The stage of errors about a template that was stopped.
 LIMIT = "limit"
 MAX_CHARACTERS = 1 << 20
 _MAX_BYTES = 512 << 20
 _MAX_WORKERS = 2
-# What comes of values that a template did not expect.
+# Errors that a template may cause on unexpected values.
 _OF_VALUES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, eq=False)
 class Rendering:
-    """A template to render, and what it sees. The answer is the text.
+    """A template to render, and its inputs. The answer is the text.
 
     Attributes:
-        messages: of the conversation.
+        messages: the conversation.
         template: the template's source.
-        add_generation_prompt, continue_final_message, tools: as transformers' apply_chat_template has them.
-        variables: further names that the template may use.
+        add_generation_prompt, continue_final_message, tools: as in transformers' apply_chat_template.
+        variables: further variables of the template.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,7 +43,7 @@ class Rendering:
 
 @dataclass(frozen=True, eq=False)
 class RendererSettings:
-    """Whose tokenizer brings the names of special tokens into a template."""
+    """The tokenizer whose special tokens a template can use."""
 
     info: ModelInfo
     args: EngineArgs
@@ -53,10 +53,10 @@ CODEC = Codec((RendererSettings, Rendering, ModelInfo, KVGroup, EngineArgs))
 
 
 def render(tokenizer: Any, task: Rendering) -> str:
-    """The prompt's text, rendered in this process.
+    """Render the prompt's text in this process.
 
     Raises:
-        TemplateError: the template fails on these messages, or is not a valid one.
+        TemplateError: the template fails on these messages, or is invalid.
     """
     try:
         text = tokenizer.apply_chat_template(
@@ -69,7 +69,7 @@ def render(tokenizer: Any, task: Rendering) -> str:
             **(task.variables or {}),
         )
     except _jinja_error() as error:
-        # The template's own words, which it wrote for those who write the messages.
+        # The template's own message, written for the authors of the messages.
         raise TemplateError(
             f"The chat template fails on these messages: {first_line(error)}.",
             "Change the messages.",
@@ -86,13 +86,13 @@ def render(tokenizer: Any, task: Rendering) -> str:
 
 
 def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
-    """The function that renders.
+    """Load the tokenizer and return the function that renders.
 
     Raises:
         ModelError: the tokenizer cannot be loaded.
     """
     tokenizer = load_tokenizer(settings.info, settings.args)
-    # What rendering needs is loaded now, for all workers.
+    # Load everything that rendering needs, once for all workers.
     render(tokenizer, Rendering([{"role": "user", "content": ""}], "{{ messages }}", add_generation_prompt=False))
 
     def within_limits(task: Rendering) -> str:
@@ -105,7 +105,7 @@ def load_renderer(settings: RendererSettings) -> Callable[[Rendering], str]:
 
 
 def render_type(info: ModelInfo, args: EngineArgs) -> TaskType[Rendering, str]:
-    """Rendering in the sandbox: in time, within memory, and not without end."""
+    """The sandbox task of rendering, with limits on time, memory and output."""
     return TaskType(
         load=load_renderer,
         settings=lambda: RendererSettings(info, args),

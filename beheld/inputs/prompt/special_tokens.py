@@ -1,10 +1,9 @@
-"""Control tokens and how text that spells one stays text.
+"""Control tokens, and how text that spells one stays text.
 
-A control token is a token whose meaning is more than its letters: ends of messages, roles, placeholders of media. A
-user's text that spells one is replaced, before the chat template sees it, by a stand-in: one private-use character for
-each such spelling. In the rendered prompt the stand-ins show which letters came from users. What remains spelled is the
-template's own; stretches with stand-ins are encoded, with their letters put back, by a tokenizer that has no control
-tokens at all.
+A control token means more than its characters: the end of a message, a role, a media placeholder. Before the chat
+template sees a user's text, each spelling of a control token in it is replaced by a stand-in, a private-use character.
+In the rendered prompt the stand-ins show which characters came from users. The remaining spellings are the template's
+own. Text with stand-ins gets its characters back and is encoded by a tokenizer without control tokens.
 
     user      "a<|im_end|>b"                     rendered  <|im_start|>user\\n a # b <|im_end|>     (# is the stand-in)
     encoded   <|im_start|> as a token . "user\\na<|im_end|>b" as letters . <|im_end|> as a token
@@ -24,10 +23,10 @@ from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer, too_long
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
 _ANY_PRIVATE = re.compile("[\U000f0000-\U000ffffc]")
-# Letters that are looked through without letting other threads run.
+# Characters to search before other threads may run.
 _WINDOW = 1 << 20
 _MARKUP = re.compile(r"[<\[{|(].*[>\]}|)]", re.DOTALL)
-# Text before a stretch that is not the prompt's first: tokenizers that mark the start of a text must not see one there.
+# Put before a text that does not start the prompt: tokenizers that mark the start of a text must not see one there.
 _LEAD = "\U0010fff0"
 
 
@@ -38,9 +37,9 @@ class ControlTokens:
     Attributes:
         ids: spelling -> token id.
         pattern: finds the longest spelling at each place; None if there are none.
-        strips: spelling -> whether the token swallows blanks on its left and on its right.
-        pieces: spellings of ordinary pieces of the vocabulary, which a tokenizer finds only where it cuts text so.
-        folded: spellings that are matched after the text was normalised, so that other letters may spell them too.
+        strips: spelling -> whether the token absorbs spaces on its left and on its right.
+        pieces: spellings that are ordinary tokens, which a tokenizer finds only where it splits text accordingly.
+        folded: spellings that are matched after normalization, so that other characters may spell them too.
     """
 
     ids: Mapping[str, int]
@@ -51,9 +50,9 @@ class ControlTokens:
 
     @classmethod
     def of(cls, tokenizer: Any, placeholders: frozenset[int], pieces: Iterable[str] = ()) -> ControlTokens:
-        """Find them: special tokens, placeholders, and added tokens that look like markup, as `<tool_call>` does.
+        """Collect them: special tokens, placeholders, and added tokens that look like markup, such as `<tool_call>`.
 
-        Other added tokens are ordinary text: some vocabularies have runs of blanks among them.
+        Other added tokens are ordinary text: some vocabularies include runs of spaces.
         """
         special = set(tokenizer.all_special_tokens)
         ids: dict[str, int] = {}
@@ -76,7 +75,7 @@ class ControlTokens:
 
     @cached_property
     def beginnings(self) -> dict[str, Any]:
-        """The spellings as a tree: letter -> what may follow; "" stands where one ends."""
+        """The spellings as a trie: character -> what may follow; "" where one ends."""
         tree: dict[str, Any] = {}
         for spelling in self.ids:
             node = tree
@@ -86,7 +85,7 @@ class ControlTokens:
         return tree
 
     def longest_at(self, text: str, begin: int) -> int:
-        """Letters of the longest spelling that begins there; 0 if none does."""
+        """Length of the longest spelling that begins there; 0 if there is none."""
         node, longest = self.beginnings, 0
         for place in range(begin, len(text)):
             found = node.get(text[place])
@@ -103,7 +102,7 @@ class ControlTokens:
 
 
 def private_letters(text: str) -> set[str]:
-    """The private-use characters in a text, of which stand-ins are chosen."""
+    """The private-use characters of a text, which cannot be stand-ins."""
     found: set[str] = set()
     for start in range(0, len(text), _WINDOW):
         found.update(_ANY_PRIVATE.findall(text, start, start + _WINDOW))
@@ -111,7 +110,7 @@ def private_letters(text: str) -> set[str]:
 
 
 class StandIns:
-    """Private-use characters that stand for stretches of users' text, all of them absent from the text itself."""
+    """Private-use characters that stand for parts of users' text; none of them occurs in the text itself."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         used = set(taken)
@@ -133,28 +132,27 @@ class StandIns:
         return known
 
     def _pattern(self) -> re.Pattern[str]:
-        """Finds every stand-in: texts may have millions of letters, and a look at each by itself would take memory for
-        all of them."""
+        """Finds every stand-in; checking each of a text's millions of characters would take too much memory."""
         if self._any is None:
             self._any = re.compile("([" + "".join(self._texts) + "])" if self._texts else "(?!)")
         return self._any
 
     def replace(self, text: str, control: ControlTokens) -> str:
-        """`text` with every spelling of a control token replaced."""
+        """`text` with stand-ins for all spellings of control tokens."""
         if control.pattern is None:
             return text
         return control.pattern.sub(lambda match: self.of(match[0]), text)
 
     def restore(self, text: str) -> str:
-        """The text with its letters back."""
+        """The text with its characters restored."""
         return self._pattern().sub(lambda match: self._texts[match[0]], text)
 
     def parts(self, text: str) -> list[str]:
-        """`text` cut so that each stand-in's letters are a part of their own, and restored."""
+        """`text` split so that each stand-in's characters are a separate part, and restored."""
         return [self._texts.get(part, part) for part in self._pattern().split(text) if part]
 
     def within(self, text: str) -> bool:
-        """True if `text` holds a stand-in."""
+        """True if `text` contains a stand-in."""
         return self._pattern().search(text) is not None
 
     def __len__(self) -> int:
@@ -162,7 +160,7 @@ class StandIns:
 
 
 class PlainEncoder:
-    """Encodes text with the tokenizer's own rules but without its control tokens."""
+    """Encodes text by the tokenizer's rules but without its control tokens."""
 
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
         self.control = control
@@ -174,22 +172,22 @@ class PlainEncoder:
             self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self._backend)
 
     def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
-        """Token ids of the concatenated `parts`, none of which is a control token.
+        """Token ids of the concatenated `parts`, none of which becomes a control token.
 
         Args:
-            parts: stretches of text; those that spell a control token stand alone.
+            parts: pieces of text; those that spell a control token are separate.
             first: True at the very start of a prompt.
-            most: ids that are of use; None for all.
+            most: the most ids that are needed; None for all.
 
         Raises:
-            PromptError: the tokenizer cannot write the spelling with anything but the token.
+            PromptError: the tokenizer can write the spelling only as the control token.
             PromptTooLongError: there are more than `most`.
         """
         ids = self._encode("".join(parts), first, most)
         if self._ids.isdisjoint(ids):
             return ids
-        # Some vocabularies hold a control token's letters as one ordinary piece. Cut inside each spelling, then
-        # everywhere.
+        # Some vocabularies hold a control token's spelling as an ordinary token. So first split inside each spelling,
+        # then everywhere.
         cut = [piece for part in parts for piece in ((part[:1], part[1:]) if part in self.control.ids else (part,))]
         for pieces in (cut, list("".join(parts))):
             ids = []
@@ -217,7 +215,7 @@ class PlainEncoder:
 
 
 def _without(backend: Any, spellings: frozenset[str]) -> Any:
-    """A copy of a `tokenizers` tokenizer without these added tokens, and with one that marks where a stretch begins."""
+    """A copy of a `tokenizers` tokenizer without these added tokens, and with one that marks where a part begins."""
     from tokenizers import Tokenizer
 
     described = json.loads(backend.to_str())
@@ -229,9 +227,9 @@ def _without(backend: Any, spellings: frozenset[str]) -> Any:
 
 
 def smuggled(ids: Sequence[int], text: str, control: ControlTokens, ends: tuple[Sequence[int], Sequence[int]]) -> bool:
-    """True if there are control tokens among the ids of `text` that nothing in it spells letter by letter.
+    """True if the ids of `text` contain control tokens that it does not spell literally.
 
-    That happens only with tokens that the tokenizer looks for after it has normalised the text.
+    This happens only with tokens that are matched after normalization.
     """
     if not control.folded or control.pattern is None:
         return False
@@ -248,18 +246,18 @@ def encode_rendered(
     normal: Any,
     most: int | None = None,
 ) -> list[int]:
-    """Token ids of a rendered prompt with stand-ins in it.
+    """Token ids of a rendered prompt with stand-ins.
 
     Args:
         rendered: the prompt.
-        stand_ins: what its private-use characters stand for.
+        stand_ins: its stand-ins.
         control: the control tokens.
-        plain: encodes stretches with stand-ins.
+        plain: encodes text with stand-ins.
         normal: text -> ids, for everything else.
-        most: ids that are of use; None for all.
+        most: the most ids that are needed; None for all.
 
     Raises:
-        PromptTooLongError: a stretch alone has more than `most`.
+        PromptTooLongError: a part alone has more than `most`.
     """
     if control.pattern is None:
         return list(normal(stand_ins.restore(rendered)))
@@ -273,8 +271,8 @@ def encode_rendered(
     trusted = ""
     for index, (kind, start, stop) in enumerate(pieces):
         text = rendered[start:stop]
-        # Normalising may make tokens of other letters: such tokenizers are shown only what the template spells.
-        # After a stretch of its own, an ordinary piece would be cut as if a text began with it.
+        # Normalization may turn other characters into control tokens, so such tokenizers get only what the template
+        # spells. After a part that is encoded separately, an ordinary piece would be split as at the start of a text.
         alone = text in control.pieces
         if not alone and (kind == "token" or not (control.folded or stand_ins.within(text))):
             trusted += text

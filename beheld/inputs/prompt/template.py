@@ -34,8 +34,8 @@ class ChatTemplates:
     Args:
         tokenizer: transformers' tokenizer.
         folder: the checkpoint.
-        fallback: the family's own template, or "".
-        sandbox: renders the templates that strangers sent, as tasks of `render_type`; None renders them here.
+        fallback: the family's template, or "".
+        sandbox: renders untrusted templates, as tasks of `render_type`; None renders them in this process.
         render_type: see rendering.render_type.
     """
 
@@ -54,12 +54,12 @@ class ChatTemplates:
         self._render_type = render_type
         self._forms: dict[str, tuple[bool, bool]] = {}
         self._judged: dict[str, str] = {}
-        # There is no end of those, so that only some are kept.
+        # Clients may send any number of templates, so this cache is bounded.
         self._foreign: LRU[str, tuple[bool, bool]] = LRU(_FOREIGN_BYTES)
         self._lock = threading.Lock()
 
     def resolve(self, given: str | None, tools: Sequence[Any] | None) -> str:
-        """The template's source: the one given (text or a file), the checkpoint's, or the family's own.
+        """The template's source: the given one (text or a file), the checkpoint's, or the family's.
 
         Raises:
             TemplateError: there is none.
@@ -72,7 +72,7 @@ class ChatTemplates:
         if own:
             return self._trusted_if_bounded(own)
         if self._fallback:
-            once(logger, logging.INFO, "The checkpoint brings no chat template; using the one of its family.")
+            once(logger, logging.INFO, "The checkpoint has no chat template; using its family's.")
             return self._fallback
         raise TemplateError(
             "The checkpoint has no chat template.",
@@ -139,7 +139,7 @@ class ChatTemplates:
             return self._forms[template]
 
     def _probe(self, template: str, content: Any) -> bool:
-        """True if content of this form comes out as its text, and not as the form of a Python list."""
+        """True if content in this form is rendered as its text, and not as the repr of a list."""
         try:
             text = self.render(Rendering([{"role": "user", "content": content}], template, add_generation_prompt=True))
         except TemplateError as error:
@@ -149,7 +149,7 @@ class ChatTemplates:
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 
     def takes_list(self, template: str, content_format: str | None) -> bool:
-        """True if messages should be given to it as lists of parts.
+        """True if the template gets messages as lists of parts.
 
         Raises:
             ConfigError: the format is unknown.
@@ -165,22 +165,22 @@ class ChatTemplates:
         return content_format == "openai"
 
     def render(self, task: Rendering, cancel: CancelToken | None = None) -> str:
-        """The prompt's text; a stranger's template is rendered in the sandbox.
+        """The prompt's text; the sandbox renders untrusted templates.
 
         Raises:
-            TemplateError: the template fails on these messages, is not a valid one, or takes too much.
+            TemplateError: the template fails on these messages, is invalid, or exceeds a limit.
             WorkerError: the process that rendered it ended.
             Cancelled: the request was cancelled.
         """
         if isinstance(task.template, ForeignTemplate) and self._sandbox is not None and self._render_type is not None:
-            # The wire knows texts, lists and mappings, not classes derived from them.
+            # The codec accepts texts, lists and mappings, but not their subclasses.
             plain = replace(task, template=str(task.template), messages=[dict(message) for message in task.messages])
             return self._sandbox.run(self._render_type, plain, cancel)
         return render(self._tokenizer, task)
 
 
 def text_of(given: str) -> str:
-    """A template given as its text (which has braces or lines) or as the path of a file.
+    """A template given as text (with braces or line breaks) or as the path of a file.
 
     Raises:
         TemplateError: it is neither, or the file cannot be read.

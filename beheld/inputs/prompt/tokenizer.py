@@ -1,4 +1,4 @@
-"""Text to token ids: prompts as the tokenizer reads them, and untrusted text as nothing but text."""
+"""Tokenizes trusted prompts with special tokens, and untrusted text without."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
 from beheld.utils.gil import out_of_turn
 
-# Letters. Shorter texts are tokenized whatever the limit is: it takes a moment, and the refusal can then tell their
-# length.
+# Characters. Shorter texts are tokenized for any limit: it is quick, and the error can then give their length.
 SHORT_TEXT = 1 << 16
-# Fewer take less time than a thread waits for its turn of the interpreter, and are tokenized without giving it away.
+# Shorter texts are tokenized without releasing the interpreter: they take less time than waiting to get it back.
 _BRIEF_TEXT = 500
 
 
-# What transformers goes through from a text to ids.
+# The methods of transformers between a text and its ids.
 _CALLS = ("__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding")
 
 
 class PromptTokenizer:
-    """The checkpoint's tokenizer. Calls of transformers' fast tokenizers change their own state: those are made under
-    one lock. Where a call would mean what the tokenizer's backend gives, that is asked instead, by any number of
-    threads; for long texts, and once the user has the tokenizer too, a copy of it.
+    """The checkpoint's tokenizer, safe for use from several threads.
+
+    Calls of transformers' fast tokenizers change their state, so a lock guards them. If the backend gives the same
+    result, it is called directly, from any number of threads. Long texts use a copy of the backend, and so do all texts
+    once the user has the tokenizer.
 
     Args:
         tokenizer: transformers' tokenizer, or None if the engine runs without one.
-        placeholder_ids: modality -> the id that marks an embedding's place.
-        places: modality -> the token that an item replaces in a prompt, where it is another one.
-        pieces: ordinary pieces of the vocabulary that users' text may not become.
+        placeholder_ids: modality -> the token id at the position of one embedding.
+        places: modality -> the token that an item replaces in a prompt, if it is another one.
+        pieces: ordinary tokens of the vocabulary that users' text may not become.
     """
 
     def __init__(
@@ -84,20 +85,20 @@ class PromptTokenizer:
         return self.inner
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Token ids of trusted text: what spells a special token is that token.
+        """Token ids of trusted text: the spelling of a special token becomes that token.
 
         Args:
-            text: any.
-            add_special_tokens: whether the tokenizer puts its own around it.
-            most: ids that are of use; a long text is not read any further. None for all.
+            text: any text.
+            add_special_tokens: add the tokenizer's special tokens around it.
+            most: the most ids that are needed; a long text is not read further. None for all.
 
         Raises:
-            PromptError: there is no tokenizer, or the text holds half a surrogate pair, which is no character.
+            PromptError: there is no tokenizer, or the text contains a lone surrogate.
             PromptTooLongError: the text is long and has more than `most`.
         """
         tokenizer = self._require()
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise PromptError("The text holds a lone surrogate, which is no character.", "Decode it as UTF-8 again.")
+            raise PromptError("The text holds a lone surrogate, which is not a character.", "Decode it as UTF-8 again.")
         usual = _usual(tokenizer)
         if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
@@ -109,14 +110,14 @@ class PromptTokenizer:
             return ids
 
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
-        """The same by the tokenizer's backend."""
+        """The same, by the tokenizer's backend."""
         if len(text) > SHORT_TEXT:
             before, after = self.ends() if add_special_tokens else ((), ())
             return [*before, *self._long().encode(text, most), *after]
         backend = self.inner.backend_tokenizer
         if not self._shared and _unset(backend):
             found = _encoded(backend, text, add_special_tokens)
-            # Else it was given away in between, and its new owner may have called it.
+            # Otherwise the user got it in between and may have called it.
             if not self._shared:
                 return found
         return _encoded(self._own(backend), text, add_special_tokens)
@@ -127,7 +128,7 @@ class PromptTokenizer:
         return self.inner
 
     def _own(self, backend: Any) -> Any:
-        """A copy of the backend that no caller's settings cut, pad or split; made anew once tokens were added."""
+        """A copy of the backend without callers' truncation, padding or splitting; renewed when tokens are added."""
         size = backend.get_vocab_size(with_added_tokens=True)
         copied = self._copied
         if copied is None or copied[0] != size:
@@ -142,9 +143,9 @@ class PromptTokenizer:
             return self._chunked
 
     def tail(self, text: str, size: int) -> str | None:
-        """The last letters of a text, at least `size`, whose ids are the last of the text's ids.
+        """The last characters of a text, at least `size`, whose ids are the last ids of the text.
 
-        Their first few ids may differ if they are read by themselves. None if the text is shorter, or cannot be cut.
+        Their first few ids may differ if they are tokenized alone. None if the text is shorter or cannot be cut.
         """
         if size >= len(text) or self.inner is None or not _usual(self.inner):
             return None
@@ -152,19 +153,20 @@ class PromptTokenizer:
         return None if place is None else text[place:]
 
     def check_size(self, text: str, max_tokens: int) -> None:
-        """Refuse a text that no tokenization brings below `max_tokens`, without tokenizing it: that takes about a
-        second per MiB.
+        """Refuse a text that certainly has more than `max_tokens` tokens.
+
+        It is not tokenized, since that takes about a second per MiB.
 
         Raises:
-            PromptTooLongError: it has more characters than so many of the longest tokens.
+            PromptTooLongError: it has more characters than that number of the longest tokens.
         """
         self.check_letters(len(text), max_tokens)
 
     def check_letters(self, count: int, max_tokens: int) -> None:
-        """As `check_size`, of so many letters.
+        """Like `check_size`, for a text of `count` characters.
 
         Raises:
-            PromptTooLongError: see there.
+            PromptTooLongError: see `check_size`.
         """
         if count <= SHORT_TEXT or self.inner is None:
             return
@@ -181,11 +183,11 @@ class PromptTokenizer:
     def encode_pieces(
         self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
     ) -> list[int]:
-        """Token ids of a text in pieces, each of them encoded as if it stood alone, and of placeholders.
+        """Token ids of a text in pieces, each tokenized separately, and of placeholders.
 
         Args:
-            pieces: stretches of text, and places of items.
-            encode: a stretch -> its ids; None for text that is trusted.
+            pieces: pieces of text, and places of items.
+            encode: piece -> its ids; None for trusted text.
         """
         encode = encode or partial(self.encode, add_special_tokens=False)
         ids: list[int] = []
@@ -197,14 +199,14 @@ class PromptTokenizer:
         return ids
 
     def replacement(self, text: str) -> tuple[int, ...]:
-        """Token ids of the text that replaces a placeholder, as they are inside a prompt."""
+        """Token ids of a placeholder's replacement text, as they are inside a prompt."""
         token = self._repeated(text)
         if token is not None:
             return (self._runs[token],) * (len(text) // len(token))
         return tuple(self.encode(text, add_special_tokens=False))
 
     def edges(self, text: str) -> tuple[str, str, str]:
-        """The text of an item as ordinary text, control tokens with all that is between them, ordinary text."""
+        """An item's text split into ordinary text, control tokens with everything between them, ordinary text."""
         if self._repeated(text) is not None:
             return "", text, ""
         control = self.control()
@@ -215,7 +217,7 @@ class PromptTokenizer:
         return text[: first.start()], text[first.start() : stop], text[stop:]
 
     def _repeated(self, text: str) -> str | None:
-        """The placeholder that `text` repeats and nothing else, which is by far the usual case."""
+        """The placeholder, if `text` only repeats it, which is the usual case."""
         if not self._runs:
             self._runs = dict(self._texts(self._embeds).values())
         for token in self._runs:
@@ -224,7 +226,7 @@ class PromptTokenizer:
         return None
 
     def _texts(self, ids: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-        """Modality -> (text, id) of those that are added tokens; others are left out."""
+        """Modality -> (text, id) of placeholders that are added tokens."""
         tokenizer = self._require()
         known = tokenizer.get_added_vocab()
         texts: dict[str, tuple[str, int]] = {}
@@ -253,7 +255,7 @@ class PromptTokenizer:
             return self._control
 
     def plain(self) -> PlainEncoder:
-        """The encoder that knows no control tokens."""
+        """The encoder without control tokens."""
         control = self.control()
         with self._lock:
             if self._plain is None:
@@ -261,7 +263,7 @@ class PromptTokenizer:
             return self._plain
 
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids that the tokenizer puts before and after a text of its own accord."""
+        """The ids that the tokenizer adds before and after a text by default."""
         if self._ends is None:
             bare = self.encode("a", add_special_tokens=False)
             full = self.encode("a", add_special_tokens=True)
@@ -271,7 +273,7 @@ class PromptTokenizer:
 
 
 def _usual(tokenizer: Any) -> bool:
-    """Whether a call of transformers' tokenizer means what its backend gives, and nothing else."""
+    """True if a call of transformers' tokenizer gives the same as its backend."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.split_special_tokens:
         return False
     from transformers import PreTrainedTokenizerFast
@@ -280,7 +282,7 @@ def _usual(tokenizer: Any) -> bool:
 
 
 def _unset(backend: Any) -> bool:
-    """True if no earlier call of the tokenizer changes the next one."""
+    """True if no earlier call of the tokenizer affects the next one."""
     return backend.truncation is None and backend.padding is None and not backend.encode_special_tokens
 
 
@@ -289,13 +291,13 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
     if len(text) < _BRIEF_TEXT:
         found = backend.encode(text, add_special_tokens=add_special_tokens).ids
     else:
-        # Of this library's calls only those for many texts let other threads run meanwhile.
+        # Among the library's methods, only the batch methods let other threads run meanwhile.
         found = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
     return found
 
 
 def _copy(backend: Any) -> Any:
-    """A tokenizer that shares what never changes: copying a large vocabulary would take half a second."""
+    """A copy that shares the immutable parts: copying a large vocabulary would take half a second."""
     own = type(backend)(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         setattr(own, part, getattr(backend, part))
@@ -313,7 +315,7 @@ def _copy(backend: Any) -> Any:
 
 
 def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
-    """transformers' tokenizer for a checkpoint.
+    """Load transformers' tokenizer of a checkpoint.
 
     Raises:
         ModelError: it cannot be loaded.
@@ -323,7 +325,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     folder = resolve_tokenizer(args, Path(info.path))
     options: dict[str, Any] = {"use_fast": False} if args.tokenizer_mode == "slow" else {}
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
-        # Read by transformers itself, not by mistral-common where that is installed: it takes no placeholders.
+        # Use transformers' own reader, even if mistral-common is installed, which accepts no placeholders.
         options["mistral_format"] = False
     family = registry.inputs(info.family)
     try:
@@ -346,7 +348,7 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
 
 
 def extended(tokenizer: Any, added: Sequence[str]) -> Any:
-    """The tokenizer with the special tokens `added` after its own, where they are missing."""
+    """The tokenizer with the special tokens `added` after its own, if they are missing."""
     missing = [token for token in added if token not in tokenizer.get_added_vocab()]
     if missing:
         from tokenizers import AddedToken
@@ -356,8 +358,8 @@ def extended(tokenizer: Any, added: Sequence[str]) -> Any:
 
 
 def for_workers(info: ModelInfo, args: EngineArgs) -> EngineArgs:
-    """Of what the user said, only what decides on tokenizer and processor: the rest may not be able to leave."""
-    # Its folder: where the model is a folder, the name of a repository would mean another one.
+    """The options that determine tokenizer and processor; others may not be serializable."""
+    # A folder: if the model is a folder, a repository name would mean another one.
     tokenizer = args.tokenizer if args.skip_tokenizer_init else str(resolve_tokenizer(args, Path(info.path)))
     return EngineArgs(
         model=info.path,

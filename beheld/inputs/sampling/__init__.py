@@ -1,1 +1,1 @@
-"""A user's sampling parameters, checked and resolved."""
+"""Checks and resolves a user's sampling parameters."""

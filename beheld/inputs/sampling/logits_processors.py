@@ -1,7 +1,7 @@
-"""Logits processors of the engine: functions for every request, and classes that make one for a request.
+"""Logits processors of the engine: functions for every request, and classes that make one per request.
 
-A class is made once, without arguments or with (configuration, device, whether memory is pinned) as vLLM's are, and has
-`new_req_logits_processor(params)`, which gives a function for a request, or None. Such a class may read
+A class is instantiated once, without arguments or, like vLLM's, with (configuration, device, whether memory is pinned).
+Its `new_req_logits_processor(params)` returns a function for a request, or None. Such a class may read
 `SamplingParams.extra_args`.
 """
 
@@ -18,10 +18,10 @@ from beheld.core.params import LogitsProcessor, SamplingParams
 
 
 class EngineProcessors:
-    """What `LLM(logits_processors=[...])` was given: functions, classes, or classes by name ("module:Class").
+    """The entries of `LLM(logits_processors=[...])`: functions, classes, or class names ("module:Class").
 
     Raises:
-        ConfigError: an entry is none of these, or cannot be made.
+        ConfigError: an entry is none of these, or cannot be instantiated.
     """
 
     def __init__(self, given: Sequence[Any], config: EngineConfig) -> None:
@@ -41,10 +41,10 @@ class EngineProcessors:
                 )
 
     def of(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
-        """All processors of one request: the engine's, then its own.
+        """All processors of one request: first the engine's, then its own.
 
         Raises:
-            ParamsError: extra_args were given and no class reads them, or a class refuses them.
+            ParamsError: there are extra_args and no class reads them, or a class refuses them.
         """
         if params.extra_args and not self._makers:
             raise ParamsError(
@@ -77,7 +77,7 @@ def _named(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"There is no logits processor {name!r}: {error}.", "Name it as module:Class.", param="logits_processors"
+            f"There is no logits processor {name!r}: {error}.", "Write it as module:Class.", param="logits_processors"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""An engine's options about its inputs, checked at the start rather than with the first request."""
+"""Checks an engine's options about its inputs at the start, not at the first request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(args: EngineArgs) -> None:
 
     Raises:
         ConfigError: a name in one of the first two is unknown, or a value is out of range.
-        TemplateError: the last is neither a template nor a file that can be read.
+        TemplateError: chat_template is neither a template nor a readable file.
     """
     _overrides(args)
     _io(args.media_io_kwargs or {})
@@ -33,10 +33,10 @@ def check(args: EngineArgs) -> None:
 
 
 def check_processor(given: Mapping[str, Any] | None, info: ModelInfo, processor: ItemProcessor) -> None:
-    """Check mm_processor_kwargs, for which the processor is loaded if there are any.
+    """Check mm_processor_kwargs; loads the processor if there are any.
 
     Raises:
-        ConfigError: the processor knows no such option or does not take its value, or there is nothing to process.
+        ConfigError: the processor has no such option or refuses its value, or the model takes only text.
     """
     name = "mm_processor_kwargs"
     if not given:
@@ -51,7 +51,7 @@ def check_processor(given: Mapping[str, Any] | None, info: ModelInfo, processor:
 
 
 def load_for_options(args: EngineArgs, info: ModelInfo | None = None) -> Any:
-    """Check mm_processor_kwargs before the weights are read; the processor, if it was loaded for that, else None.
+    """Check mm_processor_kwargs before the weights are read; returns the processor if it was loaded, else None.
 
     Raises:
         ConfigError: as check_processor.

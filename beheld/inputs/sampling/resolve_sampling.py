@@ -1,4 +1,4 @@
-"""From what the user says (SamplingParams) to what the engine needs (Sampling), complete and checked."""
+"""Resolves SamplingParams, the user's form, to Sampling, the engine's: complete and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# What transformers' generate does of a generation_config.json, and is not built.
+# Settings of generation_config.json that transformers' generate honours and this engine does not.
 _NOT_HONOURED = ("begin_suppress_tokens", "sequence_bias")
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -28,7 +28,7 @@ HABITUAL = (
     *("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams"),
     *("suppress_tokens", "bad_words_ids", "min_new_tokens"),
 )
-"""Names of generation_config.json that concern every answer; see Habits."""
+"""Names in generation_config.json that affect every answer; see Habits."""
 
 
 class SamplingResolver:
@@ -36,8 +36,8 @@ class SamplingResolver:
 
     Args:
         info: the model.
-        config: the engine.
-        args: what the user said of the engine.
+        config: the engine's decisions.
+        args: the user's engine options.
         tokenizer: transformers' tokenizer, or None.
         sandbox: compiles grammars first.
     """
@@ -72,11 +72,11 @@ class SamplingResolver:
         """The complete, frozen parameters of one sequence.
 
         Args:
-            params: as the user gave them.
-            num_prompt: tokens of the prompt.
-            seed: used if the parameters name none.
+            params: the user's parameters.
+            num_prompt: number of prompt tokens.
+            seed: used if the parameters have none.
             reasoning: the reasoning that may precede an answer with a grammar.
-            cancel: of the request.
+            cancel: the request's cancel token.
 
         Raises:
             ParamsError: a parameter is out of range for this model, or not available.
@@ -101,7 +101,7 @@ class SamplingResolver:
             seed=(seed if params.seed is None else params.seed) % 2**64,
             max_tokens=longest,
             min_tokens=min(max(params.min_tokens, self._habits.fewest), longest),
-            # Where a grammar is complete only the end can follow, whatever was said of it.
+            # Where a grammar is complete, only the end can follow, even with ignore_eos.
             stop_ids=own if params.ignore_eos and grammar is None else own | self._eos,
             own_stop_ids=own,
             presence_penalty=float(penalised[0]),
@@ -121,12 +121,12 @@ class SamplingResolver:
     def _grammar(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, cancel: CancelToken | None
     ) -> Grammar | None:
-        """The grammar, compiled once so that a wrong one is refused."""
+        """The grammar; compiled once here, so that an invalid one is refused."""
         if params.structured_outputs is None:
             return None
         for name in ("min_tokens", "bad_words", "allowed_token_ids"):
             if getattr(params, name):
-                raise ParamsError(f"{name} and a grammar exclude each other.", "Give one of them.", param=name)
+                raise ParamsError(f"{name} and a grammar cannot be combined.", "Give one of them.", param=name)
         grammar = grammar_of(params.structured_outputs, reasoning)
         self._grammars.check(grammar, cancel)
         return grammar
@@ -159,7 +159,7 @@ class SamplingResolver:
                 )
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The ids of each word as it stands at the start of a text, and as it stands after a blank."""
+        """The ids of each word at the start of a text, and after a space."""
         if words and self._tokenizer is None:
             raise ParamsError("bad_words need a tokenizer.", "Use logit_bias.", param="bad_words")
         found: dict[tuple[int, ...], None] = {}
@@ -176,14 +176,14 @@ class SamplingResolver:
 
 @dataclass(frozen=True)
 class Habits:
-    """What a checkpoint's generation_config.json does to every answer, and no sampling parameter names.
+    """Effects of a checkpoint's generation_config.json on every answer that no sampling parameter controls.
 
     Attributes:
-        no_repeat_ngram: so many tokens in a row never come twice; 0 is off.
-        forced_first: the token that follows a prompt of one token, in encoder-decoder models the start of the answer.
-        forced_last: the token that ends an answer of max_tokens.
-        forbidden: token ids in a row that never come.
-        fewest: the least tokens of an answer.
+        no_repeat_ngram: no sequence of this many tokens occurs twice; 0 is off.
+        forced_first: the token after a prompt of one token; in encoder-decoder models, the start of the answer.
+        forced_last: the last token of an answer of max_tokens.
+        forbidden: token sequences that never occur.
+        fewest: the fewest tokens of an answer.
     """
 
     no_repeat_ngram: int = 0
@@ -193,21 +193,21 @@ class Habits:
     fewest: int = 0
 
     def bind(self, forced: Sequence[tuple[int, int]]) -> bool:
-        """True if they name tokens that must or must not come."""
+        """True if they force or forbid tokens."""
         return bool(forced or self.forbidden or self.fewest)
 
     def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
-        """Pairs (position, token id); the last comes first, as transformers gives it the last word."""
+        """Pairs (position, token id). The last position comes first, because it takes precedence in transformers."""
         last = (num_prompt + max_tokens - 1, self.forced_last)
         pairs = (last, (1, self.forced_first)) if num_prompt == 1 else (last,)
         return tuple((position, token) for position, token in pairs if token is not None)
 
 
 def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> Habits:
-    """What the checkpoint does to every answer, with the user's overrides; nothing where `generation_config="vllm"`.
+    """The checkpoint's effects on every answer, with the user's overrides; none with `generation_config="vllm"`.
 
     Raises:
-        ConfigError: an override asks for beams or something else that is not built, or a token is not one of the model.
+        ConfigError: an override asks for beams or another unavailable feature, or a token is not in the vocabulary.
     """
     overrides = args.override_generation_config or {}
     values = (dict(generation) if args.generation_config != "vllm" else {}) | overrides
@@ -216,11 +216,11 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
             raise ConfigError(
                 "Beam search is not available in this version.", "Leave num_beams out.", param="num_beams"
             )
-        logger.info("The checkpoint recommends %s beams; answers are decoded without.", values["num_beams"])
+        logger.info("The checkpoint recommends %s beams; this engine decodes without beams.", values["num_beams"])
     forced = {name: values.get(f"forced_{name}_token_id") for name in ("bos", "eos")}
     for name, token in forced.items():
         if isinstance(token, list):
-            # transformers makes all of several equally likely, and greedy choice takes the least.
+            # transformers makes several forced tokens equally likely, and greedy choice takes the least id.
             forced[name] = token = min(token, default=None)
         if token is not None and not 0 <= token < info.vocab_size:
             raise ConfigError(f"forced_{name}_token_id={token} is outside the vocabulary of {info.vocab_size}.")
@@ -239,13 +239,13 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
 
 
 def _forbidden(values: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, ...], ...]:
-    """The single tokens of suppress_tokens and the rows of bad_words_ids.
+    """The single tokens of suppress_tokens and the sequences of bad_words_ids.
 
     Raises:
         ConfigError: a token is outside the vocabulary.
     """
     words = [(token,) for token in values.get("suppress_tokens") or ()]
-    # An end is no word, as transformers has it.
+    # As in transformers, the end token is not a bad word.
     words += [tuple(word) for word in values.get("bad_words_ids") or () if frozenset(word) - info.eos_ids]
     for word in words:
         if not word or not all(isinstance(token, int) and 0 <= token < info.vocab_size for token in word):
@@ -254,9 +254,9 @@ def _forbidden(values: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, .
 
 
 def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingParams:
-    """The parameters that the checkpoint recommends, with the user's overrides; ours where `generation_config="vllm"`.
+    """The checkpoint's recommended parameters with the user's overrides; the defaults with `generation_config="vllm"`.
 
-    A checkpoint that says outright that it does not sample is decoded greedily.
+    A checkpoint that explicitly does not sample is decoded greedily.
 
     Raises:
         ParamsError: a value is out of range.
@@ -275,7 +275,7 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
 
 def _no_grammar() -> ParamsError:
     return ParamsError(
-        "This checkpoint forces or forbids tokens, which no grammar knows.",
+        "This checkpoint forces or forbids tokens, which grammars do not support.",
         "Leave the grammar out.",
         param="structured_outputs",
         or_engine="start with generation_config='vllm'",

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from beheld.core.errors import ModelError
+
 # Fewer equal layers than this are not worth compiling.
 _STACK = 4
 
@@ -15,6 +17,31 @@ def tower_blocks(model: nn.Module, text: nn.Module) -> list[nn.ModuleList]:
     inside = set(text.modules())
     stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and m not in inside]
     return [stack for stack in stacks if len(stack) >= _STACK and len({type(layer) for layer in stack}) == 1]
+
+
+def speaker_and_core(model: Any) -> tuple[Any, Any]:
+    """Return the module whose forward ends with the head, and its part that computes hidden states.
+
+        LlavaForConditionalGeneration     lm_head, model: LlavaModel           -> itself, LlavaModel
+        Llama4ForConditionalGeneration    language_model: Llama4ForCausalLM
+            Llama4ForCausalLM             lm_head, model: Llama4TextModel      -> Llama4ForCausalLM, Llama4TextModel
+
+    Raises:
+        ModelError: the model has no head after its layers.
+    """
+    head, text = model.get_output_embeddings(), text_model(model)
+    speaker = model
+    while True:
+        core = next((part for part in speaker.children() if _holds(part, text)), None)
+        if core is None or head is None:
+            raise ModelError(f"{type(model).__name__} has no head after its layers.")
+        if not _holds(core, head):
+            return speaker, core
+        speaker = core
+
+
+def _holds(part: nn.Module, searched: nn.Module) -> bool:
+    return any(module is searched for module in part.modules())
 
 
 def text_model(model: Any) -> Any:
