@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import ModelError, TemplateError
+from beheld.core.errors import ModelError, TemplateError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
@@ -107,13 +107,20 @@ class InputPipeline:
         Raises:
             ModelError: it does.
         """
-        for ends in (False, True):
-            ids = self._tokenizer.encode(_TEXT, add_special_tokens=ends)
-            if not ids:
-                raise ModelError(
-                    f"The tokenizer of {self._info.name!r} makes nothing of {_TEXT!r}.",
-                    "Check post_processor and normalizer in tokenizer.json, or fetch the checkpoint again.",
-                )
+        reason = ""
+        try:
+            nothing = any(not self._tokenizer.encode(_TEXT, add_special_tokens=ends) for ends in (False, True))
+        except BaseException as error:
+            # The library's panics are no exceptions of the usual kind.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            nothing, reason = True, first_line(error)
+        if nothing:
+            raise ModelError(
+                f"The tokenizer of {self._info.name!r} makes nothing of {_TEXT!r}.",
+                "Check post_processor and normalizer in tokenizer.json, or fetch the checkpoint again.",
+                detail=reason,
+            )
 
     # ------------------------------------------------------------------ the way of a request
 
