@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import TemplateError
+from beheld.core.errors import ModelError, TemplateError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import SamplingParams
 from beheld.core.request import Request
@@ -35,6 +35,8 @@ from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import in_turn
 
 __all__ = ["Chat", "InputPipeline", "PromptType", "RequestOrder"]
+
+_TEXT = "What is in this image?"
 
 
 class InputPipeline:
@@ -82,6 +84,10 @@ class InputPipeline:
         self._sandbox = self.workers.sandbox
         foreign = None if inner is None else render_type(info, for_workers(info, args))
         templates = ChatTemplates(inner, Path(info.path), self._family.template_text, self._sandbox, foreign)
+        if inner is not None:
+            self._check_tokenizer()
+            if not args.chat_template:
+                templates.check_own()
         self.reader = PromptReader(
             info, config, args, self._family, self._tokenizer, templates, self._checks, merge_size(info)
         )
@@ -94,7 +100,28 @@ class InputPipeline:
             # Processes start after everything that may raise.
             self.workers.warm()
 
-    # ------------------------------------------------------------------ the steps of a request
+    def _check_tokenizer(self) -> None:
+        """Refuse a tokenizer that makes nothing of a text.
+
+        Raises:
+            ModelError: it does.
+        """
+        reason = ""
+        try:
+            nothing = any(not self._tokenizer.encode(_TEXT, add_special_tokens=ends) for ends in (False, True))
+        except BaseException as error:
+            # The library's panics are no exceptions of the usual kind.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            nothing, reason = True, first_line(error)
+        if nothing:
+            raise ModelError(
+                f"The tokenizer of {self._info.name!r} makes nothing of {_TEXT!r}.",
+                "Check post_processor and normalizer in tokenizer.json, or fetch the checkpoint again.",
+                detail=reason,
+            )
+
+    # ------------------------------------------------------------------ the way of a request
 
     def prepare(self, order: RequestOrder) -> Request:
         """Make the whole request in the calling thread.

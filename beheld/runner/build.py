@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from beheld.attention.backend import AttentionBackend
 from beheld.attention.cross import CrossBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
-from beheld.core.errors import CapacityError
+from beheld.core.errors import BeheldError, CapacityError, ModelError, first_line
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
@@ -50,7 +52,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     if share is None:
         available = config.kv_cache_bytes or capacity.available_bytes(config)
     else:
-        with explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
+        with _tried(info), explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
             reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
         available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
     if shrink:
@@ -58,7 +60,7 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     found = capacity.measure(info, config, available)
     with explained("hold the KV cache", platform, _less_cache(config), found.kv_bytes):
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
-    with explained("run a step next to the KV cache", platform, _less_cache(config)):
+    with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
     if platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
@@ -68,6 +70,20 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         else:
             logger.info("Decode steps run without CUDA graphs: %s.", reason)
     return runner
+
+
+@contextmanager
+def _tried(info: ModelInfo) -> Iterator[None]:
+    """Within the block the model runs for the first time: what it raises then is the checkpoint's fault."""
+    try:
+        yield
+    except BeheldError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{info.architecture} cannot compute a text: {type(error).__name__}: {first_line(error)}.",
+            "Check that config.json belongs to these weights, or fetch the checkpoint again.",
+        ) from error
 
 
 def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:

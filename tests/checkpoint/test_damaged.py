@@ -301,3 +301,13 @@ def test_an_engine_in_a_process_refuses_the_same(family: str, tmp_path: Path) ->
         filled("visual.blocks", 9e17)(folder)
     with pytest.raises(ModelError, match=r"down_proj|modality image"):
         AsyncLLM(str(folder), engine="process", max_model_len=128, kv_cache_memory_bytes=4 << 20)
+
+
+def test_a_template_that_never_ends_is_refused(trials: Trials, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.checkpoint("llama"), folder)
+    edited("tokenizer_config.json", chat_template=LOOP)(folder)
+    # A process that can be killed has to be begun for it, which takes a busy machine many seconds.
+    found = trials.of(folder, limit_s=90)
+    assert found.end == "refused", found
+    assert "chat template takes more than 2 s" in found.text

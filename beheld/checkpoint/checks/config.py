@@ -31,6 +31,7 @@ _BOUNDS = {
     "factor": Numbers(1e-3, 1e6),
     "max_position_embeddings": _LENGTH,
     "original_max_position_embeddings": _LENGTH,
+    "mrope_section": Numbers(0, 1 << 16, whole=True, each=True),
     "sliding_window": Numbers(-1, 1 << 31, whole=True),
     **dict.fromkeys(("image_token_id", "image_token_index", "video_token_id", "video_token_index"), _ID),
     **dict.fromkeys(("audio_token_id", "audio_token_index", "bos_token_id", "eos_token_id", "pad_token_id"), _ID),

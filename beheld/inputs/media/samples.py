@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, LimitError, ModelError, WorkerError, first_line
+from beheld.core.errors import BeheldError, LimitError, ModelError, ProcessError, WorkerError, first_line
 from beheld.core.media import MediaItem, MediaRef
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.fetch.fetch import FetchRules
@@ -18,9 +18,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_SIDE = 224
-_FRAMES = 4
-_FRAME_SIDE = 112
+# Small, so that it takes a start no time that anybody notices; a processor enlarges what its model cannot take.
+_SIDE = 112
+_FRAMES = 2
 _RATE = 16_000
 
 
@@ -41,12 +41,17 @@ def sample_items(
     bare = replace(config, processor_cache_bytes=0), replace(args, strict_media=False)
     maker = ItemMaker(info, *bare, processor, family, rules, workers)
     try:
-        return [item for modality in info.modalities if (item := _made(modality, maker, config)) is not None]
+        items: list[MediaItem] = []
+        for modality in info.modalities:
+            item = _made(modality, maker, config, only=not items)
+            items += [] if item is None else [item]
+        return items
     finally:
         maker.close()
 
 
-def _made(modality: str, maker: ItemMaker, config: EngineConfig) -> MediaItem | None:
+def _made(modality: str, maker: ItemMaker, config: EngineConfig, *, only: bool) -> MediaItem | None:
+    """An item of the modality; `only`: nothing of another modality could be made so far."""
     if not config.limit_per_prompt.get(modality):
         return None
     try:
@@ -57,12 +62,17 @@ def _made(modality: str, maker: ItemMaker, config: EngineConfig) -> MediaItem | 
         logger.warning("The processor was not tried with the modality %s: %s", modality, error)
         return None
     except Exception as error:
+        if isinstance(error, ProcessError) and not only:
+            # The processor works, and says what this modality lacks: a font for videos, say, or an option.
+            logger.warning("Requests with the modality %s will fail: %s", modality, error)
+            return None
         reason = error.reason if isinstance(error, BeheldError) else f"{type(error).__name__}: {first_line(error)}"
+        own = error.remedy if isinstance(error, BeheldError) else ""
         detail = error.detail if isinstance(error, BeheldError) else ""
         raise ModelError(
             f"The checkpoint's processor makes nothing of the modality {modality}: {reason}",
-            f"Fetch its preprocessor_config.json and processor_config.json again, or switch {modality} off with "
-            f"limit_mm_per_prompt={{{modality!r}: 0}}.",
+            f"{own} Check preprocessor_config.json and processor_config.json, or switch {modality} off with "
+            f"limit_mm_per_prompt={{{modality!r}: 0}}.".lstrip(),
             detail=detail,
         ) from error
 
@@ -73,8 +83,7 @@ def _content(modality: str) -> Any:
 
     if modality == "audio":
         return np.sin(np.arange(_RATE, dtype=np.float32) / 16), _RATE
-    side = _SIDE if modality == "image" else _FRAME_SIDE
-    ramp = np.arange(side, dtype=np.uint8)
+    ramp = np.arange(_SIDE, dtype=np.uint8)
     image = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None, :], ramp[::-1, None]), axis=-1)
     if modality == "video":
         frames = np.stack([np.roll(image, shift, axis=0) for shift in range(_FRAMES)])

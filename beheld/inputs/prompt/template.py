@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from beheld.core.errors import ConfigError, TemplateError
+from beheld.checkpoint.files import CHAT_TEMPLATE, read_json
+from beheld.core.errors import ConfigError, ModelError, TemplateError
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.prompt.rendering import LIMIT, Rendering, render
+from beheld.inputs.prompt.template_cost import is_bounded
 from beheld.sandbox.sandbox import Sandbox
 from beheld.sandbox.task_type import TaskType
 from beheld.utils.cancellation import CancelToken
@@ -52,7 +53,8 @@ class ChatTemplates:
         self._sandbox = sandbox
         self._render_type = render_type
         self._forms: dict[str, tuple[bool, bool]] = {}
-        # Requests may bring any number of templates, so only some are cached.
+        self._judged: dict[str, str] = {}
+        # Clients may send any number of templates, so this cache is bounded.
         self._foreign: LRU[str, tuple[bool, bool]] = LRU(_FOREIGN_BYTES)
         self._lock = threading.Lock()
 
@@ -68,7 +70,7 @@ class ChatTemplates:
             return text_of(given)
         own = self._own(tools)
         if own:
-            return own
+            return self._trusted_if_bounded(own)
         if self._fallback:
             once(logger, logging.INFO, "The checkpoint has no chat template; using its family's.")
             return self._fallback
@@ -77,10 +79,36 @@ class ChatTemplates:
             or_engine="set chat_template to a template or to a file that contains one",
         )
 
+    def check_own(self) -> None:
+        """Refuse a checkpoint whose own template takes too much for the shortest conversation.
+
+        Raises:
+            ModelError: it does.
+        """
+        own = self._own(None)
+        template = self._trusted_if_bounded(own) if own else ""
+        if not isinstance(template, ForeignTemplate):
+            return
+        logger.info("The checkpoint's chat template may take long: it is rendered in a process of its own.")
+        try:
+            self.forms(template)
+        except TemplateError as error:
+            raise ModelError(
+                f"The checkpoint's chat template cannot be used: {error.reason}",
+                "Give another with chat_template, or fetch the checkpoint again.",
+            ) from error
+
+    def _trusted_if_bounded(self, template: str) -> str:
+        """The checkpoint's template; as a stranger's if its source does not show that rendering it takes a moment."""
+        with self._lock:
+            if template not in self._judged:
+                self._judged[template] = template if is_bounded(template) else ForeignTemplate(template)
+            return self._judged[template]
+
     def _own(self, tools: Sequence[Any] | None) -> str | None:
-        legacy = self._folder / "chat_template.json"
+        legacy = self._folder / CHAT_TEMPLATE
         if not (self._folder / "chat_template.jinja").is_file() and legacy.is_file():
-            found = json.loads(legacy.read_text(encoding="utf-8")).get("chat_template")
+            found = read_json(legacy).get("chat_template")
             if isinstance(found, str):
                 return found
         template = getattr(self._tokenizer, "chat_template", None)

@@ -1,0 +1,147 @@
+"""Damages of every kind to every file of a checkpoint: a clear refusal or an answer, soon and in little memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests import tiny
+from tests.checkpoint.trials import Trial, Trials
+from tests.long import LONG
+
+# Text trials take a third of the time of those with an image.
+COUNTS = {"llama": 200, "qwen2_vl": 100}
+_TIMES = 10 if LONG else 1
+_MORE_S = 5.0
+_MORE_BYTES = 1 << 30
+# Values that a setting may be given.
+_HOSTILE: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1, 3, 7, 2**31, 10**9, 10**30, 0.0, -0.5, 1e-300, 1e30, float("nan"), float("inf")),
+    *("", "nonesuch", "someone/kernel", "x" * 5000, "{% for %}", "../../../etc/passwd"),
+    *(
+        [],
+        [0],
+        [None],
+        [[]],
+        [float("nan")] * 3,
+        ["a", 1],
+        list(range(1000)),
+        {},
+        {"a": {"b": [1]}},
+        {"type": "nonesuch"},
+    ),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of a JSON value; of long lists and vocabularies only the first entries."""
+    entries = (
+        list(value.items())[:40]
+        if isinstance(value, dict)
+        else list(enumerate(value))[:3]
+        if isinstance(value, list)
+        else []
+    )
+    found = [] if not path else [path]
+    for name, entry in entries:
+        found += places(entry, (*path, name))
+    return found
+
+
+@st.composite
+def damages(draw: Callable[[st.SearchStrategy[Any]], Any], family: str) -> tuple[str, str, Any]:
+    """(file, kind, what); kinds are "set", "drop", "cut", "bytes", "text" and "gone"."""
+    folder = tiny.checkpoint(family)
+    file = draw(st.sampled_from(sorted(path.name for path in folder.iterdir())))
+    size = (folder / file).stat().st_size
+    kinds = ["set", "set", "set", "set", "drop", "drop"] if file.endswith(".json") else []
+    kind = draw(st.sampled_from([*kinds, "cut", "bytes", "text", "gone"]))
+    if kind in ("set", "drop"):
+        place = draw(st.sampled_from(places(json.loads((folder / file).read_text()))))
+        return file, kind, (place, draw(st.sampled_from(_HOSTILE)) if kind == "set" else None)
+    if kind == "cut":
+        return file, kind, draw(st.integers(0, size - 1))
+    if kind == "bytes":
+        near = min(size, 2000)
+        spots = st.lists(st.tuples(st.integers(0, near - 1), st.integers(0, 255)), min_size=1, max_size=4)
+        return file, kind, draw(spots)
+    if kind == "text":
+        return file, kind, draw(st.sampled_from(("", "[]", "null", "{}", '"a"', "[" * 5000, "\0" * 100, "<html>")))
+    return file, kind, None
+
+
+def damage(folder: Path, file: str, kind: str, what: Any) -> None:
+    """Do it."""
+    path = folder / file
+    if kind == "gone":
+        path.unlink()
+    elif kind == "text":
+        path.write_text(what)
+    elif kind == "cut":
+        path.write_bytes(path.read_bytes()[:what])
+    elif kind == "bytes":
+        data = bytearray(path.read_bytes())
+        for place, value in what:
+            data[place] = value
+        path.write_bytes(bytes(data))
+    else:
+        raw = json.loads(path.read_text())
+        (*outer, last), value = what
+        inner = raw
+        for name in outer:
+            inner = inner[name]
+        if kind == "set":
+            inner[last] = value
+        else:
+            del inner[last]
+        path.write_text(json.dumps(raw))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", COUNTS)
+def test_a_damaged_checkpoint_is_refused_or_answers(family: str, tmp_path: Path) -> None:
+    healthy_folder = tiny.checkpoint(family)
+    wrong: list[tuple[tuple[str, str, Any], Trial]] = []
+    ends: list[str] = []
+    with Trials(healthy_folder) as trials:
+        media = family == "qwen2_vl"
+        healthy = trials.of(healthy_folder, media=media)
+        assert healthy.end == "answered", healthy
+
+        @settings(
+            max_examples=COUNTS[family] * _TIMES,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(damages(family))
+        def attempt(found: tuple[str, str, Any]) -> None:
+            folder = tmp_path / "model"
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(healthy_folder, folder)
+            damage(folder, *found)
+            trial = trials.of(folder, media=media, limit_s=20)
+            ends.append(trial.end)
+            late = trial.seconds > healthy.seconds + _MORE_S
+            large = trial.peak_bytes > healthy.peak_bytes + _MORE_BYTES
+            # A checkpoint without a template, or with one that shows no images, still reads prompts.
+            clear = trial.end in ("refused", "answered") or "beheld.core.errors.TemplateError: " in trial.text
+            if not clear or late or large:
+                wrong.append((found, trial))
+
+        attempt()
+    shown = "\n".join(
+        f"{str(found)[:200]}: {trial.end} {trial.seconds:.1f} s {trial.text[-700:]}" for found, trial in wrong
+    )
+    assert not wrong, f"{len(wrong)} of {len(ends)}:\n{shown}"
+    assert ends.count("refused") > len(ends) // 5
+    assert ends.count("answered") > len(ends) // 20
