@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -490,6 +490,9 @@ class FakeExecutor(FakeRunner):
 
     def embeddings(self, digest: bytes) -> None:
         """There are no tensors."""
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """There are no towers."""
 
     def read_lora(self, request: LoRARequest) -> None:
         """There is nothing to read."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod
 from beheld.quant.registry import method_for
+from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -185,7 +185,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
         if weights is None:
             weights = _renamed_weights(info, path)
         loading = method.loading(model_class, weights or {})
-        with _errors_alone(), shard_bar(path, shown=config.show_progress):
+        with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
                 info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options
             )
@@ -229,19 +229,6 @@ def _check_finite(model: Any, name: str) -> None:
             f"Of the weights of {name!r} {len(wrong)} hold NaN or infinity, or come near it, for example {wrong[0]!r}.",
             "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
         )
-
-
-@contextmanager
-def _errors_alone() -> Iterator[None]:
-    """Limit transformers' log to errors within the block."""
-    from transformers.utils import logging as hf_logging
-
-    before = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(before)
 
 
 def _settling(method: QuantMethod, model_class: Any) -> Operation:

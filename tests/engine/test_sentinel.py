@@ -44,7 +44,7 @@ class Sentinel:
         self._runner: Any = core.executor.runner  # type: ignore[attr-defined]
         self._around(self._runner, "launch", before=self._free_blocks)
         self._around(self._runner, "_sample", after=self._logits)
-        self._around(self._runner._adapter, "forward", after=self._hidden)
+        self._around(self._runner._adapter, "hidden", after=self._hidden)
         self._around(self._runner.encoder, "forget", before=self._embeddings)
         self._around(self._runner.rows, "release", after=self._row)
         self._around(self._runner.sampler._rows.penalties, "release", after=self._counts)

@@ -14,6 +14,7 @@ from beheld.inputs.media.item_maker import ItemMaker
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.utils.cancellation import CancelToken
+from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -42,9 +43,11 @@ def sample_items(
     maker = ItemMaker(info, *bare, processor, family, rules, workers)
     try:
         items: list[MediaItem] = []
-        for modality in info.modalities:
-            item = _made(modality, maker, config, only=not items)
-            items += [] if item is None else [item]
+        # What transformers warns of concerns requests, which repeat it.
+        with errors_only():
+            for modality in info.modalities:
+                item = _made(modality, maker, config, only=not items)
+                items += [] if item is None else [item]
         return items
     finally:
         maker.close()

@@ -118,7 +118,7 @@ class ChunkedTokenizer:
 def too_long(most: int) -> PromptTooLongError:
     """Return the error for a text whose tokens were not counted to the end."""
     return PromptTooLongError(
-        f"The prompt has more than the limit of {most} tokens.", "Shorten it.", or_engine="raise max_model_len"
+        f"The prompt has more than {most} tokens, the limit.", "Shorten it.", or_engine="raise max_model_len"
     )
 
 
