@@ -124,7 +124,7 @@ def test_a_wrong_value_is_told_of_at_the_start(family: str, modality: str, name:
 
 
 def test_a_wrong_value_of_a_request_is_named() -> None:
-    with pytest.raises(ParamsError, match="take 'maybe' as do_resize"):
+    with pytest.raises(ParamsError, match="accept 'maybe' as do_resize"):
         pipes.ask(pipes.shared("llava"), "llava", [LARGE], mm_processor_kwargs={"do_resize": "maybe"})
 
 
@@ -172,7 +172,7 @@ def test_names_that_ernies_repository_has_for_options_are_told_by_those_here(
 ) -> None:
     pipe, clip = pipes.shared("ernie4_5_vl_moe"), (tiny.frames(8), {"fps": 2.0})
     for given in ({there: value}, {"videos_kwargs": {there: value}}):
-        with pytest.raises(ParamsError, match=f"'{there}' has another name here") as caught:
+        with pytest.raises(ParamsError, match=f"'{there}' of the repository's code has another name here") as caught:
             pipes.ask(pipe, "ernie4_5_vl_moe", videos=clip, mm_processor_kwargs=given)
         assert next(iter(here)) in caught.value.remedy
     # What the remedy says helps.
