@@ -235,7 +235,7 @@ def test_86_the_key_stands_before_every_guard(locked: Running, path: str) -> Non
             assert status == ((b"200" if method == "GET" else b"405") if opened else b"401")
 
 
-def test_handlers_are_all_told(running: Running) -> None:
+def test_handlers_are_all_guarded(running: Running) -> None:
     """Every route goes through the one place that maps errors."""
     for route in running.app.routes:
-        assert route.endpoint.__qualname__.startswith(Service._told.__qualname__), route.path  # type: ignore[attr-defined]
+        assert route.endpoint.__qualname__.startswith(Service._guarded.__qualname__), route.path  # type: ignore[attr-defined]
