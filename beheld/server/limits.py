@@ -25,6 +25,6 @@ MAX_CHOICES = 1000
 # Bodies up to this size are parsed in the event loop; larger ones in a thread.
 INLINE_BYTES = 32 << 10
 # Larger bodies are parsed one at a time and in small steps: json.loads lets no other thread run while it reads a text.
-LARGE_BYTES = 4 << 20
+LARGE_BYTES = 8 << 20
 # Bytes of a body that are not counted, so that large bodies never keep small ones out.
 FREE_BYTES = 64 << 10
