@@ -119,3 +119,12 @@ def test_of_a_shared_model_type_the_class_is_named(tmp_path: Path, name: str) ->
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ModelError, match=f"no definition of {name} "):
         read_config(tmp_path, EngineArgs(model=str(tmp_path)))
+
+
+def test_common_activations_are_ones_that_transformers_has() -> None:
+    """Their names are accepted without asking it."""
+    from transformers.activations import ACT2FN
+
+    from beheld.checkpoint.checks.config import _COMMON_ACTIVATIONS
+
+    assert set(ACT2FN) >= _COMMON_ACTIVATIONS

@@ -61,22 +61,31 @@ def check_config(raw: Mapping[str, Any]) -> None:
             raise refused(CONFIG, where, value, "an object")
 
 
+_COMMON_ACTIVATIONS = frozenset(("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"))
+
+
 def check_activations(raw: Mapping[str, Any]) -> None:
-    """Refuse activation functions that neither transformers nor torch has; both are imported for that.
+    """Refuse activation functions that neither transformers nor torch has.
+
+    Both are imported only for an uncommon name: here the import would delay what a start does at the same time.
 
     Raises:
         ModelError: it names the key.
     """
-    from torch.nn import functional
-    from transformers.activations import ACT2FN
-
     for where, name, value in settings(raw):
         if name not in ("hidden_act", "hidden_activation", "activation_function", "projector_hidden_act"):
             continue
         if value is not None and not isinstance(value, str):
             raise refused(CONFIG, where, value, "the name of an activation function")
-        if value is not None and value not in ACT2FN and not hasattr(functional, value):
+        if value is not None and value not in _COMMON_ACTIVATIONS and not _is_activation(value):
             raise refused(CONFIG, where, value, 'an activation function that transformers has, such as "silu"')
+
+
+def _is_activation(name: str) -> bool:
+    from torch.nn import functional
+    from transformers.activations import ACT2FN
+
+    return name in ACT2FN or hasattr(functional, name)
 
 
 def check_heads(text: Any) -> None:
