@@ -57,10 +57,6 @@ def validation_error(error: ValidationError, value: Any) -> HttpError:
     return HttpError(400, f"{param or 'The body'}{joint}{reason}.", remedy, param=param, code="invalid_value")
 
 
-def _of_its_kind(entry: Any) -> bool:
-    return not entry["type"].endswith("_type")
-
-
 def _message(chosen: Any, alike: list[Any]) -> tuple[str, str]:
     """What is wrong, as a continuation of the field's name, and what to do."""
     kind, context = chosen["type"], chosen.get("ctx", {})
