@@ -10,6 +10,7 @@ an engine which forgets one of them gives other tokens, and logits are spread so
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -672,38 +673,76 @@ from tests import (  # noqa: E402  # noqa: E402
     tiny_sound,
 )
 
+# Families that transformers does not define stand in modules of their own, found by name.
+_OWN = tuple(
+    importlib.import_module(f"tests.{path.stem}") for path in sorted(Path(__file__).parent.glob("tiny_own_*.py"))
+)
+
+
+def _of_own(name: str) -> tuple[str, ...]:
+    return tuple(family for module in _OWN for family in getattr(module, name, ()))
+
+
 _FURTHER = (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_ocr, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted)
 for _further in (*_FURTHER, tiny_quantized):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
-SOUND_FAMILIES = (*tiny_sound.SOUND_FAMILIES, *tiny_masks.SOUND_FAMILIES, *tiny_adapted.SOUND_FAMILIES)
+for _own in _OWN:
+    TINY |= _own.TINY
+    IMAGE_FAMILIES += getattr(_own, "IMAGE_FAMILIES", ())
+    VIDEO_FAMILIES += getattr(_own, "VIDEO_FAMILIES", ())
+SOUND_FAMILIES = (
+    *tiny_sound.SOUND_FAMILIES,
+    *tiny_masks.SOUND_FAMILIES,
+    *tiny_adapted.SOUND_FAMILIES,
+    *_of_own("SOUND_FAMILIES"),
+)
 THINKERS = tiny_sound.THINKERS
 MEDIA_FAMILIES = (*IMAGE_FAMILIES, *(family for family in SOUND_FAMILIES if family not in IMAGE_FAMILIES))
 """Families that take more than text, hence have a processor."""
-EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n", "phi4_mm")
+EVEN_SOUND_FAMILIES = ("qwen3_omni_moe", "gemma3n", "phi4_mm", *_of_own("EVEN_SOUND_FAMILIES"))
 """Families that pad sounds to the longest of a prompt, in processor and tower, which changes the ends of the others;
 here each is heard as if it were alone, so that only prompts with sounds of one length are alike."""
-JOINED_FAMILIES = ("smolvlm", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "glm_ocr", "molmo2")
+JOINED_FAMILIES = (
+    "smolvlm",
+    "glm4v",
+    "glm4v_moe",
+    "glm4v_moe_fp8",
+    "glm46v",
+    "glm_ocr",
+    "molmo2",
+    *_of_own("JOINED_FAMILIES"),
+)
 """Families whose generate() in transformers takes pictures or videos in one prompt, not both: what both together must
 give is put together of its parts, see oracle/joined.py."""
-TIMED_FAMILIES = ("glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm46v", "glm_ocr", "ernie4_5_vl_moe", "molmo2")
+TIMED_FAMILIES = (
+    "glm4v",
+    "glm4v_moe",
+    "glm4v_moe_fp8",
+    "glm46v",
+    "glm_ocr",
+    "ernie4_5_vl_moe",
+    "molmo2",
+    *_of_own("TIMED_FAMILIES"),
+)
 """Families whose processor must be told when each frame was."""
 ADAPTED_FAMILIES = tiny_adapted.IMAGE_FAMILIES
 """Families whose media are read with adapters of the checkpoint's own; each picture takes hundreds of embeddings."""
 WHOLE_FAMILIES = {"gemma3": 23, "gemma4_dense": 71, "molmo2": 113}
 """Families that compute each picture, or all pictures of a prompt, in one step -> the most tokens of one."""
-PICTURE_FAMILIES = ("paligemma", "paligemma2")
+PICTURE_FAMILIES = ("paligemma", "paligemma2", *_of_own("PICTURE_FAMILIES"))
 """Families that answer about pictures only."""
-LISTED_FAMILIES = ("got_ocr2",)
+LISTED_FAMILIES = ("got_ocr2", *_of_own("LISTED_FAMILIES"))
 """Families whose processor takes the pictures of a prompt as a plain list, and no prompt without one."""
 CHATLESS_FAMILIES = (
     *("paligemma", "paligemma2", "florence2", "voxtral", "got_ocr2"),
     *tiny_peculiar.CHATLESS_FAMILIES,
     *tiny_adapted.IMAGE_FAMILIES,
+    *_of_own("CHATLESS_FAMILIES"),
 )
 """Families without a chat template, or whose processor takes none."""
-UNSHARED_FAMILIES = ("paligemma", "paligemma2", "florence2")
+UNSHARED_FAMILIES = ("paligemma", "paligemma2", "florence2", *_of_own("UNSHARED_FAMILIES"))
 """Families whose prompts are read both ways, or by an encoder, so that no part of one is another's."""
-LONE_FAMILIES = (*tiny_peculiar.LONE_FAMILIES, "florence2")
+LONE_FAMILIES = (*tiny_peculiar.LONE_FAMILIES, "florence2", *_of_own("LONE_FAMILIES"))
 """Families that take one picture to a prompt and put it first, whatever the prompt says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers import (
     LlavaProcessor,
 )
 
+from beheld.families import registry
 from tests import tiny
 from tests.oracle.cases import Ask
 
@@ -52,6 +54,12 @@ def model(family: str) -> Any:
 
 def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The model in `folder` in `dtype`, set to greedy decoding and to ignoring every end-of-sequence id."""
+    package = _defined_here(folder)
+    if package:
+        own_config = registry.own_class(package, "config").from_pretrained(folder)
+        own = registry.own_class(package, "model").from_pretrained(folder, config=own_config, dtype=dtype).eval()
+        own.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+        return own
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
     if family in tiny.ADAPTED_FAMILIES:
         kind = transformers.Phi4MultimodalForCausalLM
@@ -74,6 +82,19 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
     return loaded
 
 
+def _package(folder: Path) -> str:
+    """The family's package; "" if it has no folder."""
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return registry.find(content.get("model_type"), content.get("architectures", ()))
+
+
+def _defined_here(folder: Path) -> str:
+    """The family's package, if it has classes of its own; else "". Such a model's answers are also compared with
+    those of another implementation: see tests/reference."""
+    package = _package(folder)
+    return package if registry.facts(package).definition is not None else ""
+
+
 @cache
 def processor(family: str) -> Any:
     """The tiny checkpoint's processor, as `load_processor` makes it."""
@@ -82,6 +103,9 @@ def processor(family: str) -> Any:
 
 def load_processor(family: str, folder: Path) -> Any:
     """The processor in `folder`, or the tokenizer of a family that takes text alone."""
+    load = registry.inputs(_package(folder)).load
+    if load is not None and family in tiny.MEDIA_FAMILIES and _defined_here(folder):
+        return load(folder)
     kind = AutoProcessor if family in tiny.MEDIA_FAMILIES else AutoTokenizer
     if family == "mantis":
         # transformers has none of that name; what the checkpoint's own does to a prompt stands in `prompt`.
