@@ -1,11 +1,21 @@
-"""MiniCPM-V up to 2.6."""
+"""MiniCPM-V 2.6: slices of an image, each resampled to 64 embeddings, before Qwen2."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family, Undefined
+from beheld.families.family import IMAGE_AND_VIDEO, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("minicpmv",),
     architectures=("MiniCPMV",),
-    undefined=Undefined("MiniCPMV", "openbmb/MiniCPM-V-2_6", "a resampler with two-axis positions, sliced images"),
+    tested=(
+        KnownCheckpoint(
+            "minicpmv",
+            "MiniCPMV",
+            "openbmb/MiniCPM-V-2_6",
+            IMAGE_AND_VIDEO,
+            "version 2.6; other versions are refused",
+        ),
+    ),
+    videos_as_images=True,
+    definition=Definition(config="config:MiniCPMVConfig", model="modeling:MiniCPMVForConditionalGeneration"),
 )

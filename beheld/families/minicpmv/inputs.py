@@ -1,0 +1,73 @@
+"""MiniCPM-V: `(<image>./</image>)` and `(<video>./</video>)` in the text become slices between delimiters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ItemPlace, ProcessedItem
+from beheld.inputs.media.effective_size import numbers
+
+PLACEHOLDERS = {"image": "(<image>./</image>)", "video": "(<video>./</video>)"}
+_MARKS = re.compile(r"\(<(image|video)>\./</\1>\)")
+
+
+def load(path: Path) -> Any:
+    """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
+    from beheld.families.minicpmv.processing import load as load_own
+
+    return load_own(path)
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], str]:
+    """Run the processor on one image, which the prompt numbers from 0, or on one video; see families.inputs.Call."""
+    if modality == "image":
+        outputs, text = processor.image(item, int(setting), options)
+        return outputs, text
+    outputs, text = processor.video(item, options)
+    return {
+        f"video_{name}" if name != "pixel_values" else "pixel_values_videos": v for name, v in outputs.items()
+    }, text
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
+    """Return the pieces of a text with marks of images or videos; other text is unchanged."""
+    # The odd entries are the modalities.
+    parts = _MARKS.split(text)
+    if len(parts) == 1:
+        return text
+    pieces: list[str | ItemPlace] = [ItemPlace(part) if index % 2 else part for index, part in enumerate(parts)]
+    return tuple(piece for piece in pieces if piece)
+
+
+def rewrite_chat(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
+    """Return the pieces of a rendered conversation; without media, the marks are text."""
+    return rewrite(text, counts) if any(counts.values()) else text
+
+
+def look(item: ProcessedItem) -> EffectiveSize | None:
+    """Return an image's effective size: its slices together, else the overview; see FamilyInputs.looks."""
+    return item.part.seen(item.size, item.arguments)
+
+
+def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
+    """Return the effective size of a video's frames, which are not cut; see FamilyInputs.looks."""
+    rows, columns = numbers(item.outputs["video_tgt_sizes"])[:2]
+    patch = item.part.patch_size
+    return EffectiveSize(columns * patch, rows * patch, frames=len(item.outputs["video_tgt_sizes"]), step=patch)
+
+
+INPUTS = FamilyInputs(
+    load=load,
+    call=call,
+    placeholders=PLACEHOLDERS,
+    rewrite=rewrite,
+    rewrite_chat=rewrite_chat,
+    numbered=frozenset(("image",)),
+    embedded={"image": LAID_OUT, "video": LAID_OUT},
+    looks={"image": look, "video": look_at_frames},
+)
