@@ -121,5 +121,7 @@ def make_minicpmv(path: Path) -> None:
 TINY = {"minicpmv": make_minicpmv}
 IMAGE_FAMILIES = ("minicpmv",)
 VIDEO_FAMILIES = ("minicpmv",)
+CHATLESS_FAMILIES = ("minicpmv",)
+"""Its template is the tokenizer's and takes text alone."""
 FORMS["minicpmv"] = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MARKERS["minicpmv"] = ("(<image>./</image>)\n", "(<video>./</video>)\n")

@@ -26,7 +26,7 @@ def call(
 ) -> tuple[Mapping[str, Any], str]:
     """Run the processor on one image, which the prompt numbers from 0, or on one video; see families.inputs.Call."""
     if modality == "image":
-        outputs, text = processor.image(item, int(setting), options)
+        outputs, text = processor.image(item, int(setting) - 1, options)
         return outputs, text
     outputs, text = processor.video(item, options)
     return {
@@ -67,6 +67,8 @@ INPUTS = FamilyInputs(
     placeholders=PLACEHOLDERS,
     rewrite=rewrite,
     rewrite_chat=rewrite_chat,
+    # Embeddings of both use `<unk>`; tokens that begin an image and a slice keep their places apart until then.
+    places={"image": "<image>", "video": "<slice>"},
     numbered=frozenset(("image",)),
     embedded={"image": LAID_OUT, "video": LAID_OUT},
     looks={"image": look, "video": look_at_frames},

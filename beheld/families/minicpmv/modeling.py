@@ -176,13 +176,15 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_image_features(self, *arguments: Any, **keywords: Any) -> Any:
+    def get_image_features(self, pixel_values: Tensor, tgt_sizes: Tensor, num_slices: Tensor, **keywords: Any) -> Any:
         """As MiniCPMVModel's."""
-        return self.model.get_image_features(*arguments, **keywords)
+        return self.model.get_image_features(pixel_values, tgt_sizes, num_slices)
 
-    def get_video_features(self, *arguments: Any, **keywords: Any) -> Any:
+    def get_video_features(
+        self, pixel_values_videos: Tensor, video_tgt_sizes: Tensor, video_num_slices: Tensor, **keywords: Any
+    ) -> Any:
         """As MiniCPMVModel's."""
-        return self.model.get_video_features(*arguments, **keywords)
+        return self.model.get_video_features(pixel_values_videos, video_tgt_sizes, video_num_slices)
 
     def forward(
         self,
