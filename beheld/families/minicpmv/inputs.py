@@ -18,7 +18,7 @@ def load(path: Path) -> Any:
     """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
     from beheld.families.minicpmv.processing import load as load_own
 
-    return load_own(path)
+    return load_own(path, PLACEHOLDERS)
 
 
 def call(

@@ -137,7 +137,7 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
         images = torch.cat([found[index] for index in range(len(grids))]).split(
             [count * self.config.query_num for count in num_slices.tolist()]
         )
-        return BaseModelOutputWithPooling(pooler_output=images)  # type: ignore[arg-type]
+        return BaseModelOutputWithPooling(pooler_output=images)
 
     def get_video_features(
         self, pixel_values_videos: Tensor, video_tgt_sizes: Tensor, video_num_slices: Tensor, **keywords: Any
@@ -199,7 +199,7 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)  # type: ignore[call-arg]
 
     def prepare_inputs_for_generation(
         self,

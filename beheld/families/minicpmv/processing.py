@@ -20,7 +20,6 @@ from transformers.image_processing_base import ImageProcessingMixin
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
 from beheld.families.inputs import EffectiveSize
-from beheld.families.minicpmv.inputs import PLACEHOLDERS
 
 Size = tuple[float, float]
 Grid = tuple[int, int]
@@ -70,7 +69,7 @@ def _whole(length: float, unit: int) -> int:
     return max(round(length / unit) * unit, unit)
 
 
-class SliceImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call,misc]
+class SliceImageProcessor(ImageProcessingMixin):
     """Makes the tower's input of images; the settings are preprocessor_config.json's."""
 
     valid_kwargs: Any = SliceOptions
@@ -151,14 +150,15 @@ class SliceVideoProcessor(SliceImageProcessor):
     model_input_names = ("pixel_values_videos",)
 
 
-class MiniCPMVProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
-    """Images, videos and text of a prompt."""
+class MiniCPMVProcessor(ProcessorMixin):
+    """Images, videos and text of a prompt; `marks` says what stands for an item in a text, by modality."""
 
-    def __init__(self, image_processor: Any, tokenizer: Any) -> None:
+    def __init__(self, image_processor: Any, tokenizer: Any, marks: Mapping[str, str]) -> None:
         self.image_token = "<unk>"
         super().__init__(image_processor, tokenizer)
         # transformers' own video processors read files and sample; this one is given frames.
         self.video_processor: Any = None
+        self.marks = dict(marks)
 
     def words(self, grid: Grid | None, number: int | None) -> str:
         """Return the text that an image of a grid of slices stands for; `number` is the one it is given."""
@@ -193,19 +193,19 @@ class MiniCPMVProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
         }
         found: list[dict[str, Any]] = []
         while True:
-            marks = {name: prompt.find(mark) for name, mark in PLACEHOLDERS.items() if mark in prompt}
+            marks = {name: prompt.find(mark) for name, mark in self.marks.items() if mark in prompt}
             if not marks:
                 break
             modality = min(marks, key=lambda name: marks[name])
             outputs, words = waiting[modality].pop(0)
             found.append(outputs)
-            prompt = prompt.replace(PLACEHOLDERS[modality], words, 1)
+            prompt = prompt.replace(self.marks[modality], words, 1)
         media = {name: torch.cat([entry[name] for entry in found]) for name in (found[0] if found else ())}
         return BatchFeature({**self.tokenizer([prompt], return_tensors=return_tensors), **media})
 
 
-def load(path: Path) -> MiniCPMVProcessor:
-    """Make the processor of the checkpoint in `path`.
+def load(path: Path, marks: Mapping[str, str]) -> MiniCPMVProcessor:
+    """Make the processor of the checkpoint in `path`; `marks` as MiniCPMVProcessor's.
 
     Raises:
         ModelError: preprocessor_config.json is missing.
@@ -218,6 +218,6 @@ def load(path: Path) -> MiniCPMVProcessor:
     if not settings:
         raise ModelError("MiniCPM-V's preprocessor_config.json is missing.", "Fetch the checkpoint again.")
     tokenizer = AutoTokenizer.from_pretrained(str(path), **own_config(read_json(path / CONFIG)))
-    made = MiniCPMVProcessor(SliceImageProcessor(settings), tokenizer)
+    made = MiniCPMVProcessor(SliceImageProcessor(settings), tokenizer, marks)
     made.video_processor = SliceVideoProcessor(settings)
     return made
