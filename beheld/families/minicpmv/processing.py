@@ -154,7 +154,7 @@ class MiniCPMVProcessor(ProcessorMixin):
     """Images, videos and text of a prompt; `marks` says what stands for an item in a text, by modality."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, marks: Mapping[str, str]) -> None:
-        self.image_token = "<unk>"
+        self.image_token = self.video_token = "<unk>"
         super().__init__(image_processor, tokenizer)
         # transformers' own video processors read files and sample; this one is given frames.
         self.video_processor: Any = None
