@@ -233,6 +233,28 @@ def test_prompts_that_are_computed_at_once_get_their_turn() -> None:
     bench.run()
 
 
+def test_embeddings_that_a_better_priority_waits_for_are_used_up_first() -> None:
+    config = fake_config(max_num_batched_tokens=8, max_encoder_tokens=12, policy="priority")
+    bench = Bench(config, fake_info(FULL), 4000)
+    bench.add(fake_request("holder", 5, fake_item("a", 12), 5, max_tokens=2, client="slow", priority=1))
+    bench.step()
+    waiting = fake_request("waiting", 5, fake_item("b", 12), [7] * 30, max_tokens=2, client="quick", priority=0)
+    bench.run(waiting, most_steps=20)
+    assert bench.scheduler.stats().num_preemptions == 0
+
+
+def test_embeddings_are_used_up_beside_a_better_priority_that_fills_every_step() -> None:
+    config = fake_config(max_num_batched_tokens=8, max_encoder_tokens=12, policy="priority", max_num_seqs=16)
+    bench = Bench(config, fake_info(FULL), 4000)
+    bench.add(fake_request("holder", 5, fake_item("a", 12), 5, max_tokens=2, client="slow", priority=1))
+    bench.step()
+    bench.add(*long_prompts(8, 200, "busy", max_tokens=1))
+    bench.add(fake_request("waiting", 5, fake_item("b", 12), 5, max_tokens=2, client="quick", priority=0))
+    # One step to see that it waits, two for the rest of the holder's image; then its own image gets turns.
+    assert steps_to_first_token(bench, "waiting", 12) <= 12
+    bench.run()
+
+
 def test_within_a_client_the_order_is_that_of_arrival_and_of_priorities() -> None:
     config = fake_config(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=200, policy="priority")
     bench = Bench(config, fake_info(FULL), 4000)
