@@ -16,7 +16,7 @@ from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_more import CHATML_TURN
 
-SEEDS: dict[str, int] = {"internvl_chat": 1, "internvl_chat_qwen2": 1}
+SEEDS: dict[str, int] = {"internvl_chat": 1, "internvl_chat_qwen2": 1, "h2ovl_chat": 1, "nvlm_d": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 SHAPE = {
@@ -291,7 +291,73 @@ def qwen2(ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
+# --- H2OVL and NVLM-D ------------------------------------------------------------------------------------------------
+
+H2OGPT = """{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|prompt|>' + message['content'] \
++ eos_token }}{% elif message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% else %}\
+{{ '<|answer|>' + message['content'] + eos_token }}{% endif %}{% if loop.last and add_generation_prompt %}\
+{{ '<|answer|>' }}{% endif %}{% endfor %}"""
+
+
+def make_h2ovl_chat(path: Path) -> None:
+    """As h2oai/h2ovl-mississippi-800m: Danube 3, a Llama, and two grids for a lone picture."""
+    marks = (*VISION_MARKS, "<|prompt|>", "<|answer|>")
+    settings = {"add_bos_token": False, "chat_template": H2OGPT, "pad_token": "<unk>"}
+    ids = text.write_llama_tokenizer(path, marks, settings)
+    config = SETTINGS | {
+        "architectures": ["H2OVLChatModel"],
+        "auto_map": {"AutoConfig": "configuration_h2ovl_chat.H2OVLChatConfig"},
+        "llm_config": SHAPE
+        | {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": ids["<s>"],
+            "eos_token_id": ids["</s>"],
+            "hidden_act": "silu",
+            "mlp_bias": False,
+            "model_type": "llama",
+            "pad_token_id": 0,
+            "rope_scaling": None,
+            "rope_theta": 100000,
+            "tie_word_embeddings": False,
+        },
+        "max_dynamic_patch": 6,
+        "model_type": "h2ovl_chat",
+        "pad2square": False,
+        "template": "h2ogpt2",
+        "use_msac": True,
+        "vision_config": TOWER,
+    }
+    generation = {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"]}
+    write_model(path, config, generation, ids, ("<unk>", "<s>", *marks), seed=SEEDS["h2ovl_chat"])
+
+
+def make_nvlm_d(path: Path) -> None:
+    """As nvidia/NVLM-D-72B: InternViT-6B with norms of queries and keys and an odd number of heads."""
+    specials = text.QWEN_SPECIALS
+    settings = {"chat_template": CHATML.replace("{{ bos_token }}", "")}
+    ids = text.write_qwen_tokenizer(path, specials, "<|im_end|>", settings)
+    config = SETTINGS | {
+        "architectures": ["NVLM_D"],
+        "auto_map": {"AutoConfig": "configuration_nvlm_d.NVLM_D_Config"},
+        # Published with the model type of another class.
+        "llm_config": qwen2(ids)
+        | {"attention_bias": True, "mlp_bias": False, "model_type": "llama"}
+        | {"rope_scaling": {"factor": 3.0, "type": "dynamic"}},
+        "model_type": "NVLM_D",
+        "template": "chatml",
+        "vision_config": TOWER
+        | {"hidden_size": 80, "norm_type": "rms_norm", "num_attention_heads": 5}
+        | {"initializer_factor": 0.1, "qk_normalization": True, "qkv_bias": False},
+    }
+    generation = {"eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]]}
+    quiet = tuple(token for token in specials if token != "<|im_end|>")
+    write_model(path, config, generation, ids, quiet, seed=SEEDS["nvlm_d"])
+
+
 TINY: dict[str, Callable[[Path], None]] = {
+    "h2ovl_chat": make_h2ovl_chat,
+    "nvlm_d": make_nvlm_d,
     "internvl_chat": make_internvl_chat,
     "internvl_chat_qwen2": make_internvl_chat_qwen2,
 }
@@ -299,4 +365,5 @@ IMAGE_FAMILIES = tuple(TINY)
 CHATLESS_FAMILIES = tuple(TINY)
 INTERNLM2_TURN = "<s><|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FORMS.update({"internvl_chat": INTERNLM2_TURN, "internvl_chat_qwen2": CHATML_TURN})
+FORMS.update({"h2ovl_chat": "<|prompt|>{}</s><|answer|>", "nvlm_d": CHATML_TURN})
 MARKERS.update({name: ("<image>\n", "") for name in TINY})

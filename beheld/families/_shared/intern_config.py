@@ -98,7 +98,7 @@ class InternChatConfig(InternVLConfig):
         if kind is None:
             known = ", ".join(cls.texts)
             raise _refused(cls, f"the language model {named!r} (model type {raw.get('model_type')!r}); known are {known}")
-        made = {"tie_word_embeddings": False} | {name: raw[name] for name in _TEXT if raw.get(name) is not None}
+        made = {"tie_word_embeddings": False} | {name: raw[name] for name in _TEXT if name in raw}
         if named == "InternLM2ForCausalLM":
             made["attention_bias"] = raw.get("bias", True)
         scaling = raw.get("rope_scaling") or {}
