@@ -6,6 +6,7 @@ Each is laid out as the checkpoint that its function names; see tiny.py for what
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 from tests import tiny
 from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
-from tests.tiny_more import CHATML_TURN
+from tests.tiny_more import CHATML_TURN, chat, pixels
 
-SEEDS: dict[str, int] = {"internvl_chat": 1, "internvl_chat_qwen2": 1, "h2ovl_chat": 1, "nvlm_d": 1}
+SEEDS: dict[str, int] = {"internvl_chat": 1, "internvl_chat_qwen2": 1, "h2ovl_chat": 1, "nvlm_d": 3, "interns1": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 SHAPE = {
@@ -304,6 +305,11 @@ def make_h2ovl_chat(path: Path) -> None:
     marks = (*VISION_MARKS, "<|prompt|>", "<|answer|>")
     settings = {"add_bos_token": False, "chat_template": H2OGPT, "pad_token": "<unk>"}
     ids = text.write_llama_tokenizer(path, marks, settings)
+    # Without a space before a text: others replace images among ids, after the text was encoded without them.
+    stored = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    stored["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    stored["decoder"]["decoders"].pop()
+    text.write_json(path / "tokenizer.json", stored)
     config = SETTINGS | {
         "architectures": ["H2OVLChatModel"],
         "auto_map": {"AutoConfig": "configuration_h2ovl_chat.H2OVLChatConfig"},
@@ -333,7 +339,7 @@ def make_h2ovl_chat(path: Path) -> None:
 
 
 def make_nvlm_d(path: Path) -> None:
-    """As nvidia/NVLM-D-72B: InternViT-6B with norms of queries and keys and an odd number of heads."""
+    """As nvidia/NVLM-D-72B: InternViT-6B with norms of queries and keys, an odd number of heads, and seven more."""
     specials = text.QWEN_SPECIALS
     settings = {"chat_template": CHATML.replace("{{ bos_token }}", "")}
     ids = text.write_qwen_tokenizer(path, specials, "<|im_end|>", settings)
@@ -355,15 +361,147 @@ def make_nvlm_d(path: Path) -> None:
     write_model(path, config, generation, ids, quiet, seed=SEEDS["nvlm_d"])
 
 
+# --- Intern-S1 -------------------------------------------------------------------------------------------------------
+
+# Twenty-six, as in the published tokenizer; the further vocabularies follow.
+S1_CONTROL = (
+    *text.QWEN_SPECIALS,
+    *("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    *("<img>", "</img>", "<IMG_CONTEXT>", "<video>", "<quad>", "</quad>", "<ref>", "</ref>"),
+)
+S1_FORMULAS = {
+    "SMILES": ("CC1=CC=CC=C1C=O", "CC(C)(C)OC(=O)N", ("<SMILES>", "</SMILES>", "<SELFIES>", "</SELFIES>")),
+    "IUPAC": ("2-methylpropan-2-ol", "ethyl acetate", ("<IUPAC>", "</IUPAC>")),
+    "FASTA": ("MKTAYIAKQRQISFVKSHFSRQ", "MADEEKLPPGWEKRMSRSSG", ()),
+}
+
+
+def write_interns1_tokenizer(path: Path) -> dict[str, int]:
+    """Qwen's tokenizer, cut down to leave ids for three further vocabularies; without a tokenizer.json."""
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+    text.write_qwen_tokenizer(path, S1_CONTROL, "<|im_end|>", {"bos_token": None})
+    (path / "tokenizer.json").unlink()
+    vocab = json.loads((path / "vocab.json").read_text(encoding="utf-8"))
+    vocab = dict(list(vocab.items())[:380])
+    text.write_json(path / "vocab.json", vocab)
+    lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if line.startswith("#") or line.replace(" ", "") in vocab]
+    (path / "merges.txt").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    named = {token: len(vocab) + number for number, token in enumerate(S1_CONTROL)}
+    size = len(vocab) + len(S1_CONTROL)
+    for name, (one, other, marks) in S1_FORMULAS.items():
+        model = io.BytesIO()
+        SentencePieceTrainer.train(
+            sentence_iterator=iter([one, other]),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=30,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        (path / f"tokenizer_{name}.model").write_bytes(model.getvalue())
+        size += SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
+        named |= {mark: size + number for number, mark in enumerate(marks)}
+        size += len(marks)
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8")) | {
+        "added_tokens_decoder": {str(index): {"content": token} | flags for token, index in named.items()},
+        "auto_map": {"AutoTokenizer": ["tokenization_interns1.InternS1Tokenizer", None]},
+        "processor_class": "InternVLProcessor",
+        "tokenizer_class": "InternS1Tokenizer",
+    }
+    text.write_json(path / "tokenizer_config.json", settings)
+    form = chat("<|im_start|>%role%\\n", "<|im_end|>\\n", "<IMG_CONTEXT>\\n", "<video>\\n")
+    form += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    (path / "chat_template.jinja").write_text(form, encoding="utf-8")
+    return vocab | named | {f"piece {number}": number for number in range(len(vocab), size) if number not in named.values()}
+
+
+def make_interns1(path: Path) -> None:
+    """As internlm/Intern-S1-mini: transformers' InternVL around Qwen3 under other names."""
+    ids = write_interns1_tokenizer(path)
+    assert len(ids) <= tiny.VOCAB
+    config = {
+        "architectures": ["InternS1ForConditionalGeneration"],
+        "auto_map": {"AutoConfig": "configuration_interns1.InternS1Config"},
+        "downsample_ratio": 0.5,
+        "image_seq_length": 4,
+        "image_token_id": ids["<IMG_CONTEXT>"],
+        "model_type": "interns1",
+        "projector_hidden_act": "gelu",
+        "text_config": SHAPE
+        | {
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "head_dim": 32,
+            "hidden_act": "silu",
+            "model_type": "qwen3",
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {
+            "architectures": ["InternVisionModel"],
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "drop_path_rate": 0.1,
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.0,
+            "hidden_size": 64,
+            "image_size": [56, 56],
+            "initializer_factor": 0.1,
+            "initializer_range": 1e-10,
+            "intermediate_size": 96,
+            "layer_norm_eps": 1e-6,
+            "layer_scale_init_value": 0.1,
+            "model_type": "interns1_vision",
+            "norm_type": "layer_norm",
+            "num_attention_heads": 2,
+            "num_channels": 3,
+            "num_hidden_layers": 2,
+            "patch_size": [14, 14],
+            "projection_dropout": 0.0,
+            "use_absolute_position_embeddings": True,
+            "use_mask_token": False,
+            "use_mean_pooling": True,
+            "use_qk_norm": False,
+        },
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+    }
+    quiet = tuple(token for token, index in ids.items() if index >= 380 and token != "<|im_end|>")
+    generation = {"eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]]}
+    write_model(path, config, generation, ids, quiet, seed=SEEDS["interns1"], rename=lambda weights: weights)
+    size = {"size": {"height": 56, "width": 56}}
+    tiles = {"crop_to_patches": False, "max_patches": 4, "min_patches": 1}
+    processor = {"processor_class": "InternVLProcessor"}
+    values = pixels("GotOcr2ImageProcessor", "InternVLProcessor", **size, **tiles)
+    text.write_json(path / "preprocessor_config.json", values)
+    text.write_json(path / "processor_config.json", processor | {"image_seq_length": 4})
+    del values["image_processor_type"], values["crop_to_patches"], values["max_patches"], values["min_patches"]
+    videos = {"auto_map": {}, "video_processor_type": "InternVLVideoProcessor"}
+    text.write_json(path / "video_preprocessor_config.json", values | videos)
+
+
 TINY: dict[str, Callable[[Path], None]] = {
+    "interns1": make_interns1,
     "h2ovl_chat": make_h2ovl_chat,
     "nvlm_d": make_nvlm_d,
     "internvl_chat": make_internvl_chat,
     "internvl_chat_qwen2": make_internvl_chat_qwen2,
 }
 IMAGE_FAMILIES = tuple(TINY)
-CHATLESS_FAMILIES = tuple(TINY)
+VIDEO_FAMILIES = ("interns1",)
+CHATLESS_FAMILIES = tuple(name for name in TINY if name != "interns1")
 INTERNLM2_TURN = "<s><|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FORMS.update({"internvl_chat": INTERNLM2_TURN, "internvl_chat_qwen2": CHATML_TURN})
 FORMS.update({"h2ovl_chat": "<|prompt|>{}</s><|answer|>", "nvlm_d": CHATML_TURN})
+FORMS.update({"interns1": CHATML_TURN})
 MARKERS.update({name: ("<image>\n", "") for name in TINY})
+MARKERS.update({"interns1": ("<IMG_CONTEXT>\n", "<video>\n")})
