@@ -26,10 +26,10 @@ def call(
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
-    """Return an image's effective size; see FamilyInputs.looks."""
-    from beheld.families.h2ovl_chat.processing import look as look_at_grids
+    """Return an image's effective size over the grid that fits it best; see FamilyInputs.looks."""
+    from beheld.families._shared.intern_tiles import look as look_at_tiles
 
-    return look_at_grids(item)
+    return look_at_tiles(item)
 
 
 INPUTS = FamilyInputs(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.families._shared.intern_tiles import Grid, TileImageProcessor, TileOptions, best_grid, cut, grids
-from beheld.families.inputs import EffectiveSize, ProcessedItem
 
 # The second grid has at least as many tiles.
 _SECOND = 3
@@ -44,21 +43,3 @@ class TwoGridImageProcessor(TileImageProcessor):
             grid for grid in grids(_SECOND, most) if all(ours % theirs for ours, theirs in zip(first, grid, strict=True))
         ]
         return first, best_grid(size, others, self.side)
-
-
-def look(item: ProcessedItem) -> EffectiveSize | None:
-    """Return the size of an image over the larger of its grids; see FamilyInputs.looks."""
-    count, _, height, width = item.outputs["pixel_values"].shape
-    processor: TwoGridImageProcessor = item.part
-    among = [processor.grid(item.size, item.arguments)]
-    pair = processor.two_grids(item.size, item.arguments)
-    if processor.option("use_msac", item.arguments) and count == _count(*pair):
-        among = list(pair)
-    columns, rows = max(among, key=lambda grid: grid[0] * grid[1])
-    is_chosen = processor.bounds(item.arguments)[1] > 1
-    return EffectiveSize(columns * width, rows * height, count, step=width if is_chosen else 0)
-
-
-def _count(first: Grid, second: Grid) -> int:
-    sizes = [columns * rows for columns, rows in (first, second)]
-    return 1 + sum(size for size in sizes if size > 1)
