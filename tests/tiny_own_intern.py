@@ -260,7 +260,9 @@ def make_internvl_chat(path: Path) -> None:
 def make_internvl_chat_qwen2(path: Path) -> None:
     """As OpenGVLab/InternVL3-2B: the same around Qwen2."""
     specials = (*text.QWEN_SPECIALS, *VISION_MARKS)
-    ids = text.write_qwen_tokenizer(path, specials, "<|im_end|>", {"chat_template": CHATML.replace("{{ bos_token }}", "")})
+    ids = text.write_qwen_tokenizer(
+        path, specials, "<|im_end|>", {"chat_template": CHATML.replace("{{ bos_token }}", "")}
+    )
     config = SETTINGS | {
         "architectures": ["InternVLChatModel"],
         "hidden_size": SHAPE["hidden_size"],
@@ -415,7 +417,11 @@ def write_interns1_tokenizer(path: Path) -> dict[str, int]:
     form = chat("<|im_start|>%role%\\n", "<|im_end|>\\n", "<IMG_CONTEXT>\\n", "<video>\\n")
     form += "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
     (path / "chat_template.jinja").write_text(form, encoding="utf-8")
-    return vocab | named | {f"piece {number}": number for number in range(len(vocab), size) if number not in named.values()}
+    return (
+        vocab
+        | named
+        | {f"piece {number}": number for number in range(len(vocab), size) if number not in named.values()}
+    )
 
 
 def make_interns1(path: Path) -> None:
@@ -503,5 +509,5 @@ INTERNLM2_TURN = "<s><|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 FORMS.update({"internvl_chat": INTERNLM2_TURN, "internvl_chat_qwen2": CHATML_TURN})
 FORMS.update({"h2ovl_chat": "<|prompt|>{}</s><|answer|>", "nvlm_d": CHATML_TURN})
 FORMS.update({"interns1": CHATML_TURN})
-MARKERS.update({name: ("<image>\n", "") for name in TINY})
+MARKERS.update(dict.fromkeys(TINY, ("<image>\n", "")))
 MARKERS.update({"interns1": ("<IMG_CONTEXT>\n", "<video>\n")})

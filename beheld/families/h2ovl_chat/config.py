@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from beheld.families._shared.intern_config import InternChatConfig
+from beheld.families._shared.intern.config import InternChatConfig
 
 
 class H2OVLChatConfig(InternChatConfig):

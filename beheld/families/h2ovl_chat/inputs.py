@@ -11,7 +11,7 @@ from beheld.families.inputs import ALONE, EffectiveSize, FamilyInputs, Processed
 
 def load(path: Path) -> Any:
     """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
-    from beheld.families._shared.intern_tiles import with_tiles
+    from beheld.families._shared.intern.processing import with_tiles
     from beheld.families.h2ovl_chat.processing import TwoGridImageProcessor
 
     return with_tiles(path, tiles=TwoGridImageProcessor)
@@ -27,7 +27,7 @@ def call(
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
     """Return an image's effective size over the grid that fits it best; see FamilyInputs.looks."""
-    from beheld.families._shared.intern_tiles import look as look_at_tiles
+    from beheld.families._shared.intern.processing import look as look_at_tiles
 
     return look_at_tiles(item)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import InternVLForConditionalGeneration
 
-from beheld.families._shared.intern_chat import reads_chat_layout
+from beheld.families._shared.intern.modeling import reads_chat_layout
 from beheld.families.h2ovl_chat.config import H2OVLChatConfig
 
 

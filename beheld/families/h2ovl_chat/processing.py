@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.families._shared.intern_tiles import Grid, TileImageProcessor, TileOptions, best_grid, cut, grids
+from beheld.families._shared.intern.processing import Grid, TileImageProcessor, TileOptions, best_grid, cut, grids
 
 # The second grid has at least as many tiles.
 _SECOND = 3
@@ -40,6 +40,8 @@ class TwoGridImageProcessor(TileImageProcessor):
         _, most = self.bounds(options)
         first = best_grid(size, grids(1, most), self.side)
         others = [
-            grid for grid in grids(_SECOND, most) if all(ours % theirs for ours, theirs in zip(first, grid, strict=True))
+            grid
+            for grid in grids(_SECOND, most)
+            if all(ours % theirs for ours, theirs in zip(first, grid, strict=True))
         ]
         return first, best_grid(size, others, self.side)

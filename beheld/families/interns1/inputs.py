@@ -8,8 +8,8 @@ from typing import Any
 
 from beheld.core.errors import PromptError
 from beheld.families.inputs import LAID_OUT, FamilyInputs
+from beheld.families.interns1.processing import first_formula, read
 from beheld.families.internvl.inputs import INPUTS as INTERNVL
-from beheld.families.interns1.formulas import first_formula
 
 
 def load(path: Path) -> Any:
@@ -17,7 +17,6 @@ def load(path: Path) -> Any:
     from transformers import AutoImageProcessor, AutoVideoProcessor, InternVLProcessor
 
     from beheld.checkpoint.files import CONFIG, read_json
-    from beheld.families.interns1.tokenizer import read
 
     images = AutoImageProcessor.from_pretrained(str(path))
     if (path / "video_preprocessor_config.json").is_file():
@@ -34,8 +33,6 @@ def load(path: Path) -> Any:
 
 def read_tokenizer(path: Path) -> Any:
     """Make the tokenizer of the checkpoint in `path`; see FamilyInputs.read_tokenizer."""
-    from beheld.families.interns1.tokenizer import read
-
     return read(path)
 
 

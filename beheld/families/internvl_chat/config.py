@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from beheld.families._shared.intern_config import InternChatConfig
+from beheld.families._shared.intern.config import InternChatConfig
 
 __all__ = ["InternChatConfig"]

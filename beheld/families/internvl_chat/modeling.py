@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from beheld.families._shared.intern_chat import InternChatForConditionalGeneration
+from beheld.families._shared.intern.modeling import InternChatForConditionalGeneration
 
 __all__ = ["InternChatForConditionalGeneration"]

@@ -13,7 +13,7 @@ from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, Proces
 
 def load(path: Path) -> Any:
     """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
-    from beheld.families._shared.intern_tiles import with_tiles
+    from beheld.families._shared.intern.processing import with_tiles
     from beheld.families.nvlm_d.processing import TagProcessor
 
     return with_tiles(path, whole=TagProcessor)
@@ -21,7 +21,7 @@ def load(path: Path) -> Any:
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
     """Return an image's effective size; see FamilyInputs.looks."""
-    from beheld.families._shared.intern_tiles import look as look_at_tiles
+    from beheld.families._shared.intern.processing import look as look_at_tiles
 
     return look_at_tiles(item)
 

@@ -17,9 +17,8 @@ from transformers import InternVLForConditionalGeneration
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.internvl.modeling_internvl import eager_attention_forward
 
-from beheld.families._shared.intern_chat import reads_chat_layout
+from beheld.families._shared.intern.modeling import reads_chat_layout
 from beheld.families.nvlm_d.config import NVLMConfig
-
 
 _FURTHER_HEADS = 7
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families._shared.intern_tiles import TileProcessor
+from beheld.families._shared.intern.processing import TileProcessor
 
 
 class TagProcessor(TileProcessor):

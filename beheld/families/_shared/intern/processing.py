@@ -157,7 +157,9 @@ def embeddings_per_tile(settings: Mapping[str, Any]) -> int:
     return int((side // vision["patch_size"]) ** 2 * settings.get("downsample_ratio", 0.5) ** 2)
 
 
-def with_tiles(path: Path, read_tokenizer: Any = None, tiles: Any = TileImageProcessor, whole: Any = TileProcessor) -> Any:
+def with_tiles(
+    path: Path, read_tokenizer: Any = None, tiles: Any = TileImageProcessor, whole: Any = TileProcessor
+) -> Any:
     """Load the processor of a checkpoint in the original layout; `read_tokenizer` as in FamilyInputs."""
     from transformers import AutoTokenizer
 

@@ -65,7 +65,9 @@ def _tokenizer(pieces: Any, named: dict[int, str], bos: str | None) -> Any:
     made.add_special_tokens([AddedToken(named[index], normalized=False, special=True) for index in sorted(named)])
     for index, token in named.items():
         if made.token_to_id(token) != index:
-            raise ModelError(f"InternLM2's tokenizer gives {token!r} the id {made.token_to_id(token)}, not {index}.", _REMEDY)
+            raise ModelError(
+                f"InternLM2's tokenizer gives {token!r} the id {made.token_to_id(token)}, not {index}.", _REMEDY
+            )
     is_prefixed = pieces.encode("x", out_type=str)[0].startswith("▁")
     space = normalizers.Replace(" ", "▁")
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space]) if is_prefixed else space

@@ -97,7 +97,9 @@ class InternChatConfig(InternVLConfig):
         kind = cls.texts.get(named)
         if kind is None:
             known = ", ".join(cls.texts)
-            raise _refused(cls, f"the language model {named!r} (model type {raw.get('model_type')!r}); known are {known}")
+            raise _refused(
+                cls, f"the language model {named!r} (model type {raw.get('model_type')!r}); known are {known}"
+            )
         made = {"tie_word_embeddings": False} | {name: raw[name] for name in _TEXT if name in raw}
         if named == "InternLM2ForCausalLM":
             made["attention_bias"] = raw.get("bias", True)

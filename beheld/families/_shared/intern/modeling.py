@@ -13,7 +13,7 @@ from transformers import InternVLForConditionalGeneration
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Chunk, ConversionOps, WeightConverter, WeightRenaming
 
-from beheld.families._shared.intern_config import InternChatConfig
+from beheld.families._shared.intern.config import InternChatConfig
 
 _TOWER = "model.vision_tower"
 _TEXT = "model.language_model"
