@@ -1,4 +1,4 @@
-"""H2OVL's tiles: with `use_msac`, a lone image is cut along two grids, the second of which does not divide the first."""
+"""H2OVL's tiles: with `use_msac`, a lone image is cut along two grids, and the second does not divide the first."""
 
 from __future__ import annotations
 

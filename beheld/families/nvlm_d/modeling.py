@@ -72,8 +72,9 @@ class NVLMProjector(nn.Module):
 
     def __init__(self, config: NVLMConfig) -> None:
         super().__init__()
-        text = config.text_config
-        width = config.vision_config.hidden_size * int(1 / config.downsample_ratio) ** 2
+        text: Any = config.text_config
+        vision: Any = config.vision_config
+        width = vision.hidden_size * int(1 / config.downsample_ratio) ** 2
         self.layer_norm = nn.LayerNorm(width)
         self.linear_1 = nn.Linear(width, text.intermediate_size, bias=False)
         self.linear_2 = nn.Linear(text.intermediate_size, text.hidden_size, bias=False)

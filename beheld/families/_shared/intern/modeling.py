@@ -71,7 +71,7 @@ class SplitGroups(ConversionOps):
 
 def reads_chat_layout(model_class: Any) -> Any:
     """Let transformers' loader read the original layout for a class; a decorator."""
-    mapping = [WeightRenaming(theirs, ours) for theirs, ours in _NAMES.items()]
+    mapping: list[WeightConverter | WeightRenaming] = [WeightRenaming(theirs, ours) for theirs, ours in _NAMES.items()]
     mapping += [
         WeightConverter(".attn.qkv", [f".attention.{name}" for name in _QKV], [Chunk(dim=0)]),
         WeightConverter(".attention.wqkv", [f".self_attn.{name}" for name in _QKV], [SplitGroups()]),

@@ -64,7 +64,7 @@ def cut(image: Any, grid: Grid, side: int, thumbnail: bool) -> list[Any]:
     return [*tiles, image.resize((side, side))] if thumbnail and len(tiles) > 1 else tiles
 
 
-class TileImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call,misc]
+class TileImageProcessor(ImageProcessingMixin):
     """Makes the tower's input of images; the settings are config.json's."""
 
     valid_kwargs: Any = TileOptions
@@ -118,7 +118,7 @@ def _pixels(tile: Any) -> Tensor:
     return (values - torch.tensor(_MEAN)[:, None, None]) / torch.tensor(_STD)[:, None, None]
 
 
-class TileProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
+class TileProcessor(ProcessorMixin):
     """Images and text of a prompt."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, image_seq_length: int = 256) -> None:
@@ -130,7 +130,7 @@ class TileProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
         """Return the text that an image of `num_tiles` tiles stands for."""
         return f"<img>{'<IMG_CONTEXT>' * self.image_seq_length * num_tiles}</img>"
 
-    def _process_images(
+    def _process_images(  # type: ignore[override]
         self, images: Sequence[Any], alone: bool = False, **options: Any
     ) -> tuple[dict[str, Any], list[str]]:
         options.pop("return_tensors", None)
