@@ -72,7 +72,7 @@ def read(path: Path) -> Any:
     # A control token keeps the id that the vocabulary gives it.
     spelled |= {token: index for index, token in added.items()}
     lines = (path / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    merges: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     found = Qwen2Tokenizer(vocab=spelled, merges=merges, chat_template=_template(path, settings), **_of_qwen(settings))
     _add(found, added, AddedToken)
     found.backend_tokenizer.decoder = decoders.Sequence([decoders.Replace(_MARK, ""), decoders.ByteLevel()])

@@ -52,7 +52,9 @@ class SplitGroups(ConversionOps):
     """Splits InternLM2's `wqkv`: for each key head its query heads, the key head, the value head."""
 
     @torch.no_grad()
-    def convert(self, input_dict: dict[str, Any], target_patterns: list[str], config: Any, **kwargs: Any) -> Any:
+    def convert(  # type: ignore[override]
+        self, input_dict: dict[str, Any], target_patterns: list[str], config: Any, **kwargs: Any
+    ) -> Any:
         """Return queries, keys and values of a matrix (heads of all three, inputs) or of its bias."""
         (stored,) = input_dict.values()
         weight: Tensor = stored[0] if isinstance(stored, list) else stored
