@@ -86,7 +86,7 @@ def test_formulas_are_found(text: str) -> None:
     assert first_formula(f"Describe {text} please") is not None
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, "interns1"))
+@pytest.mark.parametrize("family", [*FAMILIES, "interns1"])
 def test_a_disabled_tower_is_not_loaded(family: str) -> None:
     limits = {"image": 0, "video": 0} if family == "interns1" else {"image": 0}
     options: dict[str, Any] = {"max_model_len": 256, "num_gpu_blocks_override": 32, "limit_mm_per_prompt": limits}

@@ -28,7 +28,13 @@ def read(path: Path) -> Any:
         return None
     if not (path / "tokenizer.model").is_file():
         raise ModelError("The file tokenizer.model of InternLM2's tokenizer is missing.", _REMEDY)
-    from sentencepiece import SentencePieceProcessor
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise ModelError(
+            "InternLM2's tokenizer needs the package sentencepiece, which is not installed.",
+            "Install it: pip install sentencepiece",
+        ) from error
     from transformers import PreTrainedTokenizerFast
 
     pieces = SentencePieceProcessor(model_file=str(path / "tokenizer.model"))
