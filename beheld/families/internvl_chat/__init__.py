@@ -13,8 +13,8 @@ FAMILY = Family(
             "InternVLChatModel",
             "OpenGVLab/InternVL2-2B",
             IMAGE,
-            "tiles, InternLM2 text; its tokenizer needs the package sentencepiece; another language model than InternLM2, Qwen2 "
-            "and Qwen3 is refused",
+            "tiles, InternLM2 text; its tokenizer needs the package sentencepiece; another language model than "
+            "InternLM2, Qwen2 and Qwen3 is refused",
         ),
         KnownCheckpoint(
             "internvl_chat_qwen2", "InternVLChatModel", "OpenGVLab/InternVL3-2B", IMAGE, "tiles, Qwen2 text"
