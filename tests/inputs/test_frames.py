@@ -15,7 +15,7 @@ from tests import tiny
 from tests.inputs import pipes
 
 # Families whose model is told when frames were, in words, on the frames or by positions.
-UNTIMED = ("llava_onevision", "llava_next_video", "internvl", "qwen2_vl")
+UNTIMED = ("llava_onevision", "llava_next_video", "interns1", "internvl", "qwen2_vl")
 TIMED = tuple(family for family in tiny.VIDEO_FAMILIES if family not in UNTIMED)
 # They refuse frames without times.
 GLM = tuple(family for family in TIMED if family.startswith("glm"))
@@ -156,7 +156,7 @@ def test_a_rate_that_times_frames_is_not_without_effect() -> None:
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
 def test_two_ways_to_say_how_many_are_refused_in_our_words_or_one_is_named(family: str) -> None:
     given, both = (tiny.frames(12), {"fps": 2.0}), {"num_frames": 4, "fps": 1.0}
-    if family in GLM or family in ("internvl", "smolvlm"):
+    if family in GLM or family in ("interns1", "internvl", "smolvlm"):
         told = used(asked(family, given, do_sample_frames=True, **both))
         assert family == "smolvlm" or told["options_without_effect"]
         return

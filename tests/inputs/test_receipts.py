@@ -36,6 +36,11 @@ LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tok
 # Where the tower's overview of the whole stands among the tiles.
 OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm", "gemma3")
 OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
+OVERVIEW_LAST += ("h2ovl_chat", "interns1", "internvl_chat", "internvl_chat_qwen2", "nvlm_d")
+
+# Molmo 2's crops overlap, and H2OVL cuts a picture along two grids, so what lies there twice cannot be counted; their
+# sizes are told by hand.
+OVERLAPPING = ("molmo2", "h2ovl_chat")
 
 # What the tiny checkpoints' settings make of WIDE, by hand: size and number of tiles.
 _OF_WIDE = {
@@ -45,6 +50,11 @@ _OF_WIDE = {
     "gemma4": (672, 192, 1),
     "aria": (980, 326, 1),
     "internvl": (168, 56, 4),
+    "interns1": (168, 56, 4),
+    "internvl_chat": (168, 56, 4),
+    "nvlm_d": (168, 56, 4),
+    # Tiles of a second grid too: two by two.
+    "h2ovl_chat": (168, 56, 8),
     "aya_vision": (168, 56, 4),
     "cohere2_vision": (168, 56, 4),
     "llama4": (168, 56, 4),
@@ -121,9 +131,8 @@ def test_tiles_are_told_as_tiles(family: str, expected: tuple[int, int, int]) ->
 
 
 @pytest.mark.parametrize("size", [WIDE, TALL, HUGE], ids=["wide", "tall", "huge"])
-@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name != "molmo2"])
+@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name not in OVERLAPPING])
 def test_the_told_size_is_what_lies_before_the_tower(family: str, size: tuple[int, int]) -> None:
-    # Molmo 2's crops overlap, so what lies there twice cannot be counted; its size is told by hand above.
     request = asked(family, Image.new("RGB", size, (200, 200, 200)))
     used = request.receipts[0].used
     width, height = used["width"], used["height"]
@@ -255,7 +264,7 @@ def test_a_family_that_is_told_to_use_one_tile_squashes(family: str, options: di
 # ---------------------------------------------------------------------- videos
 
 TIMED = {"fps": 2.0, "total_num_frames": 6, "frames_indices": [0, 1, 2, 3, 4, 5]}
-SQUARE_FRAMES = ("llava_onevision", "internvl", "smolvlm", "molmo2")
+SQUARE_FRAMES = ("llava_onevision", "interns1", "internvl", "smolvlm", "molmo2")
 
 
 def watched(family: str, video: Any, **options: Any) -> MediaReceipt:
