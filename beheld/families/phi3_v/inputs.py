@@ -35,9 +35,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace
     if IMAGE in text:
         raise PromptError(f"The prompt has both {IMAGE} and numbered images.", "Write <|image_1|>, then <|image_2|>.")
     if rest[::2] != [str(number) for number in range(1, 1 + len(rest) // 2)]:
-        raise PromptError(
-            "The images' numbers are not 1, 2, ... in order.", "Write <|image_1|>, then <|image_2|>."
-        )
+        raise PromptError("The images' numbers are not 1, 2, ... in order.", "Write <|image_1|>, then <|image_2|>.")
     return _pieces([first, *rest[1::2]])
 
 

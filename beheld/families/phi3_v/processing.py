@@ -66,7 +66,9 @@ class Phi3VImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call
             ValueError: the number of tiles is not positive, or an image is too narrow to have a pixel in its tiles.
         """
         crops = self.num_crops if num_crops is None else num_crops
-        mean, std = (torch.tensor(v)[:, None, None] for v in (image_mean or self.image_mean, image_std or self.image_std))
+        mean, std = (
+            torch.tensor(v)[:, None, None] for v in (image_mean or self.image_mean, image_std or self.image_std)
+        )
         tiles, sizes = [], []
         for image in images:
             canvas = self._canvas(image.convert("RGB"), crops)
