@@ -147,7 +147,7 @@ def make_phi3_v(path: Path) -> None:
 # --- Molmo -----------------------------------------------------------------------------------------------------------
 
 MOLMO_CHAT = """{% for message in messages -%}
-{%- if (loop.index % 2 == 1 and message['role'] != 'user') or (loop.index % 2 == 0 and message['role'] != 'assistant') -%}
+{%- if (message['role'] == 'user') != (loop.index % 2 == 1) -%}
 {{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif -%}
 {{ message['role'].capitalize() + ': ' + message['content'] }}{%- if not loop.last -%}{{ ' ' }}{%- endif %}
 {%- endfor -%}{%- if add_generation_prompt -%}{{ ' Assistant:' }}{%- endif %}"""

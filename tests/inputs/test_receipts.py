@@ -34,13 +34,15 @@ SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING,
 LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}
 
 # Where the tower's overview of the whole stands among the tiles.
-OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm", "gemma3")
+OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi3_v", "phi4_mm", "gemma3")
 OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
 
 # What the tiny checkpoints' settings make of WIDE, by hand: size and number of tiles.
 _OF_WIDE = {
     "fuyu": (140, 46, 1),
     "molmo2": (140, 56, 5),
+    "molmo": (140, 46, 4),
+    "phi3_v": (168, 56, 4),
     "lfm2_vl": (168, 56, 1),
     "gemma4": (672, 192, 1),
     "aria": (980, 326, 1),
@@ -121,9 +123,9 @@ def test_tiles_are_told_as_tiles(family: str, expected: tuple[int, int, int]) ->
 
 
 @pytest.mark.parametrize("size", [WIDE, TALL, HUGE], ids=["wide", "tall", "huge"])
-@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name != "molmo2"])
+@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name not in ("molmo", "molmo2")])
 def test_the_told_size_is_what_lies_before_the_tower(family: str, size: tuple[int, int]) -> None:
-    # Molmo 2's crops overlap, so what lies there twice cannot be counted; its size is told by hand above.
+    # The crops of Molmo and Molmo 2 overlap, so what lies there twice cannot be counted; sizes are told by hand above.
     request = asked(family, Image.new("RGB", size, (200, 200, 200)))
     used = request.receipts[0].used
     width, height = used["width"], used["height"]

@@ -4,9 +4,9 @@
 
 CODE holds the repository's config_molmo.py, image_preprocessing_molmo.py, modeling_molmo.py and preprocessing_molmo.py;
 they run in an environment of their own with transformers 4.48 and einops. The code has the sizes of the real tower as
-constants, which are replaced by those of the tiny checkpoint, and resizes images with TensorFlow, in whose place torch's
-resizing stands that the code itself has as a comment. The text is given as it is, without "User:" and "Assistant:".
-Each answer is computed without a cache, in float32.
+constants, which are replaced by those of the tiny checkpoint, and resizes images with TensorFlow, in whose place stands
+torch's resizing, which the code has as a comment. The text is given as it is, without "User:" and "Assistant:". Each
+answer is computed without a cache, in float32.
 """
 
 from __future__ import annotations

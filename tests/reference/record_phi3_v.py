@@ -4,8 +4,8 @@
 
 CODE holds the repository's configuration_phi3_v.py, image_embedding_phi3_v.py, image_processing_phi3_v.py,
 modeling_phi3_v.py and processing_phi3_v.py; they run in an environment of their own with transformers 4.48. The code
-has the sizes of the real tower as constants, which are replaced by those of the tiny checkpoint. Each answer is computed
-without a cache, in float32. It gives images negative ids; OUTPUTS.json has the placeholder's.
+has the sizes of the real tower as constants, which are replaced by those of the tiny checkpoint. Each answer is
+computed without a cache, in float32. It gives images negative ids; OUTPUTS.json has the placeholder's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def main() -> None:
     model = modules["modeling"].Phi3VForCausalLM(config).eval()
     weights = {name: weight.float() for name, weight in load_file(checkpoint / "model.safetensors").items()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected and all(".wte." in name or "position_ids" in name for name in missing), (missing, unexpected)
+    assert not unexpected, unexpected
+    assert all(".wte." in name or "position_ids" in name for name in missing), missing
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
     pixels = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))
     names = ("num_crops", "image_mean", "image_std", "num_img_tokens")

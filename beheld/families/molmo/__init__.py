@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
     model_types=("molmo",),
@@ -18,4 +18,5 @@ FAMILY = Family(
         ),
     ),
     definition=Definition(config="config:MolmoConfig", model="modeling:MolmoForCausalLM"),
+    reference=ReferenceOptions(merges_inside=True),
 )

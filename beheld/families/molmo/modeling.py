@@ -169,10 +169,11 @@ class MolmoModel(Qwen2Model):
         self.vision_backbone = MolmoVisionBackbone(config)
         self.post_init()
 
-    def get_image_features(self, pixel_values: Tensor, **keywords: Any) -> Any:
+    def get_image_features(
+        self, pixel_values: Tensor, image_masks: Tensor, pooled_order: Tensor, sizes: Tensor, **keywords: Any
+    ) -> Any:
         """Return the embeddings of each image's patches, their token's included, as `pooler_output`."""
-        names = ("image_masks", "pooled_order", "sizes")
-        parts = self.vision_backbone(pixel_values, **{name: keywords[name] for name in names})
+        parts = self.vision_backbone(pixel_values, image_masks, pooled_order, sizes)
         token = self.embed_tokens.weight[self.config.image_token_id]
         return BaseModelOutputWithPooling(pooler_output=[token + part.to(token.dtype) for part in parts])
 
@@ -191,8 +192,10 @@ class MolmoModel(Qwen2Model):
             inputs_embeds = self.embed_tokens(input_ids)
         if pixel_values is not None:
             assert input_ids is not None
-            media = {"image_masks": image_masks, "pooled_order": pooled_order, "sizes": sizes}
-            seen = torch.cat(self.get_image_features(pixel_values, **media).pooler_output)
+            assert image_masks is not None
+            assert pooled_order is not None
+            assert sizes is not None
+            seen = torch.cat(self.get_image_features(pixel_values, image_masks, pooled_order, sizes).pooler_output)
             places = (input_ids == self.config.image_token_id)[..., None]
             inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
         return super().forward(inputs_embeds=inputs_embeds, **keywords)
@@ -211,9 +214,11 @@ class MolmoForCausalLM(Qwen2ForCausalLM):
         self.lm_head = nn.Linear(config.hidden_size, config.embedding_size, bias=False)
         self.post_init()
 
-    def get_image_features(self, pixel_values: Tensor, **keywords: Any) -> Any:
+    def get_image_features(
+        self, pixel_values: Tensor, image_masks: Tensor, pooled_order: Tensor, sizes: Tensor, **keywords: Any
+    ) -> Any:
         """As MolmoModel's."""
-        return self.model.get_image_features(pixel_values, **keywords)
+        return self.model.get_image_features(pixel_values, image_masks, pooled_order, sizes, **keywords)
 
     def prepare_inputs_for_generation(
         self,

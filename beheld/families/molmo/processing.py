@@ -19,8 +19,9 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
-from beheld.families.molmo.inputs import BEGIN, IMAGE
 
+IMAGE = "<|image|>"
+BEGIN = "<|endoftext|>"
 _PREPROCESSOR = "preprocessor_config.json"
 _START, _END, _PATCH, _COLUMN = "<im_start>", "<im_end>", "<im_patch>", "<im_col>"
 # The code normalizes with CLIP's, whatever the file says.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
     model_types=("phi3_v",),
@@ -13,8 +13,10 @@ FAMILY = Family(
             "Phi3VForCausalLM",
             "microsoft/Phi-3.5-vision-instruct",
             IMAGE,
-            "numbered images, tiles with line separators; a sequence keeps the rotary scale of its prompt",
+            "numbered images, tiles with line separators; a sequence keeps the rotary scale of its prompt; "
+            "TIGER-Lab/VLM2Vec-Full has this class too",
         ),
     ),
     definition=Definition(config="config:Phi3VConfig", model="modeling:Phi3VForCausalLM"),
+    reference=ReferenceOptions(merges_inside=True),
 )

@@ -1,4 +1,4 @@
-"""Phi-3-vision's configuration: Phi-3's, with the settings of the image embedding beside them."""
+"""Phi-3-vision's configuration: Phi-3's and the settings of the image embedding."""
 
 from __future__ import annotations
 

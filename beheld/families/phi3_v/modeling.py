@@ -99,7 +99,8 @@ class Phi3VModel(Phi3Model):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if pixel_values is not None:
-            assert input_ids is not None and image_sizes is not None
+            assert input_ids is not None
+            assert image_sizes is not None
             seen = torch.cat(self.get_image_features(pixel_values, image_sizes).pooler_output)
             places = (input_ids == self.config.image_token_id)[..., None]
             inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))

@@ -22,10 +22,11 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
-from beheld.families.phi3_v.config import Phi3VConfig
-from beheld.families.phi3_v.inputs import IMAGE
 
+IMAGE = "<|image|>"
 _PREPROCESSOR = "preprocessor_config.json"
+# As in config.py.
+_TOWER = {"image_size": 336, "patch_size": 14}
 _WHITE = (255, 255, 255)
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -135,6 +136,6 @@ class Phi3VProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
 def load(path: Path) -> Phi3VProcessor:
     """Load the processor of the checkpoint in `path`."""
     settings = read_json(path / CONFIG)
-    vision = Phi3VConfig.from_dict(settings).vision_config
-    images = Phi3VImageProcessor(read_json(path / _PREPROCESSOR), vision.image_size, vision.patch_size)
+    vision = _TOWER | settings.get("vision_config", {})
+    images = Phi3VImageProcessor(read_json(path / _PREPROCESSOR), vision["image_size"], vision["patch_size"])
     return Phi3VProcessor(images, AutoTokenizer.from_pretrained(str(path), **own_config(settings)))
