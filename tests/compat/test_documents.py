@@ -18,9 +18,9 @@ from beheld.families import page
 from tests.compat import documents, laid
 from tests.compat.stage import Stage, check
 
-# Keys whose prompts transformers' processors make otherwise: Mantis and Phi-4 have processors of their own in
-# their repositories, and of Florence-2 the encoder reads the prompt.
-OWN_PROCESSOR = ("florence2", "mantis", "phi4_mm")
+# Keys whose prompts transformers' processors make otherwise: Mantis, Molmo, Phi-3 and Phi-4 have processors of their
+# own in their repositories, and of Florence-2 the encoder reads the prompt.
+OWN_PROCESSOR = ("florence2", "mantis", "molmo", "phi3_v", "phi4_mm")
 # What the script of document 003 tells the processors.
 PROCESSOR_OPTIONS: dict[str, dict[str, Any]] = {
     "gemma3": {"do_pan_and_scan": True},

@@ -35,7 +35,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> tuple[str | ItemPlace, ...]
 
 def rewrite_chat(text: str, counts: Mapping[str, int]) -> tuple[str | ItemPlace, ...]:
     """Return the same of a rendered conversation, wherever the template marked its images."""
-    return rewrite(text.replace(IMAGE, ""), counts)
+    return rewrite(text.replace(f"{IMAGE}\n", "").replace(IMAGE, ""), counts)
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:

@@ -46,8 +46,11 @@ class SplitHeads(ConversionOps):
     """Splits `att_proj` into queries, keys and values."""
 
     @torch.no_grad()
-    def convert(self, input_dict: dict[str, Any], target_patterns: list[str], config: Any, **kwargs: Any) -> Any:
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> Any:
         """Return the three parts of a matrix (heads of all three, inputs) or of its bias."""
+        config = kwargs["config"]
         (stored,) = input_dict.values()
         weight: Tensor = stored[0] if isinstance(stored, list) else stored
         width = config.hidden_size // config.num_attention_heads
@@ -67,10 +70,12 @@ class MolmoVisionTransformer(CLIPPreTrainedModel):
     def __init__(self, vision: CLIPVisionConfig, chosen: Sequence[int]) -> None:
         super().__init__(vision)
         self.chosen = tuple(chosen)
-        patches = (vision.image_size // vision.patch_size) ** 2
+        side: Any = vision.image_size
+        patch: Any = vision.patch_size
+        patches = (side // patch) ** 2
         self.class_embedding = nn.Parameter(torch.zeros(vision.hidden_size))
         self.positional_embedding = nn.Parameter(torch.zeros(1 + patches, vision.hidden_size))
-        self.patch_embedding = nn.Linear(3 * vision.patch_size**2, vision.hidden_size, bias=False)
+        self.patch_embedding = nn.Linear(3 * patch**2, vision.hidden_size, bias=False)
         self.pre_ln = nn.LayerNorm(vision.hidden_size, eps=vision.layer_norm_eps)
         self.layers = nn.ModuleList(CLIPEncoderLayer(vision) for _ in range(vision.num_hidden_layers))
 
@@ -175,7 +180,8 @@ class MolmoModel(Qwen2Model):
         """Return the embeddings of each image's patches, their token's included, as `pooler_output`."""
         parts = self.vision_backbone(pixel_values, image_masks, pooled_order, sizes)
         token = self.embed_tokens.weight[self.config.image_token_id]
-        return BaseModelOutputWithPooling(pooler_output=[token + part.to(token.dtype) for part in parts])
+        embeds: Any = [token + part.to(token.dtype) for part in parts]
+        return BaseModelOutputWithPooling(pooler_output=embeds)
 
     def forward(
         self,

@@ -65,7 +65,7 @@ def look(item: ProcessedItem) -> EffectiveSize | None:
 
 INPUTS = FamilyInputs(
     load=load,
-    placeholders={"image": f"{IMAGE}\n"},
+    placeholders={"image": IMAGE},
     rewrite=rewrite,
     rewrite_chat=rewrite_chat,
     rewritten_ends="each piece",

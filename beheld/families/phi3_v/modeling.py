@@ -85,7 +85,8 @@ class Phi3VModel(Phi3Model):
 
     def get_image_features(self, pixel_values: Tensor, image_sizes: Tensor, **keywords: Any) -> Any:
         """Return the embeddings of each image as `pooler_output`."""
-        return BaseModelOutputWithPooling(pooler_output=self.vision_embed_tokens(pixel_values, image_sizes))
+        embeds: Any = self.vision_embed_tokens(pixel_values, image_sizes)
+        return BaseModelOutputWithPooling(pooler_output=embeds)
 
     def forward(
         self,
