@@ -37,7 +37,7 @@ class MolmoOptions(TypedDict, total=False):
     overlap_margins: list[int]
 
 
-class MolmoImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call,misc]
+class MolmoImageProcessor(ImageProcessingMixin):
     """Makes the tower's input of images.
 
     Attributes:
@@ -175,14 +175,14 @@ class MolmoImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call
         return kept
 
 
-class MolmoProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
+class MolmoProcessor(ProcessorMixin):
     """Images and text of a prompt."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         self.image_token = IMAGE
         super().__init__(image_processor, tokenizer)
 
-    def _process_images(self, images: Sequence[Any], **options: Any) -> tuple[dict[str, Tensor], list[str]]:
+    def _process_images(self, images: Any, **options: Any) -> tuple[dict[str, Tensor], list[str]]:
         options.pop("return_tensors", None)
         made = self.image_processor(images, **options)
         first = [self.image_processor.pooled] * 2

@@ -39,7 +39,7 @@ class Phi3VOptions(TypedDict, total=False):
     image_std: list[float]
 
 
-class Phi3VImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call,misc]
+class Phi3VImageProcessor(ImageProcessingMixin):
     """Makes the tower's input of images."""
 
     valid_kwargs: Any = Phi3VOptions
@@ -106,14 +106,14 @@ class Phi3VImageProcessor(ImageProcessingMixin):  # type: ignore[no-untyped-call
         return rows * (columns + 1) + 1 + self.lines * (self.lines + 1)
 
 
-class Phi3VProcessor(ProcessorMixin):  # type: ignore[no-untyped-call,misc]
+class Phi3VProcessor(ProcessorMixin):
     """Images and text of a prompt."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         self.image_token = IMAGE
         super().__init__(image_processor, tokenizer)
 
-    def _process_images(self, images: Sequence[Any], **options: Any) -> tuple[dict[str, Tensor], list[str]]:
+    def _process_images(self, images: Any, **options: Any) -> tuple[dict[str, Tensor], list[str]]:
         options.pop("return_tensors", None)
         made = self.image_processor(images, **options)
         return made, [IMAGE * self.image_processor.num_embeds(*size) for size in made["image_sizes"].tolist()]
