@@ -76,9 +76,12 @@ def test_what_a_user_spells_in_a_conversation_is_no_image(forged: str) -> None:
     assert list(request.token_ids).count(place) == request.spans[0].item.num_embeds
 
 
-def test_the_token_of_an_image_has_no_place_in_a_prompt() -> None:
-    with pytest.raises(PromptError, match="stand before its text"):
-        ask("<|image|>Hi", PICTURES[:1])
+def test_the_token_of_an_image_marks_it_wherever_it_stands() -> None:
+    plain = ask("See this: Hi", PICTURES).token_ids
+    assert ask("<|image|>\nSee <|image|>this: Hi", PICTURES).token_ids == plain
+    for count, prompt in ((0, "<|image|>Hi"), (1, "<|image|><|image|>Hi"), (2, "<|image|>Hi")):
+        with pytest.raises(PromptError, match=f"times for {count} images"):
+            ask(prompt, PICTURES[:count])
 
 
 def test_options_that_leave_no_crop_are_refused() -> None:

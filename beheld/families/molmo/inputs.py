@@ -21,21 +21,19 @@ def load(path: Path) -> Any:
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> tuple[str | ItemPlace, ...]:
-    """Return the beginning, the places of the images, and the text.
+    """Return the beginning, the places of the images, and the text, without the tokens that mark its images.
 
     Raises:
-        PromptError: the text has the token of an image, which has no place in it.
+        PromptError: the text marks another number of images.
     """
-    if IMAGE in text:
+    images, marked = counts.get("image", 0), text.count(IMAGE)
+    if marked not in (0, images):
         raise PromptError(
-            f"The prompt has {IMAGE}; Molmo's images stand before its text.", f"Leave out {IMAGE} from the prompt."
+            f"The prompt has {IMAGE} {marked} times for {images} images.",
+            f"Molmo's images stand before its text: leave out {IMAGE}.",
         )
-    return (BEGIN, *(ItemPlace("image") for _ in range(counts.get("image", 0))), f" {text}")
-
-
-def rewrite_chat(text: str, counts: Mapping[str, int]) -> tuple[str | ItemPlace, ...]:
-    """Return the same of a rendered conversation, wherever the template marked its images."""
-    return rewrite(text.replace(f"{IMAGE}\n", "").replace(IMAGE, ""), counts)
+    plain = text.replace(f"{IMAGE}\n", "").replace(IMAGE, "")
+    return (BEGIN, *(ItemPlace("image") for _ in range(images)), f" {plain}")
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
@@ -50,7 +48,7 @@ INPUTS = FamilyInputs(
     placeholders={"image": IMAGE},
     places={"image": IMAGE},
     rewrite=rewrite,
-    rewrite_chat=rewrite_chat,
+    rewrite_chat=rewrite,
     embedded={"image": LAID_OUT},
     looks={"image": look},
 )

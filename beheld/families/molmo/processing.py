@@ -190,7 +190,7 @@ class MolmoProcessor(ProcessorMixin):
 
     def __call__(self, text: Sequence[str], images: Any = None, return_tensors: str = "pt", **options: Any) -> Any:
         """Prepare one prompt with its images, a list within a list."""
-        (prompt,) = text
+        prompt = text[0].replace(f"{IMAGE}\n", "").replace(IMAGE, "")
         media, texts = self._process_images(images[0], **options) if images else ({}, [])
         ids = [index for part in (BEGIN, *texts, f" {prompt}") for index in self.tokenizer(part)["input_ids"]]
         input_ids = torch.tensor([ids])
