@@ -119,7 +119,8 @@ class FamilyInputs:
         rewrite: what the processor does to a prompt's text before it is encoded, given the number of items by modality.
         rewrite_chat: what it does to a rendered conversation; None leaves the template's output unchanged. It must not
             turn text that users wrote into a placeholder.
-        rewritten_ends: how the tokenizer's special tokens combine with a rewritten text; pieces get none.
+        rewritten_ends: how the tokenizer's special tokens combine with a rewritten text: "added", or "written" if the
+            text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own.
         begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
             EOS if it has no BOS).
         unbuilt: unsupported processor options -> what to do instead.

@@ -34,18 +34,20 @@ SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING,
 LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}
 
 # Where the tower's overview of the whole stands among the tiles.
-OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm", "gemma3")
+OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi3_v", "phi4_mm", "gemma3")
 OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
 OVERVIEW_LAST += ("h2ovl_chat", "interns1", "internvl_chat", "internvl_chat_qwen2", "nvlm_d")
 
-# Molmo 2's crops overlap, and H2OVL cuts a picture along two grids, so what lies there twice cannot be counted; their
-# sizes are told by hand.
-OVERLAPPING = ("molmo2", "h2ovl_chat")
+# The crops of Molmo and Molmo 2 overlap, and H2OVL cuts an image along two grids, so what lies there twice cannot be
+# counted; their sizes are stated by hand.
+OVERLAPPING = ("molmo", "molmo2", "h2ovl_chat")
 
 # What the tiny checkpoints' settings make of WIDE, by hand: size and number of tiles.
 _OF_WIDE = {
     "fuyu": (140, 46, 1),
     "molmo2": (140, 56, 5),
+    "molmo": (140, 46, 4),
+    "phi3_v": (168, 56, 4),
     "lfm2_vl": (168, 56, 1),
     "gemma4": (672, 192, 1),
     "aria": (980, 326, 1),
