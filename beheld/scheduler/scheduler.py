@@ -166,6 +166,9 @@ class Scheduler:
             # could use its share: the next ones are larger, or others'.
             turns = max(0, turns - 1)
             step = self._build_step()
+        if not step.slices and not self._flights and len(self._clients) > 1:
+            # No share can be used: the clients that have them wait for what sequences without a share hold.
+            step = self._build_step(shared=False)
         if not step.slices:
             assert self._flights or not self._sequences, "sequences are left, and none can continue"
             return None
@@ -182,9 +185,12 @@ class Scheduler:
         self._flights[plan.id] = Flight(plan, step.sequences, step.epochs)
         return plan
 
-    def _build_step(self) -> StepBuilder:
+    def _build_step(self, shared: bool = True) -> StepBuilder:
+        """Plan a step; without `shared`, running sequences are served in their order, whatever their clients' shares."""
         step = StepBuilder(self._config.max_num_batched_tokens)
-        if len(self._clients) > 1:
+        if not shared:
+            self._serve_running(step)
+        elif len(self._clients) > 1:
             if self._stalled:
                 self._stalled = False
                 self._take_from_most(step)
