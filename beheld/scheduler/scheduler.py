@@ -186,7 +186,7 @@ class Scheduler:
         return plan
 
     def _build_step(self, shared: bool = True) -> StepBuilder:
-        """Plan a step; without `shared`, running sequences are served in their order, whatever their clients' shares."""
+        """Plan a step; without `shared`, running sequences are served in their order, whatever clients' shares are."""
         step = StepBuilder(self._config.max_num_batched_tokens)
         if not shared:
             self._serve_running(step)
