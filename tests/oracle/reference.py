@@ -204,7 +204,6 @@ def adapted(family: str, kind: str) -> Any:
     """Another copy of the model, with the adapter that the checkpoint brings for this kind of media."""
     made = copy.deepcopy(model(family))
     made.load_adapter(str(tiny.checkpoint(family) / f"{kind}-lora"), adapter_name=kind)
-    made.set_adapter(kind)
     return made.eval()
 
 
