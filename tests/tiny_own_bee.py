@@ -11,7 +11,7 @@ from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_more import CHATML_TURN, chat
 from tests.tiny_own_clip import write_model
 
-SEEDS: dict[str, int] = {"bee": 1}
+SEEDS: dict[str, int] = {"bee": 2}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<think>", "</think>")
