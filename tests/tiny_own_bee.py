@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests import tiny
 from tests import tiny_text as text
@@ -76,7 +78,7 @@ def make_bee(path: Path) -> None:
     }
     generation = {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]]}
     quiet = tuple(token for token in SPECIALS if token != "<|im_end|>")
-    write_model(path, config, generation, ids, quiet, seed=SEEDS["bee"])
+    write_model(path, config, generation, ids, quiet, seed=SEEDS["bee"], publish=_publish)
     pixels = {
         "auto_map": {"AutoProcessor": "processing_bee.BeeProcessor"},
         "do_convert_rgb": True,
@@ -102,6 +104,12 @@ def make_bee(path: Path) -> None:
         "vision_feature_select_strategy": "full",
     }
     text.write_json(path / "processor_config.json", settings)
+
+
+def _publish(weights: dict[str, Any]) -> dict[str, Any]:
+    """Weights under their published names: the tower's with its class's own prefix."""
+    prefix = "model.vision_tower."
+    return {re.sub(f"^{prefix}", f"{prefix}vision_model.", name): weight for name, weight in weights.items()}
 
 
 TINY: dict[str, Callable[[Path], None]] = {"bee": make_bee}
