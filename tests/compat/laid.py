@@ -66,7 +66,6 @@ REPOSITORIES: dict[str, Laid] = {
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
     "OpenGVLab/InternVL2-2B": Laid("internvl_chat"),
-    "Open-Bee/Bee-8B-RL": Laid("bee"),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
     "allenai/Molmo-7B-D-0924": Laid("molmo", positions=None),
     "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe", make=tiny_layouts.make_main_ernie),

@@ -34,5 +34,7 @@ class BeeConfig(LlavaOnevisionConfig):
                 f"vision_feature_select_strategy {self.vision_feature_select_strategy!r} in config.json is not 'full'.",
                 _OTHER,
             )
+        if not self.multimodal_projector_bias:
+            raise ModelError("multimodal_projector_bias in config.json is false.", _OTHER)
         if not isinstance(self.vision_feature_layer, int):
             raise ModelError("vision_feature_layer in config.json is a list, not one number.", _OTHER)
