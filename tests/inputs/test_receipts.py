@@ -34,7 +34,7 @@ SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING,
 LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}
 
 # Where the tower's overview of the whole stands among the tiles.
-OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi3_v", "phi4_mm", "gemma3")
+OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "bee", "phi3_v", "phi4_mm", "gemma3")
 OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
 OVERVIEW_LAST += ("h2ovl_chat", "interns1", "internvl_chat", "internvl_chat_qwen2", "nvlm_d")
 
