@@ -128,6 +128,14 @@ def make_hyperclovax_vlm(path: Path) -> None:
         ours = next(prefix for prefix in _NAMES if name.startswith(prefix))
         if not (ours == "lm_head." and config["text_config"]["tie_word_embeddings"]):
             weights[_NAMES[ours] + name.removeprefix(ours)] = weight.detach().to(torch.bfloat16).contiguous()
+    # Published, and unused: the tower's last layer and the norm after it.
+    last = len(model.model.vision_model.encoder.layers)
+    for name, weight in list(weights.items()):
+        before, is_last, after = name.partition(f".encoder.layers.{last - 1}.")
+        if is_last:
+            weights[f"{before}.encoder.layers.{last}.{after}"] = weight.clone()
+    for name in ("weight", "bias"):
+        weights[f"vision_model.vision_model.post_layernorm.{name}"] = torch.ones(32, dtype=torch.bfloat16)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     text.write_json(path / "config.json", config)
     generation = {"eos_token_id": [ids["<|endofturn|>"], ids["<|stop|>"]], "pad_token_id": ids["<|endoftext|>"]}

@@ -19,7 +19,7 @@ from transformers import GenerationMixin, LlamaModel, PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
-from transformers.models.siglip.modeling_siglip import SiglipEncoder, SiglipVisionEmbeddings
+from transformers.models.siglip.modeling_siglip import SiglipEncoder, SiglipPreTrainedModel
 
 from beheld.families.hyperclovax_vlm.config import Grid, HyperclovaxConfig, best_grid, margins
 
@@ -27,19 +27,33 @@ _DEPTH = 3
 """Blocks of each of the abstractor's stages."""
 
 
-class HyperclovaxTower(nn.Module):
+class HyperclovaxEmbeddings(nn.Module):
+    """Patches of a tile with learned positions."""
+
+    def __init__(self, vision: Any) -> None:
+        super().__init__()
+        patch, width = vision.patch_size, vision.hidden_size
+        self.patch_embedding = nn.Conv2d(3, width, patch, patch)
+        self.position_embedding = nn.Embedding((vision.image_size // patch) ** 2, width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the states (T, P, V) of tiles (T, 3, side, side)."""
+        patches = self.patch_embedding(pixels.to(self.patch_embedding.weight.dtype))
+        return patches.flatten(2).transpose(1, 2) + self.position_embedding.weight
+
+
+class HyperclovaxTower(SiglipPreTrainedModel):
     """SigLIP up to the layer that is used, without a norm after it."""
 
     def __init__(self, config: HyperclovaxConfig) -> None:
-        super().__init__()
-        self.embeddings = SiglipVisionEmbeddings(config.vision_config)
+        super().__init__(config.vision_config)
+        self.embeddings = HyperclovaxEmbeddings(config.vision_config)
         self.encoder = SiglipEncoder(config.vision_config)
         layers, used = self.encoder.layers, config.use_nth_layer
         self.encoder.layers = layers[: used if used >= 0 else len(layers) + 1 + used]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the states (T, P, V) of tiles (T, 3, side, side)."""
-        pixels = pixels.to(self.embeddings.patch_embedding.weight.dtype)
         states: Tensor = self.encoder(inputs_embeds=self.embeddings(pixels)).last_hidden_state
         return states
 
@@ -246,6 +260,12 @@ class HyperclovaxModel(HyperclovaxPreTrainedModel):
 class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, GenerationMixin):
     """The model with its head."""
 
+    # Published, and unused: what follows the tower's layer that is used.
+    _keys_to_ignore_on_load_unexpected = (
+        r"vision_model\.encoder\.layers\.",
+        r"vision_model\.post_layernorm\.",
+        r"vision_model\.head\.",
+    )
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: HyperclovaxConfig) -> None:
@@ -280,13 +300,27 @@ class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, Generation
         return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)  # type: ignore[call-arg]
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *arguments: Any, is_first_iteration: bool = False, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        *arguments: Any,
+        pixel_values: Tensor | None = None,
+        image_sizes: Tensor | None = None,
+        pixel_values_videos: Tensor | None = None,
+        video_canvas_tiles: Tensor | None = None,
+        video_num_canvases: Tensor | None = None,
+        is_first_iteration: bool = False,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """Images and videos go in with the prompt alone."""
-        names = ("pixel_values", "image_sizes", "pixel_values_videos", "video_canvas_tiles", "video_num_canvases")
-        media = {name: kwargs.pop(name, None) for name in names}
         kwargs["is_first_iteration"] = is_first_iteration
         made: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
+        media = {
+            "pixel_values": pixel_values,
+            "image_sizes": image_sizes,
+            "pixel_values_videos": pixel_values_videos,
+            "video_canvas_tiles": video_canvas_tiles,
+            "video_num_canvases": video_num_canvases,
+        }
         return made | (media if is_first_iteration else {})
 
 

@@ -130,7 +130,7 @@ class HyperclovaxProcessor(ProcessorMixin):
         self.image_token, self.video_token = tokenizer.convert_ids_to_tokens(
             [config.image_token_id, config.video_token_id]
         )
-        super().__init__(image_processor, tokenizer)
+        super().__init__(image_processor, tokenizer, chat_template=tokenizer.chat_template)
         # transformers' own video processors read files and sample; this one is given frames.
         self.video_processor: Any = None
 
@@ -159,11 +159,16 @@ class HyperclovaxProcessor(ProcessorMixin):
         return made, texts
 
     def __call__(
-        self, text: Sequence[str], images: Any = None, videos: Any = None, return_tensors: str = "pt", **options: Any
+        self,
+        text: str | Sequence[str],
+        images: Any = None,
+        videos: Any = None,
+        return_tensors: str = "pt",
+        **options: Any,
     ) -> Any:
         """Prepare one prompt with its images, a list within a list, and its videos."""
         media: dict[str, Any] = {}
-        (prompt,) = text
+        (prompt,) = [text] if isinstance(text, str) else text
         for token, items, process in (
             (self.image_token, images[0] if images else (), self._process_images),
             (self.video_token, videos or (), self._process_videos),
