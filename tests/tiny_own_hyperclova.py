@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests import tiny
 from tests import tiny_text as text
+from tests.oracle.cases import Ask, Clip
 from tests.tiny_media import FORMS, MARKERS
 
 SEEDS: dict[str, int] = {"hyperclovax_vlm": 1}
@@ -178,3 +179,12 @@ FORMS["hyperclovax_vlm"] = (
     "<|im_start|>tool_list\n<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 MARKERS["hyperclovax_vlm"] = (IMAGE_MARK, VIDEO_MARK)
+REFERENCE_ASKS = {
+    "hyperclovax_vlm": {
+        "full_canvas": Ask("{v}What moves?", videos=(Clip(9, 6),)),
+        "canvas_and_rest": Ask("{v}What moves?", videos=(Clip(13, 7),)),
+        "two_videos": Ask("{v}or {v}?", videos=(Clip(11, 10), Clip(3, 11))),
+        "strip": Ask("{i}Read it.", ((400, 31, 14),)),
+    }
+}
+"""Videos on several canvases, and an image whose padding is most of its grid."""
