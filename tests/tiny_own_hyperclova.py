@@ -13,7 +13,8 @@ from tests.tiny_media import FORMS, MARKERS
 SEEDS: dict[str, int] = {"hyperclovax_vlm": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 IMAGE_MARK, VIDEO_MARK = "<|dummy3|>", "<|_unuse_missing_100270|>"
-_CHAT = """{%- for message in messages -%}
+_CHAT = (
+    """{%- for message in messages -%}
 {%- if loop.first -%}{{- '<|im_start|>tool_list\\n<|im_end|>\\n' -}}{%- endif -%}
 {%- if message.content is string -%}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
@@ -24,7 +25,11 @@ _CHAT = """{%- for message in messages -%}
 {%- else -%}
 {{- '<|im_start|>' + message.role + ' (mime)\\n{"filename": "' + part.get('filename', '') + '"}<|im_end|>\\n' -}}
 {{- '<|im_start|>' + message.role + ' (vector)\\n' -}}
-{{- '""" + IMAGE_MARK + """' if part.type == 'image' else '""" + VIDEO_MARK + """' -}}
+{{- '"""
+    + IMAGE_MARK
+    + """' if part.type == 'image' else '"""
+    + VIDEO_MARK
+    + """' -}}
 {{- '<|im_end|>\\n<|im_start|>image/aux\\n{"ocr": "' + part.get('ocr', '') -}}
 {{- '", "lens_keywords": "' + part.get('lens_keywords', '') -}}
 {{- '", "lens_local_keywords": "' + part.get('lens_local_keywords', '') + '"}<|im_end|>\\n' -}}
@@ -33,6 +38,7 @@ _CHAT = """{%- for message in messages -%}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+)
 _NAMES = {
     "lm_head.": "language_model.lm_head.",
     "model.language_model.": "language_model.model.",
@@ -56,7 +62,9 @@ def make_hyperclovax_vlm(path: Path) -> None:
     specials = (*text.QWEN_TEXT_SPECIALS, "<|stop|>", "<|endofturn|>", IMAGE_MARK, VIDEO_MARK)
     settings = {"chat_template": _CHAT, "processor_class": "HCXVisionProcessor", "tokenizer_class": "GPT2Tokenizer"}
     ids = text.write_qwen_tokenizer(path, specials, "<|im_end|>", settings)
-    grids = [[rows * _TILE, columns * _TILE] for rows in range(1, 10) for columns in range(1, 10) if rows * columns < 10]
+    grids = [
+        [rows * _TILE, columns * _TILE] for rows in range(1, 10) for columns in range(1, 10) if rows * columns < 10
+    ]
     code = {"AutoConfig": "configuration_hyperclovax.HCXVisionConfig"}
     config = {
         "anyres": True,
@@ -175,9 +183,7 @@ def make_hyperclovax_vlm(path: Path) -> None:
 TINY = {"hyperclovax_vlm": make_hyperclovax_vlm}
 IMAGE_FAMILIES = ("hyperclovax_vlm",)
 VIDEO_FAMILIES = ("hyperclovax_vlm",)
-FORMS["hyperclovax_vlm"] = (
-    "<|im_start|>tool_list\n<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
+FORMS["hyperclovax_vlm"] = "<|im_start|>tool_list\n<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MARKERS["hyperclovax_vlm"] = (IMAGE_MARK, VIDEO_MARK)
 REFERENCE_ASKS = {
     "hyperclovax_vlm": {

@@ -93,6 +93,19 @@ def test_each_frame_fills_its_tile_in_order(count: int) -> None:
     torch.testing.assert_close(pixels, expected[:, None, None, None].expand_as(pixels), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("options", "times"), [({"num_frames": 4}, (0, 1.5, 3, 4.5)), ({"fps": 1.0}, (0, 1, 2, 3, 4, 5))]
+)
+def test_a_call_may_choose_frames(options: dict[str, Any], times: tuple[float, ...]) -> None:
+    video = (tiny.frames(12), {"fps": 2.0})
+    request = pipes.ask(
+        pipes.shared(FAMILY), FAMILY, videos=[video], mm_processor_kwargs={"do_sample_frames": True, **options}
+    )
+    assert request.receipts[0].used["timestamps_s"] == times
+    (span,) = request.spans
+    assert span.item.num_embeds == len(times) + 3
+
+
 def test_one_frame_alone_and_after_nine_has_the_same_embeddings() -> None:
     from tests.oracle import reference
 

@@ -71,11 +71,16 @@ def test_size_as_transformers_has_it() -> None:
     assert request.spans[0].item.num_embeds <= 5
 
 
+# Families whose processors have none of transformers' options -> one that they have, and a wrong spelling of it.
+OWN_OPTIONS = {"hyperclovax_vlm": ("pad_to_square", "pad_to_sqare")}
+
+
 @pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)
 def test_unknown_options_are_named(family: str) -> None:
     pipe = pipes.shared(family)
-    with pytest.raises(ParamsError, match="'do_resize'") as caught:
-        pipes.ask(pipe, family, [LARGE], mm_processor_kwargs={"do_resise": False})
+    known, wrong = OWN_OPTIONS.get(family, ("do_resize", "do_resise"))
+    with pytest.raises(ParamsError, match=f"'{known}'") as caught:
+        pipes.ask(pipe, family, [LARGE], mm_processor_kwargs={wrong: False})
     assert caught.value.param == "mm_processor_kwargs"
     for bad in ({"nonsense": 1}, {"return_tensors": "np"}, {"device": "cuda"}, {"images_kwargs": {"nonsense": 1}}):
         with pytest.raises(ParamsError, match="no option"):

@@ -38,11 +38,13 @@ def count(module: nn.Module) -> int:
 
 def made(family: str, limits: dict[str, int]) -> Any:
     """The family's model without memory."""
-    config = transformers.AutoConfig.from_pretrained(tiny.checkpoint(family))
+    package = pipes.info(family).family
+    config_class = registry.own_class(package, "config") or transformers.AutoConfig
+    config = config_class.from_pretrained(tiny.checkpoint(family))
     config = getattr(config, "thinker_config", config)
     known = next(row for row in page.tested() if row.name == family)
-    own = registry.model(pipes.info(family).family).towers
-    model_class = towers.without(getattr(transformers, known.architecture), own, limits)
+    plain = registry.own_class(package, "model") or getattr(transformers, known.architecture)
+    model_class = towers.without(plain, registry.model(package).towers, limits)
     with torch.device("meta"):
         return model_class._from_config(config)
 

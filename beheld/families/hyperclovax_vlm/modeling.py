@@ -120,7 +120,7 @@ class HyperclovaxAbstractor(nn.Module):
         width, patches = vision.hidden_size, (vision.image_size // vision.patch_size) ** 2
         self.pos_emb = nn.Parameter(torch.zeros(1, patches, width)) if config.proj_pos_emb else None
         self.prenorm = nn.LayerNorm(width, eps=1e-6) if config.proj_prenorm else nn.Identity()
-        # The stage between the two pools, and has no weights.
+        # The entry between the stages is the pooling, which has no weights.
         self.net = nn.Sequential(_stage(width), nn.Identity(), _stage(width))
         self.readout = nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
 
@@ -181,12 +181,11 @@ class HyperclovaxModel(HyperclovaxPreTrainedModel):
         spread = self.mm_projector.spread(self.vision_model(pixel_values))
         embeds_TQH = self.mm_projector.pooled(spread, config.num_queries_vis_abstractor_image)
         parts = embeds_TQH.split([1 + rows * columns for rows, columns in grids])
-        return BaseModelOutputWithPooling(
-            pooler_output=[
-                torch.cat((part[0], self._joined(part[1:], size, grid)))
-                for part, size, grid in zip(parts, sizes, grids, strict=True)
-            ]
-        )
+        images: Any = [
+            torch.cat((part[0], self._joined(part[1:], size, grid)))
+            for part, size, grid in zip(parts, sizes, grids, strict=True)
+        ]
+        return BaseModelOutputWithPooling(pooler_output=images)
 
     def _joined(self, tiles_TQH: Tensor, size: Grid, grid: Grid) -> Tensor:
         """Return the embeddings of tiles as one image without padding, with a newline after each row."""
@@ -220,7 +219,8 @@ class HyperclovaxModel(HyperclovaxPreTrainedModel):
         ):
             if own:
                 found |= dict(zip(own, self.mm_projector.pooled(spread[own], queries), strict=True))
-        videos, tile, canvas = [], 0, 0
+        videos: Any = []
+        tile = canvas = 0
         for canvases in video_num_canvases.tolist():
             count = sum(counts[canvas : canvas + canvases])
             videos.append(torch.cat([found[index] for index in range(tile, tile + count)]))
@@ -261,11 +261,11 @@ class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, Generation
     """The model with its head."""
 
     # Published, and unused: what follows the tower's layer that is used.
-    _keys_to_ignore_on_load_unexpected = (
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"vision_model\.encoder\.layers\.",
         r"vision_model\.post_layernorm\.",
         r"vision_model\.head\.",
-    )
+    ]
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: HyperclovaxConfig) -> None:
@@ -288,13 +288,14 @@ class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, Generation
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         logits_to_keep: Any = 0,
         **keywords: Any,
     ) -> Any:
         """Return the logits at the positions to keep."""
         keywords.pop("labels", None)
         keywords.pop("return_dict", None)
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **keywords)
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)  # type: ignore[call-arg]

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.video_utils import default_sample_indices_fn
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
@@ -32,7 +33,11 @@ class TileOptions(TypedDict, total=False):
 
 
 class FrameOptions(TypedDict, total=False):
-    """Videos have none."""
+    """The options of one call, all of which choose frames."""
+
+    num_frames: int
+    fps: float
+    do_sample_frames: bool
 
 
 class TileImageProcessor(ImageProcessingMixin):
@@ -83,7 +88,7 @@ class TileImageProcessor(ImageProcessingMixin):
         pixels = (np.stack([np.asarray(tile) for tile in tiles]) * self.scale).astype(np.float32)
         return torch.from_numpy(((pixels - self.mean) / self.std).transpose(0, 3, 1, 2).copy())
 
-    def __call__(self, images: Sequence[Any], pad_to_square: bool | None = None, **options: Any) -> dict[str, Any]:
+    def of_images(self, images: Sequence[Any], pad_to_square: bool | None = None) -> dict[str, Any]:
         """Return `pixel_values` (T, 3, side, side), of each image the overview first, and `image_sizes` (I, 2)."""
         is_padded = self.pad_to_square if pad_to_square is None else pad_to_square
         images = [image.convert("RGB") for image in images]
@@ -96,6 +101,17 @@ class CanvasVideoProcessor(TileImageProcessor):
 
     valid_kwargs: Any = FrameOptions
     model_input_names = ("pixel_values_videos",)
+    do_sample_frames = False
+
+    def sample_frames(self, metadata: Any, num_frames: int | None = None, fps: float | None = None, **_: Any) -> Any:
+        """Return the indices of frames that a call chooses, evenly spread, as transformers' processors do.
+
+        Raises:
+            ValueError: both numbers are given, or one does not fit the video.
+        """
+        if num_frames is not None and fps is not None:
+            raise ValueError("num_frames and fps exclude each other")
+        return default_sample_indices_fn(metadata=metadata, num_frames=num_frames, fps=fps)
 
     def canvases(self, frames: Any) -> list[Any]:
         """Return frames (F, height, width, 3) on canvases: full ones of 3 x 3, then a row of what is left."""
@@ -110,7 +126,7 @@ class CanvasVideoProcessor(TileImageProcessor):
             made.append(canvas)
         return made
 
-    def __call__(self, videos: Sequence[Any], **options: Any) -> dict[str, Any]:
+    def of_videos(self, videos: Sequence[Any]) -> dict[str, Any]:
         """Return `pixel_values_videos` (T, 3, side, side), `video_canvas_tiles` (C,) and, of each video,
         `video_num_canvases` and `video_num_frames`."""
         cut = [[self.tiles(canvas) for canvas in self.canvases(frames)] for frames in videos]
@@ -134,9 +150,9 @@ class HyperclovaxProcessor(ProcessorMixin):
         # transformers' own video processors read files and sample; this one is given frames.
         self.video_processor: Any = None
 
-    def _process_images(self, images: Sequence[Any], **options: Any) -> tuple[dict[str, Any], list[str]]:
+    def _process_images(self, images: Any, **options: Any) -> tuple[dict[str, Any], list[str]]:
         """Return the outputs of images, and the text of each."""
-        made = self.image_processor(images, pad_to_square=options.get("pad_to_square"))
+        made = self.image_processor.of_images(images, pad_to_square=options.get("pad_to_square"))
         queries = self.config.num_queries_vis_abstractor_image
         side, texts = math.isqrt(queries), []
         for width, height in made["image_sizes"].tolist():
@@ -147,9 +163,9 @@ class HyperclovaxProcessor(ProcessorMixin):
             texts.append(self.image_token * (queries + (rows - 2 * top) * (columns - 2 * left + 1)))
         return made, texts
 
-    def _process_videos(self, videos: Sequence[Any], **options: Any) -> tuple[dict[str, Any], list[str]]:
+    def _process_videos(self, videos: Any, **options: Any) -> tuple[dict[str, Any], list[str]]:
         """Return the outputs of videos, each (F, height, width, 3), and the text of each."""
-        made = self.video_processor(videos)
+        made = self.video_processor.of_videos(videos)
         slow, fast = (getattr(self.config, f"num_queries_vis_abstractor_video_{kind}") for kind in ("slow", "fast"))
         lengths = [slow + (count - 1) * fast for count in made["video_canvas_tiles"].tolist()]
         texts, start = [], 0

@@ -271,12 +271,14 @@ def _described(part: Mapping[str, Any], where: _Spot, form: ChatForm) -> dict[st
     """Return what a media part says of its item for the template.
 
     Raises:
-        PromptError: it is not text, or the template takes no parts.
+        PromptError: it is not text, or there is some and the template takes content as a string.
     """
     found = {name: part[name] for name in sorted(form.described_by & part.keys()) if part[name] is not None}
     for name, text in found.items():
         if not isinstance(text, str):
-            raise PromptError(f"{name!r} of {where} is not text.", f'Write "{name}": "...".', param=f"{where.path}.{name}")
+            raise PromptError(
+                f"{name!r} of {where} is not text.", f'Write "{name}": "...".', param=f"{where.path}.{name}"
+            )
         if text and not form.as_list:
             raise PromptError(
                 f"{where} has {name!r}, which this chat template does not read: it takes content as a string.",
