@@ -151,7 +151,13 @@ def copied(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("crop_size", {"height": 56, "width": 56}), ("size", {"shortest_edge": 56}), ("possible_resolutions", [[42, 84]])],
+    [
+        ("crop_size", {"height": 56, "width": 56}),
+        ("size", {"shortest_edge": 56}),
+        ("possible_resolutions", [[42, 84]]),
+        ("unpad", False),
+        ("num_queries_vis_abstractor_video_fast", 4),
+    ],
 )
 def test_a_processor_of_another_model_is_refused(tmp_path: Path, name: str, value: Any) -> None:
     with pytest.raises(ModelError, match=name):

@@ -114,7 +114,11 @@ class CanvasVideoProcessor(TileImageProcessor):
         return default_sample_indices_fn(metadata=metadata, num_frames=num_frames, fps=fps)
 
     def canvases(self, frames: Any) -> list[Any]:
-        """Return frames (F, height, width, 3) on canvases: full ones of 3 x 3, then a row of what is left."""
+        """Return frames (F, height, width, 3) on canvases: full ones of 3 x 3, then a row of what is left.
+
+        vLLM 0.27 counts the canvases in this way. No published text at hand says how the last frames lie; a row gives
+        each of them a tile.
+        """
         squares = [Image.fromarray(np.asarray(frame)).resize((self.tile, self.tile)) for frame in frames]
         made = []
         for start in range(0, len(squares), _CANVAS**2):
@@ -219,6 +223,13 @@ def load(path: Path) -> HyperclovaxProcessor:
         if edge is not None and edge != tile:
             raise ModelError(
                 f"{name} in preprocessor_config.json is {edge}, but the tower in config.json takes tiles of {tile}.",
+                "Fetch both files again, or correct the one that is wrong.",
+            )
+    queries = tuple(f"num_queries_vis_abstractor_{kind}" for kind in ("image", "video_slow", "video_fast"))
+    for name in ("anyres", "unpad", *queries):
+        if settings.get(name, getattr(config, name)) != getattr(config, name):
+            raise ModelError(
+                f"{name} is {settings[name]!r} in preprocessor_config.json, but {getattr(config, name)!r} in config.json.",
                 "Fetch both files again, or correct the one that is wrong.",
             )
     grids = settings.get("possible_resolutions")
