@@ -227,9 +227,10 @@ def load(path: Path) -> HyperclovaxProcessor:
             )
     queries = tuple(f"num_queries_vis_abstractor_{kind}" for kind in ("image", "video_slow", "video_fast"))
     for name in ("anyres", "unpad", *queries):
-        if settings.get(name, getattr(config, name)) != getattr(config, name):
+        known = getattr(config, name)
+        if settings.get(name, known) != known:
             raise ModelError(
-                f"{name} is {settings[name]!r} in preprocessor_config.json, but {getattr(config, name)!r} in config.json.",
+                f"{name} is {settings[name]!r} in preprocessor_config.json, but {known!r} in config.json.",
                 "Fetch both files again, or correct the one that is wrong.",
             )
     grids = settings.get("possible_resolutions")
