@@ -139,6 +139,8 @@ class FamilyInputs:
             in a common form (inputs/media/effective_size.py).
         join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
             samples, if transformers' processor needs another library for it; for `beheld verify`.
+        described_by: keys of a media part of a message that the chat template reads, as text; other keys are options of
+            the processor.
         frame_rate: for frames without known times that the processor would sample by time: a function from the video
             processor to the assumed frames per second; or the reason, as a half sentence, why no rate can be assumed;
             or "", which leaves it to the processor.
@@ -168,6 +170,7 @@ class FamilyInputs:
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
+    described_by: frozenset[str] = frozenset()
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
 

@@ -75,6 +75,7 @@ def test_size_as_transformers_has_it() -> None:
 OF_OWN_CODE = {
     "molmo": ("max_crops", "max_crop"),
     "phi3_v": ("num_crops", "num_crop"),
+    "hyperclovax_vlm": ("pad_to_square", "pad_to_sqare"),
     **dict.fromkeys(
         ("h2ovl_chat", "internvl_chat", "internvl_chat_qwen2", "nvlm_d"), ("max_dynamic_patch", "max_dynamic_patches")
     ),

@@ -192,7 +192,8 @@ class PromptReader:
         control = self._tokenizer.control()
         template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
         as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
-        form = chat.ChatForm(as_list, self._templates.forms(template)[1] or not as_list, self._example)
+        strings_too = self._templates.forms(template)[1] or not as_list
+        form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by)
         talk = chat.read(asked.messages, form, control, self._limits)
         self._checks.modalities(talk.media)
         rendered = self._templates.render(
