@@ -26,7 +26,7 @@ _CANVAS = 3
 """Rows, and columns, of frames on a full canvas."""
 
 
-class TileOptions(TypedDict, total=False):
+class HyperCLOVAXImageOptions(TypedDict, total=False):
     """The options of one call."""
 
     pad_to_square: bool
@@ -40,10 +40,10 @@ class FrameOptions(TypedDict, total=False):
     do_sample_frames: bool
 
 
-class TileImageProcessor(ImageProcessingMixin):
+class HyperCLOVAXImageProcessor(ImageProcessingMixin):
     """Makes the tower's input of images; the settings are preprocessor_config.json's."""
 
-    valid_kwargs: Any = TileOptions
+    valid_kwargs: Any = HyperCLOVAXImageOptions
     model_input_names = ("pixel_values",)
 
     def __init__(self, settings: Mapping[str, Any], config: HyperclovaxConfig) -> None:
@@ -96,7 +96,7 @@ class TileImageProcessor(ImageProcessingMixin):
         return {"pixel_values": self.values(cut), "image_sizes": torch.tensor([image.size for image in images])}
 
 
-class CanvasVideoProcessor(TileImageProcessor):
+class CanvasVideoProcessor(HyperCLOVAXImageProcessor):
     """The same for frames: canvases of up to nine, without an overview."""
 
     valid_kwargs: Any = FrameOptions
@@ -240,6 +240,6 @@ def load(path: Path) -> HyperclovaxProcessor:
             "Fetch both files again, or correct the one that is wrong.",
         )
     tokenizer = AutoTokenizer.from_pretrained(str(path), config=config)
-    made = HyperclovaxProcessor(TileImageProcessor(settings, config), tokenizer, config)
+    made = HyperclovaxProcessor(HyperCLOVAXImageProcessor(settings, config), tokenizer, config)
     made.video_processor = CanvasVideoProcessor(settings, config)
     return made
