@@ -43,3 +43,7 @@ bench:
 # What CI runs, in a fresh environment.
 ci:
     .ci/run
+
+# The versions that CI tests with, from this environment.
+constraints:
+    (echo "# Versions that CI tests with; just constraints writes them anew." && pip freeze --exclude-editable) > .ci/constraints.txt

@@ -73,6 +73,8 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         ) from error
     if not is_ours:
         _refuse_unread(raw, config)
+    for modality, token in family.placeholder_tokens.items():
+        setattr(config, _TOKEN_FIELDS[modality][0], _token_id(path, token))
     return _part_that_reads(_override(config, args.hf_overrides))
 
 
@@ -246,6 +248,25 @@ def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
         return frozenset()
     added = read_json(path / "tokenizer.json").get("added_tokens") or ()
     return frozenset(entry["id"] for entry in added if entry["content"] in tokens)
+
+
+def _token_id(path: Path, token: str) -> int:
+    """The id of a token that was added to the tokenizer's own, by its files in `path`.
+
+    Raises:
+        ModelError: they do not have it.
+    """
+    named = read_json(path / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    entries = [*(read_json(path / "tokenizer.json").get("added_tokens") or ())]
+    entries += [{"id": int(index), **entry} for index, entry in named.items()]
+    entries += [{"id": index, "content": name} for name, index in read_json(path / "added_tokens.json").items()]
+    for entry in entries:
+        if entry["content"] == token:
+            return int(entry["id"])
+    raise ModelError(
+        f"The tokenizer has no token {token!r}, which stands for one embedding in a prompt.",
+        "Fetch the checkpoint again: tokenizer_config.json and added_tokens.json, or tokenizer.json, name it.",
+    )
 
 
 def _decoder_start(text: Any, generation: Mapping[str, Any]) -> int:

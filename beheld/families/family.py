@@ -149,6 +149,8 @@ class Family:
         reads_by: for a model that also speaks, the class that runs only its reading part (`thinker_config`).
         placeholders: reads modality -> placeholder id from the configuration, if they are not at its top level under
             the common names.
+        placeholder_tokens: modality -> the token that marks one embedding's place, if the configuration does not name
+            its id; the tokenizer's files do.
         videos_as_images: whether a video's frames use the placeholders of images.
         is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
@@ -170,6 +172,7 @@ class Family:
     convert: Mapping[str, Convert] = field(default_factory=dict)
     reads_by: str = ""
     placeholders: Callable[[Any], dict[str, int]] | None = None
+    placeholder_tokens: Mapping[str, str] = field(default_factory=dict)
     videos_as_images: bool = False
     is_encoder_decoder: bool = False
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None

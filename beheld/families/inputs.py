@@ -119,7 +119,8 @@ class FamilyInputs:
         rewrite: what the processor does to a prompt's text before it is encoded, given the number of items by modality.
         rewrite_chat: what it does to a rendered conversation; None leaves the template's output unchanged. It must not
             turn text that users wrote into a placeholder.
-        rewritten_ends: how the tokenizer's special tokens combine with a rewritten text; pieces get none.
+        rewritten_ends: how the tokenizer's special tokens combine with a rewritten text: "added", or "written" if the
+            text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own.
         begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
             EOS if it has no BOS).
         unbuilt: unsupported processor options -> what to do instead.
@@ -138,6 +139,8 @@ class FamilyInputs:
             in a common form (inputs/media/effective_size.py).
         join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
             samples, if transformers' processor needs another library for it; for `beheld verify`.
+        described_by: keys of a media part of a message that the chat template reads, as text; other keys are options of
+            the processor.
         frame_rate: for frames without known times that the processor would sample by time: a function from the video
             processor to the assumed frames per second; or the reason, as a half sentence, why no rate can be assumed;
             or "", which leaves it to the processor.
@@ -167,6 +170,7 @@ class FamilyInputs:
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
+    described_by: frozenset[str] = frozenset()
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
 

@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beheld.families.family import Family
@@ -91,6 +92,16 @@ def model(package: str) -> FamilyModel:
 
     section: FamilyModel | None = _section(package, "model", "MODEL")
     return FamilyModel() if section is None else section
+
+
+def further_template(name: str) -> Path | None:
+    """Return a chat template that a family brings for another use of its model, by its file's name; else None.
+
+    Its name begins with "template_".
+    """
+    if not name.startswith("template_") or Path(name).name != name:
+        return None
+    return next(iter(sorted(Path(__file__).parent.glob(f"*/{name}"))), None)
 
 
 def own_class(package: str, part: str) -> Any:

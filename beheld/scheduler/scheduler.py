@@ -90,6 +90,8 @@ class Scheduler:
         self._short: dict[str, None] = {}
         # A running sequence waits for a block that a client with more sequences has.
         self._stalled = False
+        # A sequence waited in the last step for embeddings that others hold.
+        self._awaits_embeds = False
         # A sequence for which there was no room when its turn came, and how many have passed it since.
         self._blocked: Sequence | None = None
         self._num_passed = 0
@@ -164,6 +166,9 @@ class Scheduler:
             # could use its share: the next ones are larger, or others'.
             turns = max(0, turns - 1)
             step = self._build_step()
+        if not step.slices and not self._flights and len(self._clients) > 1:
+            # No share can be used: the clients that have them wait for what sequences without a share hold.
+            step = self._build_step(shared=False)
         if not step.slices:
             assert self._flights or not self._sequences, "sequences are left, and none can continue"
             return None
@@ -180,14 +185,19 @@ class Scheduler:
         self._flights[plan.id] = Flight(plan, step.sequences, step.epochs)
         return plan
 
-    def _build_step(self) -> StepBuilder:
+    def _build_step(self, shared: bool = True) -> StepBuilder:
+        """Plan a step; without `shared`, running sequences are served in their order, whatever clients' shares are."""
         step = StepBuilder(self._config.max_num_batched_tokens)
-        if len(self._clients) > 1:
+        if not shared:
+            self._serve_running(step)
+        elif len(self._clients) > 1:
             if self._stalled:
                 self._stalled = False
                 self._take_from_most(step)
             entering = self._entering(step)
-            shares = self._share(step.budget, entering)
+            if self._awaits_embeds:
+                self._reserve(step)
+            shares = self._share(step, entering)
             step.shares = shares.copy()
             self._serve_running(step)
             self._admit_in_turns(step, entering)
@@ -196,6 +206,7 @@ class Scheduler:
         else:
             self._serve_running(step)
             self._admit_waiting(step)
+        self._awaits_embeds = step.encoder_closed
         for digest in step.used:
             self._encoder.release(digest)
         self._num_preemptions += step.num_preempted
@@ -347,12 +358,27 @@ class Scheduler:
                 return [blocked.request.client]
         return clients
 
-    def _share(self, budget: int, entering: list[str]) -> dict[str, int]:
-        """What each client may prefill in this step, after what is decoded."""
+    def _reserve(self, step: StepBuilder) -> None:
+        """Let running sequences use up the embeddings that others wait for, whatever the shares of their clients.
+
+        Otherwise a client of better priority could get all shares while its sequences wait for these embeddings.
+        """
+        budget = step.budget
+        for sequence in self._running:
+            if budget <= 0:
+                break
+            if sequence.held is not None and sequence.prefills:
+                last = min(sequence.end, sequence.embed_ranges[sequence.next_range].last)
+                step.reserved[sequence] = min(budget, last - sequence.num_computed)
+                budget -= step.reserved[sequence]
+
+    def _share(self, step: StepBuilder, entering: list[str]) -> dict[str, int]:
+        """What each client may prefill in this step, after what is decoded and what is reserved."""
+        budget = step.budget - sum(step.reserved.values())
         wanted: dict[str, int] = {}
         levels: dict[str, int] = {}
         for sequence in self._running:
-            left = sequence.end - sequence.num_computed
+            left = sequence.end - sequence.num_computed - step.reserved.get(sequence, 0)
             if left <= 0:
                 continue
             if not sequence.prefills:

@@ -16,6 +16,8 @@ class StepBuilder:
     Attributes:
         budget: positions that may still be computed.
         shares: for each client what is left of its share of prefill; None while there is one client alone.
+        reserved: running sequence -> positions of its prompt that it may compute beyond its client's share, because
+            others wait for the embeddings that it holds.
         deferred: clients that must compute more at once than their share, and the share of each.
         slices, sequences, epochs: parallel lists: each slice, its sequence, and that sequence's epoch.
         admitted, encode: as in StepPlan.
@@ -27,6 +29,7 @@ class StepBuilder:
 
     budget: int
     shares: dict[str, int] | None = None
+    reserved: dict[Sequence, int] = field(default_factory=dict)
     deferred: dict[str, int] = field(default_factory=dict)
     slices: list[SeqSlice] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
@@ -48,12 +51,19 @@ class StepBuilder:
         """How many positions of a prompt may be computed."""
         if self.shares is None:
             return self.budget
-        return min(self.budget, self.shares.get(sequence.request.client, 0))
+        own = self.reserved.get(sequence, 0)
+        of_others = sum(self.reserved.values()) - own
+        return min(self.budget - of_others, self.shares.get(sequence.request.client, 0) + own)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """Positions of a prompt are computed: take them from the share of its client."""
-        if self.shares is not None:
-            self.shares[sequence.request.client] -= num_tokens
+        """Positions of a prompt are computed: take them from what is reserved for it, then from its client's share."""
+        if self.shares is None:
+            return
+        own = min(num_tokens, self.reserved.get(sequence, 0))
+        if own:
+            self.reserved[sequence] -= own
+        if num_tokens > own:
+            self.shares[sequence.request.client] -= num_tokens - own
 
     def defer(self, sequence: Sequence) -> None:
         """The share of its client does not suffice: it is kept for a later step, and nobody uses it in this one."""

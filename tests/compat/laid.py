@@ -65,7 +65,9 @@ REPOSITORIES: dict[str, Laid] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": Laid("qwen2_5_vl"),
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
+    "OpenGVLab/InternVL2-2B": Laid("internvl_chat"),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
+    "allenai/Molmo-7B-D-0924": Laid("molmo", positions=None),
     "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe", make=tiny_layouts.make_main_ernie),
     "facebook/bart-large": Laid("florence2", positions=None, make=tiny_layouts.make_bart),
     "facebook/chameleon-7b": Laid("chameleon", positions=4096),
@@ -73,14 +75,17 @@ REPOSITORIES: dict[str, Laid] = {
     "google/gemma-3n-E2B-it": Laid("gemma3n"),
     "google/paligemma-3b-mix-224": Laid("paligemma", positions=8192),
     "google/paligemma2-3b-ft-docci-448": Laid("paligemma2", positions=8192),
+    "h2oai/h2ovl-mississippi-800m": Laid("h2ovl_chat", positions=8192),
     "llava-hf/LLaVA-NeXT-Video-7B-hf": Laid("llava_next_video", positions=4096, rope={"factor": 2.0, "type": "linear"}),
     "llava-hf/llava-1.5-7b-hf": Laid("llava", positions=4096),
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": Laid("llava_onevision"),
     "llava-hf/llava-v1.6-mistral-7b-hf": Laid("llava_next"),
     "meta-llama/Llama-3.2-11B-Vision-Instruct": Laid("mllama"),
     "microsoft/Florence-2-large": Laid("florence2", positions=None, make=tiny_layouts.make_florence2),
+    "microsoft/Phi-3.5-vision-instruct": Laid("phi3_v"),
     "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm", make=tiny_adapted.make_main_phi4_mm),
     "mistral-community/pixtral-12b": Laid("pixtral_hf"),
+    "nvidia/NVLM-D-72B": Laid("nvlm_d"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
     "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
@@ -150,7 +155,7 @@ def _fill(folder: Path, laid: Laid) -> None:
     if laid.config:
         _anew(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    inner = config.get("text_config", config)
+    inner = config.get("text_config", config.get("llm_config", config))
     if laid.positions is not None:
         inner["max_position_embeddings"] = laid.positions
     if laid.rope:

@@ -76,6 +76,8 @@ def test_a_long_chain_in_a_graph() -> None:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "gemma3_text", "molmo2", "phi4_mm"])
 def test_layers_by_our_kernels_are_the_originals(family: str) -> None:
     """In a chain whose kernels all begin as early as they can, each finds what all before it have written."""
+    if family not in tiny.TINY:
+        pytest.skip(f"this version of transformers does not define {family}")
     config = EngineArgs(model=str(tiny.checkpoint(family)), dtype="bfloat16", device="cuda")
     resolved = resolve_and_decide(config)
     surgery = load_model(resolved.hf_config, resolved.info, resolved.config)

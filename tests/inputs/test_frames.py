@@ -15,7 +15,9 @@ from tests import tiny
 from tests.inputs import pipes
 
 # Families whose model is told when frames were, in words, on the frames or by positions.
-UNTIMED = ("llava_onevision", "llava_next_video", "internvl", "qwen2_vl")
+UNTIMED = ("llava_onevision", "llava_next_video", "hyperclovax_vlm", "interns1", "internvl", "qwen2_vl")
+# transformers has no processor of theirs to compare with.
+OWN_PROCESSOR = ("hyperclovax_vlm",)
 TIMED = tuple(family for family in tiny.VIDEO_FAMILIES if family not in UNTIMED)
 # They refuse frames without times.
 GLM = tuple(family for family in TIMED if family.startswith("glm"))
@@ -106,7 +108,7 @@ def test_a_number_of_frames_is_a_bound(family: str) -> None:
     assert not told.receipts[0].lost or "left out" not in str(told.receipts[0].lost)
 
 
-@pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
+@pytest.mark.parametrize("family", [name for name in tiny.VIDEO_FAMILIES if name not in OWN_PROCESSOR])
 @pytest.mark.parametrize("options", [{"num_frames": 4}, {"fps": 1.0}], ids=str)
 def test_a_processor_that_chooses_chooses_what_transformers_does(family: str, options: dict[str, Any]) -> None:
     given = (tiny.frames(12), {"fps": 2.0})
@@ -156,7 +158,7 @@ def test_a_rate_that_times_frames_is_not_without_effect() -> None:
 @pytest.mark.parametrize("family", tiny.VIDEO_FAMILIES)
 def test_two_ways_to_say_how_many_are_refused_in_our_words_or_one_is_named(family: str) -> None:
     given, both = (tiny.frames(12), {"fps": 2.0}), {"num_frames": 4, "fps": 1.0}
-    if family in GLM or family in ("internvl", "smolvlm"):
+    if family in GLM or family in ("interns1", "internvl", "smolvlm"):
         told = used(asked(family, given, do_sample_frames=True, **both))
         assert family == "smolvlm" or told["options_without_effect"]
         return

@@ -34,17 +34,29 @@ SHAPELY = tuple(name for name in tiny.IMAGE_FAMILIES if name not in (*SQUASHING,
 LARGE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_encoder_tokens": 2048}
 
 # Where the tower's overview of the whole stands among the tiles.
-OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "phi4_mm", "gemma3")
+OVERVIEW_FIRST = ("llava_next", "llava_next_video", "llava_onevision", "bee", "phi3_v", "phi4_mm", "gemma3")
 OVERVIEW_LAST = ("aya_vision", "cohere2_vision", "internvl", "llama4", "idefics3", "smolvlm", "lfm2_vl")
+OVERVIEW_LAST += ("h2ovl_chat", "interns1", "internvl_chat", "internvl_chat_qwen2", "nvlm_d")
+
+# The crops of Molmo and Molmo 2 overlap, and H2OVL cuts an image along two grids, so what lies there twice cannot be
+# counted, nor what HyperCLOVA X pads; their sizes are stated by hand.
+UNCOUNTED = ("molmo", "molmo2", "h2ovl_chat", "hyperclovax_vlm")
 
 # What the tiny checkpoints' settings make of WIDE, by hand: size and number of tiles.
 _OF_WIDE = {
     "fuyu": (140, 46, 1),
     "molmo2": (140, 56, 5),
+    "molmo": (140, 46, 4),
+    "phi3_v": (168, 56, 4),
     "lfm2_vl": (168, 56, 1),
     "gemma4": (672, 192, 1),
     "aria": (980, 326, 1),
     "internvl": (168, 56, 4),
+    "interns1": (168, 56, 4),
+    "internvl_chat": (168, 56, 4),
+    "nvlm_d": (168, 56, 4),
+    # Tiles of a second grid too: two by two.
+    "h2ovl_chat": (168, 56, 8),
     "aya_vision": (168, 56, 4),
     "cohere2_vision": (168, 56, 4),
     "llama4": (168, 56, 4),
@@ -52,6 +64,7 @@ _OF_WIDE = {
     "llava_next": (168, 56, 4),
     "idefics3": (112, 56, 3),
     "phi4_mm": (448, 149, 2),
+    "hyperclovax_vlm": (168, 56, 9),
 }
 # Molmo 2 is not in every version of transformers.
 OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.TINY}
@@ -121,9 +134,8 @@ def test_tiles_are_told_as_tiles(family: str, expected: tuple[int, int, int]) ->
 
 
 @pytest.mark.parametrize("size", [WIDE, TALL, HUGE], ids=["wide", "tall", "huge"])
-@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name != "molmo2"])
+@pytest.mark.parametrize("family", [name for name in tiny.IMAGE_FAMILIES if name not in UNCOUNTED])
 def test_the_told_size_is_what_lies_before_the_tower(family: str, size: tuple[int, int]) -> None:
-    # Molmo 2's crops overlap, so what lies there twice cannot be counted; its size is told by hand above.
     request = asked(family, Image.new("RGB", size, (200, 200, 200)))
     used = request.receipts[0].used
     width, height = used["width"], used["height"]
@@ -255,7 +267,7 @@ def test_a_family_that_is_told_to_use_one_tile_squashes(family: str, options: di
 # ---------------------------------------------------------------------- videos
 
 TIMED = {"fps": 2.0, "total_num_frames": 6, "frames_indices": [0, 1, 2, 3, 4, 5]}
-SQUARE_FRAMES = ("llava_onevision", "internvl", "smolvlm", "molmo2")
+SQUARE_FRAMES = ("llava_onevision", "hyperclovax_vlm", "interns1", "internvl", "smolvlm", "molmo2")
 
 
 def watched(family: str, video: Any, **options: Any) -> MediaReceipt:

@@ -25,7 +25,7 @@ TAKES = {row.name: row.modalities for row in page.tested() if row.modalities and
 # What goes is at least this much of what is not the text model; less where text needs some of that too.
 LEAST = {"gemma3n": 0.5}
 # Their text models hold the towers, or are half of what reads text: at least this much of the whole goes.
-NESTED = {"chameleon": 0.3, "florence2": 0.1, "phi4_mm": 0.3}
+NESTED = {"chameleon": 0.3, "florence2": 0.1, "molmo": 0.1, "phi3_v": 0.1, "phi4_mm": 0.3}
 
 
 def model_of(llm: LLM) -> Any:
@@ -38,11 +38,13 @@ def count(module: nn.Module) -> int:
 
 def made(family: str, limits: dict[str, int]) -> Any:
     """The family's model without memory."""
-    config = transformers.AutoConfig.from_pretrained(tiny.checkpoint(family))
+    package = pipes.info(family).family
+    config_class = registry.own_class(package, "config") or transformers.AutoConfig
+    config = config_class.from_pretrained(tiny.checkpoint(family))
     config = getattr(config, "thinker_config", config)
     known = next(row for row in page.tested() if row.name == family)
-    own = registry.model(pipes.info(family).family).towers
-    model_class = towers.without(getattr(transformers, known.architecture), own, limits)
+    plain = registry.own_class(package, "model") or getattr(transformers, known.architecture)
+    model_class = towers.without(plain, registry.model(package).towers, limits)
     with torch.device("meta"):
         return model_class._from_config(config)
 
@@ -65,7 +67,10 @@ def test_a_tower_stays_while_anything_needs_it(family: str) -> None:
     assert made(family, {"image": 1, "video": 0}).left_out == ()
 
 
-@pytest.mark.parametrize("family", ["llava", "blip2", "llama4", "mllama", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8"])
+@pytest.mark.parametrize(
+    "family",
+    ["llava", "blip2", "llama4", "mllama", "molmo", "phi3_v", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8"],
+)
 def test_text_is_answered_without_towers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     with make(family, cases.ROOMY | {"limit_mm_per_prompt": dict.fromkeys(TAKES[family], 0)}) as llm:
         assert any(isinstance(module, towers.DisabledTower) for module in model_of(llm).modules())

@@ -20,6 +20,8 @@ from transformers import (
     LlavaProcessor,
 )
 
+from beheld.checkpoint.info import read_config
+from beheld.core.config import EngineArgs
 from beheld.families import registry
 from tests import tiny
 from tests.oracle.cases import Ask
@@ -56,7 +58,8 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
     """The model in `folder` in `dtype`, set to greedy decoding and to ignoring every end-of-sequence id."""
     package = _defined_here(folder)
     if package:
-        own_config = registry.own_class(package, "config").from_pretrained(folder)
+        # The ids of placeholders may stand in the tokenizer's files alone.
+        own_config = read_config(folder, EngineArgs(model=str(folder)))
         own = registry.own_class(package, "model").from_pretrained(folder, config=own_config, dtype=dtype).eval()
         own.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         return own
@@ -201,7 +204,6 @@ def adapted(family: str, kind: str) -> Any:
     """Another copy of the model, with the adapter that the checkpoint brings for this kind of media."""
     made = copy.deepcopy(model(family))
     made.load_adapter(str(tiny.checkpoint(family) / f"{kind}-lora"), adapter_name=kind)
-    made.set_adapter(kind)
     return made.eval()
 
 

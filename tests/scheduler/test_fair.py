@@ -233,6 +233,61 @@ def test_prompts_that_are_computed_at_once_get_their_turn() -> None:
     bench.run()
 
 
+def test_embeddings_that_a_better_priority_waits_for_are_used_up_first() -> None:
+    config = fake_config(max_num_batched_tokens=8, max_encoder_tokens=12, policy="priority")
+    bench = Bench(config, fake_info(FULL), 4000)
+    bench.add(fake_request("holder", 5, fake_item("a", 12), 5, max_tokens=2, client="slow", priority=1))
+    bench.step()
+    waiting = fake_request("waiting", 5, fake_item("b", 12), [7] * 30, max_tokens=2, client="quick", priority=0)
+    bench.run(waiting, most_steps=20)
+    assert bench.scheduler.stats().num_preemptions == 0
+
+
+def test_embeddings_are_used_up_beside_a_better_priority_that_fills_every_step() -> None:
+    config = fake_config(max_num_batched_tokens=8, max_encoder_tokens=12, policy="priority", max_num_seqs=16)
+    bench = Bench(config, fake_info(FULL), 4000)
+    bench.add(fake_request("holder", 5, fake_item("a", 12), 5, max_tokens=2, client="slow", priority=1))
+    bench.step()
+    bench.add(*long_prompts(8, 200, "busy", max_tokens=1))
+    bench.add(fake_request("waiting", 5, fake_item("b", 12), 5, max_tokens=2, client="quick", priority=0))
+    # One step to see that it waits, two for the rest of the holder's image; then its own image gets turns.
+    assert steps_to_first_token(bench, "waiting", 12) <= 12
+    bench.run()
+
+
+@pytest.mark.parametrize("seed", range(20, 100))
+def test_loads_in_little_room_end(seed: int) -> None:
+    """Three clients of two priorities share six blocks and one or two images; steps without a usable share happened."""
+    rng = random.Random(seed)
+    caching, chunked = rng.random() < 0.5, rng.random() < 0.7
+    config = fake_config(
+        max_num_seqs=5,
+        max_num_batched_tokens=5,
+        max_model_len=24,
+        policy="priority",
+        prefix_caching=caching,
+        max_encoder_tokens=12,
+        chunked_prefill=chunked,
+    )
+    bench = Bench(config, fake_info(FULL), 7)
+    count = 0
+    for _ in range(40):
+        for _ in range(rng.randrange(3)):
+            repeated = [3, 4, 5, 6] * rng.choice([1, 2])
+            own = [rng.randrange(3, 90) for _ in range(rng.choice([2, 4, 5]))]
+            parts: list[object] = [repeated if rng.random() < 0.5 else own]
+            if chunked and rng.random() < 0.4:
+                size = rng.choice([3, 7, 12])
+                parts.append(fake_item(f"{rng.randrange(3)} of {size}", size))
+            options = {"max_tokens": 2 if len(parts) > 1 else rng.choice([1, 10]), "priority": rng.randrange(2)}
+            fits = parts if chunked else [[3, 4, 5]]
+            bench.add(fake_request(str(count), *fits, 5, client=f"c{rng.randrange(3)}", **options))  # type: ignore[arg-type]
+            count += 1
+        for _ in range(rng.randrange(1, 4)):
+            bench.step()
+    bench.run(most_steps=2000)
+
+
 def test_within_a_client_the_order_is_that_of_arrival_and_of_priorities() -> None:
     config = fake_config(max_num_seqs=2, max_num_batched_tokens=16, max_model_len=200, policy="priority")
     bench = Bench(config, fake_info(FULL), 4000)

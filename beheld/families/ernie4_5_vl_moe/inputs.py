@@ -6,6 +6,7 @@ configuration for images and videos. This module loads them with transformers' c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,9 @@ from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError, ProcessError
 from beheld.families.inputs import LAID_OUT, FamilyInputs
+from beheld.utils.log import get_logger, once
+
+_log = get_logger(__name__)
 
 _SPELLINGS = {"<|image@placeholder|>": "<|IMAGE_PLACEHOLDER|>", "<|video@placeholder|>": "<|VIDEO_PLACEHOLDER|>"}
 # transformers' processor attribute -> the token, in the order in which missing ones are added.
@@ -127,12 +131,45 @@ _UNREAD = frozenset(
 )
 
 
+class _BuiltInFont:
+    """Pillow's own outline font, read as a file each time that a frame is drawn.
+
+    The published checkpoint names Roboto but does not hold it; the shapes of the letters differ.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read(self) -> bytes:
+        """Return the whole font file."""
+        return self._content
+
+
+def _built_in_font() -> _BuiltInFont | None:
+    """Return Pillow's font; None if Pillow was built without FreeType."""
+    from PIL import ImageFont, features
+
+    if not features.check("freetype2"):
+        return None
+    found = ImageFont.load_default(12)
+    assert isinstance(found, ImageFont.FreeTypeFont)
+    return _BuiltInFont(found.font_bytes)
+
+
 def load(path: Path) -> Any:
-    """Load the processor of a checkpoint; without the font it cannot process videos.
+    """Load the processor of a checkpoint; without a font file, timestamps are drawn with Pillow's font.
 
     Raises:
         ModelError: a setting means something that transformers' classes do not support.
     """
+    processor = _load(path)
+    videos = processor.video_processor
+    if videos.draw_on_frames and videos.font is None:
+        videos.font = _built_in_font()
+    return processor
+
+
+def _load(path: Path) -> Any:
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, Ernie4_5_VLMoeProcessor
 
     settings = read_json(path / "preprocessor_config.json")
@@ -201,17 +238,25 @@ def call(
     """Process one item as the processor does.
 
     Raises:
-        ProcessError: timestamps are to be drawn, but the font is missing.
+        ProcessError: timestamps are to be drawn, but there is no font at all.
     """
     if modality == "image":
         outputs, texts = processor._process_images([item], **options)
         return outputs, texts[0]
     draws = options.get("draw_on_frames")
     draws = processor.video_processor.draw_on_frames if draws is None else draws
-    if draws and processor.video_processor.font is None:
+    font = processor.video_processor.font
+    if draws and font is None:
         raise ProcessError(
             f"The processor draws timestamps on video frames, but the checkpoint's folder has no font {_FONT}.",
             f"Add {_FONT} to the folder, or disable timestamps: mm_processor_kwargs={{'draw_on_frames': False}}.",
+        )
+    if draws and isinstance(font, _BuiltInFont):
+        once(
+            _log,
+            logging.WARNING,
+            f"The checkpoint's folder has no font {_FONT}: timestamps on video frames are drawn with Pillow's font. "
+            f"Add {_FONT} to the folder to give the model the letters that it was trained on.",
         )
     outputs, texts = processor._process_videos([item], **options)
     return outputs, texts[0]

@@ -1,11 +1,22 @@
-"""Molmo."""
+"""Molmo: overlapping crops, pooled two by two by attention, before a text of Qwen 2's shape."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family, Undefined
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
     model_types=("molmo",),
     architectures=("MolmoForCausalLM",),
-    undefined=Undefined("MolmoForCausalLM", "allenai/Molmo-7B-D-0924", "overlapping tiles, pooled by attention"),
+    tested=(
+        KnownCheckpoint(
+            "molmo",
+            "MolmoForCausalLM",
+            "allenai/Molmo-7B-D-0924",
+            IMAGE,
+            "images stand before the text; overlapping crops; vocabulary in two parts; the variant of OLMo's text "
+            "(Molmo-7B-O) is refused",
+        ),
+    ),
+    definition=Definition(config="config:MolmoConfig", model="modeling:MolmoForCausalLM"),
+    reference=ReferenceOptions(merges_inside=True),
 )

@@ -1,16 +1,22 @@
-"""Phi-3-vision."""
+"""Phi-3-vision and Phi-3.5-vision: tiles with line separators before Phi-3; VLM2Vec is the same model."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family, Undefined
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
     model_types=("phi3_v",),
     architectures=("Phi3VForCausalLM",),
-    undefined=Undefined(
-        "Phi3VForCausalLM",
-        "microsoft/Phi-3.5-vision-instruct",
-        "CLIP tiles with line separators, Phi-3; for VLM2Vec an embedding in place of an answer, and its template",
-        also="TIGER-Lab/VLM2Vec-Full",
+    tested=(
+        KnownCheckpoint(
+            "phi3_v",
+            "Phi3VForCausalLM",
+            "microsoft/Phi-3.5-vision-instruct",
+            IMAGE,
+            "numbered images, tiles with line separators; a sequence keeps the rotary scale of its prompt; "
+            "TIGER-Lab/VLM2Vec-Full has this class too",
+        ),
     ),
+    definition=Definition(config="config:Phi3VConfig", model="modeling:Phi3VForCausalLM"),
+    reference=ReferenceOptions(merges_inside=True),
 )

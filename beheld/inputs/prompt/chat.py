@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -69,9 +69,15 @@ class _Spot:
 
 @dataclass(frozen=True)
 class ItemPart:
-    """An item's place among a message's parts."""
+    """An item's place among a message's parts.
+
+    Attributes:
+        modality: the item's.
+        described: what the message says of it: key -> text. See FamilyInputs.described_by.
+    """
 
     modality: str
+    described: Mapping[str, str] = field(default_factory=dict)
 
 
 Part = str | ItemPart
@@ -85,11 +91,13 @@ class ChatForm:
         as_list: whether content is a list of parts; otherwise a string.
         strings_too: whether string content may stay a string.
         placeholder: modality -> the text of an item in a string.
+        described_by: keys of media parts that the template reads; see FamilyInputs.described_by.
     """
 
     as_list: bool
     strings_too: bool
     placeholder: Callable[[str], str]
+    described_by: frozenset[str] = frozenset()
 
 
 def read(
@@ -186,7 +194,7 @@ def _message(
         return {**out, "content": stand_ins.replace(content, control)}
     if content is None:
         return {**out, "content": content if "tool_calls" in message else ""}
-    parts = _parts(content, number, media, limits)
+    parts = _parts(content, number, media, limits, form)
     safe = _replace_across(parts, control, stand_ins)
     return {**out, "content": _as_list(safe) if form.as_list else _as_string(safe, form)}
 
@@ -225,7 +233,7 @@ def _extra(name: str, value: Any, number: int) -> Any:
     return calls
 
 
-def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits) -> list[Part]:
+def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits, form: ChatForm) -> list[Part]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
@@ -251,10 +259,33 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
                 raise PromptError(f"{where} has no text.", 'Write {"type": "text", "text": ...}.', param=where.path)
             parts.append(text)
         else:
+            described = _described(part, where, form)
+            part = {name: value for name, value in part.items() if name not in form.described_by}
             ref = _media(part, kind, where, media, limits)
             media.append(ref)
-            parts.append(ItemPart(ref.modality))
+            parts.append(ItemPart(ref.modality, described))
     return parts
+
+
+def _described(part: Mapping[str, Any], where: _Spot, form: ChatForm) -> dict[str, str]:
+    """Return what a media part says of its item for the template.
+
+    Raises:
+        PromptError: it is not text, or there is some and the template takes content as a string.
+    """
+    found = {name: part[name] for name in sorted(form.described_by & part.keys()) if part[name] is not None}
+    for name, text in found.items():
+        if not isinstance(text, str):
+            raise PromptError(
+                f"{name!r} of {where} is not text.", f'Write "{name}": "...".', param=f"{where.path}.{name}"
+            )
+        if text and not form.as_list:
+            raise PromptError(
+                f"{where} has {name!r}, which this chat template does not read: it takes content as a string.",
+                "Leave it out, or write it in the text.",
+                param=f"{where.path}.{name}",
+            )
+    return found
 
 
 def _kind(part: Mapping[str, Any], where: _Spot) -> str:
@@ -333,6 +364,8 @@ def _replace_across(parts: Sequence[Part], control: ControlTokens, stand_ins: St
                 last = place + 1
             part = stand_ins.replace("".join([*stretches, part[last:]]) if stretches else part, control)
             number += 1
+        else:
+            part = replace(part, described=sanitized(part.described, control, stand_ins))
         out.append(part)
     return out
 
@@ -418,7 +451,9 @@ def _with_texts(message: Mapping[str, Any], changed: Callable[[str], str]) -> Ma
 def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
     # Some templates read a part's type, others a key of that name.
     return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality, part.modality: ""}
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": part.modality, part.modality: "", **part.described}
         for part in parts
     ]
 

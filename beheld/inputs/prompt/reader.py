@@ -105,10 +105,11 @@ class PromptReader:
             if self._family.rewrite is not None:
                 rewritten = self._family.rewrite(parsed.text, counts)
                 if isinstance(rewritten, str):
-                    written, ends = rewritten, self._family.rewritten_ends == "added"
+                    written, ends = rewritten, self._family.rewritten_ends != "written"
                 else:
                     # Items of these families have no text around them.
-                    plain = partial(self._tokenizer.encode, add_special_tokens=False, most=most)
+                    ends = self._family.rewritten_ends == "each piece"
+                    plain = partial(self._tokenizer.encode, add_special_tokens=ends, most=most)
                     ids = self._tokenizer.encode_pieces(rewritten, plain)
                     return self._checked(ids, parsed, None, params, counts)
             text = PromptText(self._family.begun(written, self._tokenizer.inner), None, ends, most)
@@ -191,7 +192,8 @@ class PromptReader:
         control = self._tokenizer.control()
         template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
         as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
-        form = chat.ChatForm(as_list, self._templates.forms(template)[1] or not as_list, self._example)
+        strings_too = self._templates.forms(template)[1] or not as_list
+        form = chat.ChatForm(as_list, strings_too, self._example, self._family.described_by)
         talk = chat.read(asked.messages, form, control, self._limits)
         self._checks.modalities(talk.media)
         rendered = self._templates.render(
@@ -244,12 +246,13 @@ class PromptReader:
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
             if not isinstance(rewritten, str):
+                ends = self._family.rewritten_ends == "each piece"
                 pieces = self._tokenizer.encode_pieces(
                     rewritten,
-                    lambda piece: self._encode(PromptText(piece, talk.stand_ins, ends=False, most=most), {}),
+                    lambda piece: self._encode(PromptText(piece, talk.stand_ins, ends=ends, most=most), {}),
                 )
                 return None, pieces
-            rendered, ends = rewritten, self._family.rewritten_ends == "added"
+            rendered, ends = rewritten, self._family.rewritten_ends != "written"
         rendered = self._family.begun(rendered, self._tokenizer.inner)
         # A processor adds the tokenizer's special tokens unless the template wrote the first of them; a bare tokenizer
         # never does.

@@ -12,6 +12,7 @@ from typing import Any
 from beheld.checkpoint.files import CHAT_TEMPLATE, read_json
 from beheld.core.errors import ConfigError, ModelError, TemplateError
 from beheld.core.request import ForeignTemplate
+from beheld.families.registry import further_template
 from beheld.inputs.prompt.rendering import LIMIT, Rendering, render
 from beheld.inputs.prompt.template_cost import is_bounded
 from beheld.sandbox.sandbox import Sandbox
@@ -180,7 +181,7 @@ class ChatTemplates:
 
 
 def text_of(given: str) -> str:
-    """Return a template given as text (with braces or lines) or as a file's path.
+    """Return a template given as text (with braces or lines), as a file's path, or by the name of a family's file.
 
     Raises:
         TemplateError: it is neither, or the file cannot be read.
@@ -188,6 +189,8 @@ def text_of(given: str) -> str:
     if any(mark in given for mark in ("{%", "{{", "\n")):
         return given
     path = Path(given).expanduser()
+    if not path.is_file():
+        path = further_template(path.name) or path
     if not path.is_file():
         raise TemplateError(
             f"chat_template {given!r} is neither a template nor a file.",

@@ -143,11 +143,26 @@ class Reference:
             return
         # One at a time: two adapters on one layer would have to be distinguished.
         if self._adapter is not None:
-            self._model.delete_adapter(self._adapter)
+            _remove_adapter(self._model, self._adapter)
         if found is not None:
             self._model.load_adapter(found.request.lora_path, adapter_name=wanted)
         self._adapter = wanted
         self._model.eval()
+
+
+def _remove_adapter(model: Any, name: str) -> None:
+    """Remove an adapter that transformers' `load_adapter` added, through peft.
+
+    transformers 5.24's own `delete_adapter` asks for a version of peft that is not published.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.delete_adapter(name)
+    # One adapter at a time: without it the model is as if it never had one.
+    del model.peft_config
+    model._hf_peft_config_loaded = False
 
 
 def _with_model_errors(act: Callable[[], T]) -> T:

@@ -1,0 +1,1 @@
+"""InternViT, its projector and its tiles in InternVL's original layout, which several publishers share."""

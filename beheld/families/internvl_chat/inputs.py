@@ -1,0 +1,40 @@
+"""InternVL: `<image>` in the text becomes tiles between `<img>` and `</img>`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from beheld.families.inputs import EffectiveSize, FamilyInputs, ProcessedItem
+
+
+def load(path: Path) -> Any:
+    """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
+    from beheld.families._shared.intern.processing import with_tiles
+
+    return with_tiles(path, read_tokenizer)
+
+
+def read_tokenizer(path: Path) -> Any:
+    """Make InternLM2's tokenizer; None for another, which transformers reads; see FamilyInputs.read_tokenizer."""
+    from beheld.families.internvl_chat.processing import read
+
+    return read(path)
+
+
+def look(item: ProcessedItem) -> EffectiveSize | None:
+    """Return an image's effective size; see FamilyInputs.looks."""
+    from beheld.families._shared.intern.processing import look as look_at_tiles
+
+    return look_at_tiles(item)
+
+
+INPUTS = FamilyInputs(
+    load=load,
+    read_tokenizer=read_tokenizer,
+    added=("<image>",),
+    places={"image": "<image>"},
+    placeholders={"image": "<image>\n"},
+    embedded={"image": ("<img>", "</img>")},
+    looks={"image": look},
+)

@@ -1,0 +1,36 @@
+"""NVLM-D: `<image>` in the text becomes tiles, each behind a tag that is ordinary text.
+
+The last one, an overview of the whole or the only tile, has a tag of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ProcessedItem
+
+
+def load(path: Path) -> Any:
+    """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
+    from beheld.families._shared.intern.processing import with_tiles
+    from beheld.families.nvlm_d.processing import TagProcessor
+
+    return with_tiles(path, whole=TagProcessor)
+
+
+def look(item: ProcessedItem) -> EffectiveSize | None:
+    """Return an image's effective size; see FamilyInputs.looks."""
+    from beheld.families._shared.intern.processing import look as look_at_tiles
+
+    return look_at_tiles(item)
+
+
+INPUTS = FamilyInputs(
+    load=load,
+    added=("<image>",),
+    places={"image": "<image>"},
+    placeholders={"image": "<image>\n"},
+    embedded={"image": LAID_OUT},
+    looks={"image": look},
+)
