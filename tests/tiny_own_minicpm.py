@@ -40,8 +40,6 @@ def make_minicpmv(path: Path) -> None:
         "eos_token_id": ids["<|im_end|>"],
         "hidden_act": "silu",
         "hidden_size": 128,
-        # The published tokenizer has this token at the default's place.
-        "image_token_id": ids["<unk>"],
         "image_size": 56,
         "max_position_embeddings": 4096,
         "max_window_layers": 3,

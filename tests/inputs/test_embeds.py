@@ -148,11 +148,11 @@ def test_embeddings_can_be_switched_off() -> None:
 
 PICTURES_LAID_OUT = (
     *("aya_vision", "cohere2_vision", "fuyu", "hunyuan_vl", "idefics3", "lfm2_vl", "llama4", "mistral3", "molmo2"),
-    *("molmo", "nvlm_d", "pixtral_hf", "smolvlm"),
+    *("minicpmv", "molmo", "nvlm_d", "pixtral_hf", "smolvlm"),
 )
 VIDEOS_LAID_OUT = (
     *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm_ocr"),
-    *("interns1", "internvl", "molmo2", "smolvlm"),
+    *("interns1", "internvl", "minicpmv", "molmo2", "smolvlm"),
 )
 # Where no embeddings stand for an item: what is said of it.
 REFUSED = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Definition, Family, KnownCheckpoint
+from beheld.families.family import IMAGE_AND_VIDEO, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
     model_types=("minicpmv",),
@@ -16,6 +16,8 @@ FAMILY = Family(
             "version 2.6; other versions are refused",
         ),
     ),
+    placeholder_tokens={"image": "<unk>"},
     videos_as_images=True,
+    reference=ReferenceOptions(merges_inside=True),
     definition=Definition(config="config:MiniCPMVConfig", model="modeling:MiniCPMVForConditionalGeneration"),
 )

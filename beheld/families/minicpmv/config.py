@@ -17,7 +17,7 @@ class MiniCPMVConfig(Qwen2Config):
         query_num: embeddings of one slice.
         drop_vision_last_layer: whether the tower ends before its last layer.
         vision_config: the tower.
-        image_token_id: the token `<unk>`, whose id config.json does not have.
+        image_token_id: of `<unk>`; the tokenizer's files name it, see Family.placeholder_tokens.
     """
 
     model_type = "minicpmv"
@@ -26,7 +26,7 @@ class MiniCPMVConfig(Qwen2Config):
     query_num: int = 64
     drop_vision_last_layer: bool = False
     vision_config: Any = None
-    image_token_id: int = 128244
+    image_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the version and make the tower's configuration.

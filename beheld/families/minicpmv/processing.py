@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.video_utils import default_sample_indices_fn
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
@@ -69,8 +70,20 @@ def _whole(length: float, unit: int) -> int:
     return max(round(length / unit) * unit, unit)
 
 
+class FrameOptions(SliceOptions, total=False):
+    """The options of one call, three of which choose frames."""
+
+    num_frames: int
+    fps: float
+    do_sample_frames: bool
+
+
 class SliceImageProcessor(ImageProcessingMixin):
-    """Makes the tower's input of images; the settings are preprocessor_config.json's."""
+    """Makes the tower's input of images; the settings are preprocessor_config.json's.
+
+    Raises:
+        ModelError: `slice_mode` is false.
+    """
 
     valid_kwargs: Any = SliceOptions
     model_input_names = ("pixel_values",)
@@ -80,7 +93,11 @@ class SliceImageProcessor(ImageProcessingMixin):
         self.scale_resolution: int = settings.get("scale_resolution", 448)
         self.patch_size: int = settings.get("patch_size", 14)
         self.use_image_id: bool = settings.get("use_image_id", False)
-        self.slice_mode: bool = settings.get("slice_mode", True)
+        if not settings.get("slice_mode", True):
+            raise ModelError(
+                "preprocessor_config.json sets slice_mode to false, which is not supported.",
+                "Set it to true; max_slice_nums 1 keeps images whole.",
+            )
         self.image_feature_size: int = settings.get("image_feature_size", 64)
         self.mean = np.array(settings.get("norm_mean", (0.5, 0.5, 0.5)), dtype=np.float32)
         self.std = np.array(settings.get("norm_std", (0.5, 0.5, 0.5)), dtype=np.float32)
@@ -96,7 +113,7 @@ class SliceImageProcessor(ImageProcessingMixin):
         most = self.max_slice_nums if most is None else most
         if most < 1:
             raise ValueError(f"max_slice_nums {most} must be 1 or more")
-        return best_grid(size, self.scale_resolution, most) if self.slice_mode else None
+        return best_grid(size, self.scale_resolution, most)
 
     def refined(self, size: Grid, grid: Grid) -> Grid:
         """Return the size in pixels of an image of `size` that `grid` cuts into slices of whole patches."""
@@ -147,7 +164,19 @@ class SliceImageProcessor(ImageProcessingMixin):
 class SliceVideoProcessor(SliceImageProcessor):
     """The same for frames, which are not cut unless a call sets `max_slice_nums`."""
 
+    valid_kwargs: Any = FrameOptions
     model_input_names = ("pixel_values_videos",)
+    do_sample_frames = False
+
+    def sample_frames(self, metadata: Any, num_frames: int | None = None, fps: float | None = None, **_: Any) -> Any:
+        """Return the indices of frames that a call chooses, evenly spread, as transformers' processors do.
+
+        Raises:
+            ValueError: both numbers are given, or one does not fit the video.
+        """
+        if num_frames is not None and fps is not None:
+            raise ValueError("num_frames and fps exclude each other")
+        return default_sample_indices_fn(metadata=metadata, num_frames=num_frames, fps=fps)
 
 
 class MiniCPMVProcessor(ProcessorMixin):
