@@ -48,6 +48,8 @@ _OF_WIDE = {
     "molmo2": (140, 56, 5),
     "molmo": (140, 46, 4),
     "phi3_v": (168, 56, 4),
+    # Slices of three squares, and the overview.
+    "minicpmv": (168, 56, 4),
     "lfm2_vl": (168, 56, 1),
     "gemma4": (672, 192, 1),
     "aria": (980, 326, 1),
@@ -93,6 +95,10 @@ def area(family: str, item: MediaItem) -> float:
     pixels = item.features.get("image_pixel_values", item.features.get("pixel_values"))
     assert pixels is not None
     pixels = pixels.float()
+    if "tgt_sizes" in item.features:
+        # Patches, those of the overview first.
+        grids = item.features["tgt_sizes"].prod(-1).tolist()
+        pixels = pixels[grids[0] if len(grids) > 1 else 0 :]
     if pixels.dim() > 4:
         pixels = pixels.flatten(0, pixels.dim() - 4)
     is_packed = pixels.dim() < 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Definition, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE_AND_VIDEO, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("minicpmv",),
@@ -18,6 +18,5 @@ FAMILY = Family(
     ),
     placeholder_tokens={"image": "<unk>"},
     videos_as_images=True,
-    reference=ReferenceOptions(merges_inside=True),
     definition=Definition(config="config:MiniCPMVConfig", model="modeling:MiniCPMVForConditionalGeneration"),
 )

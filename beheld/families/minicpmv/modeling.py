@@ -190,13 +190,14 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         logits_to_keep: Any = 0,
         **keywords: Any,
     ) -> Any:
         """Return the logits at the positions to keep."""
         keywords.pop("labels", None)
         keywords.pop("return_dict", None)
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **keywords)
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)  # type: ignore[call-arg]
