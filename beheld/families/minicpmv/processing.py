@@ -183,7 +183,8 @@ class MiniCPMVProcessor(ProcessorMixin):
     """Images, videos and text of a prompt; `marks` says what stands for an item in a text, by modality."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, marks: Mapping[str, str]) -> None:
-        self.image_token = self.video_token = "<unk>"
+        # What stands for a whole item in a text; `<unk>` stands for one embedding.
+        self.image_token, self.video_token = marks["image"], marks["video"]
         super().__init__(image_processor, tokenizer)
         # transformers' own video processors read files and sample; this one is given frames.
         self.video_processor: Any = None
@@ -191,7 +192,7 @@ class MiniCPMVProcessor(ProcessorMixin):
 
     def words(self, grid: Grid | None, number: int | None) -> str:
         """Return the text that an image of a grid of slices stands for; `number` is the one it is given."""
-        unknown = self.image_token * self.image_processor.image_feature_size
+        unknown = "<unk>" * self.image_processor.image_feature_size
         known = "" if number is None else f"<image_id>{number}</image_id>"
         columns, rows = grid or (0, 0)
         return f"{known}<image>{unknown}</image>" + "\n".join([f"<slice>{unknown}</slice>" * columns] * rows)
