@@ -26,12 +26,10 @@ def call(
 ) -> tuple[Mapping[str, Any], str]:
     """Run the processor on one image, which the prompt numbers from 0, or on one video; see families.inputs.Call."""
     if modality == "image":
-        outputs, text = processor.image(item, int(setting) - 1, options)
-        return outputs, text
-    outputs, text = processor.video(item, options)
-    return {
-        f"video_{name}" if name != "pixel_values" else "pixel_values_videos": v for name, v in outputs.items()
-    }, text
+        made: tuple[Mapping[str, Any], str] = processor.image(item, int(setting) - 1, options)
+        return made
+    frames: tuple[Mapping[str, Any], str] = processor.video(item, options)
+    return frames
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
@@ -56,9 +54,9 @@ def look(item: ProcessedItem) -> EffectiveSize | None:
 
 def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
     """Return the effective size of a video's frames, which are not cut; see FamilyInputs.looks."""
-    rows, columns = numbers(item.outputs["video_tgt_sizes"])[:2]
+    rows, columns = numbers(item.outputs["tgt_sizes"])[:2]
     patch = item.part.patch_size
-    return EffectiveSize(columns * patch, rows * patch, frames=len(item.outputs["video_tgt_sizes"]), step=patch)
+    return EffectiveSize(columns * patch, rows * patch, frames=len(item.outputs["tgt_sizes"]), step=patch)
 
 
 INPUTS = FamilyInputs(

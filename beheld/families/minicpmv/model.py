@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.model import FamilyModel
 
 MODEL = FamilyModel(
-    host_features=frozenset(("tgt_sizes", "num_slices", "video_tgt_sizes", "video_num_slices")),
+    host_features=frozenset(("tgt_sizes", "num_slices")),
     towers={
         "image": ("model.vpm", "model.resampler"),
         "video": ("model.vpm", "model.resampler"),

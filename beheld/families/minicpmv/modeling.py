@@ -139,12 +139,6 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
         )
         return BaseModelOutputWithPooling(pooler_output=images)
 
-    def get_video_features(
-        self, pixel_values_videos: Tensor, video_tgt_sizes: Tensor, video_num_slices: Tensor, **keywords: Any
-    ) -> Any:
-        """Return the embeddings of each video, frame after frame; arguments as of `get_image_features`."""
-        return self.get_image_features(pixel_values_videos, video_tgt_sizes, video_num_slices)
-
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -179,12 +173,6 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
     def get_image_features(self, pixel_values: Tensor, tgt_sizes: Tensor, num_slices: Tensor, **keywords: Any) -> Any:
         """As MiniCPMVModel's."""
         return self.model.get_image_features(pixel_values, tgt_sizes, num_slices)
-
-    def get_video_features(
-        self, pixel_values_videos: Tensor, video_tgt_sizes: Tensor, video_num_slices: Tensor, **keywords: Any
-    ) -> Any:
-        """As MiniCPMVModel's."""
-        return self.model.get_video_features(pixel_values_videos, video_tgt_sizes, video_num_slices)
 
     def forward(
         self,

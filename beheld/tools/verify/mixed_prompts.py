@@ -50,9 +50,8 @@ def inputs(model: Any, whole: Mapping[str, Any], parts: Sequence[Tensor], place:
 
 def _embeds(model: Any, kind: str, made: Mapping[str, Any]) -> Tensor:
     method: Callable[..., Any] | None = getattr(model, "get_video_features", None) if kind == "video" else None
-    # Some models, or their processors alone, take frames as images.
-    if method is None or next(iter(inspect.signature(method).parameters)) not in made:
-        method = model.get_image_features
+    # Some models take frames as images.
+    method = method or model.get_image_features
     # A method that takes any keyword passes it on to its tower.
     known = inspect.signature(method).parameters
     found = method(**{name: made[name] for name in made if name in known}, return_dict=True).pooler_output
