@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from beheld.core.errors import ModelError
 from beheld.families.minicpmv.config import MiniCPMVConfig
-from beheld.families.minicpmv.processing import best_grid, fitted
+from beheld.families.minicpmv.processing import SliceImageProcessor, best_grid, fitted
 
 
 @pytest.mark.parametrize("version", [2.0, 2.5, 4.0, 4.5, 7, None])
@@ -29,3 +30,35 @@ def test_grids_follow_the_shape(size: tuple[int, int], grid: tuple[int, int] | N
 def test_small_images_are_enlarged_only_if_asked() -> None:
     assert fitted((100, 50), 448, 14, enlarged=False) == (98, 56)
     assert fitted((100, 50), 448, 14, enlarged=True) == (630, 322)
+
+
+# Size, largest number of slices, patches (rows, columns) of the overview and of a slice, and number of both, recorded from
+# image_processing_minicpmv.py of MiniCPM-V 2.6 (github.com/404805854/minicpmv2.6-onnx, commit 48804ee), with the published
+# preprocessor_config.json's settings.
+RECORDED = [
+    ((448, 448), 9, [(32, 32)], 1),
+    ((100, 50), 9, [(23, 45)], 1),
+    ((900, 450), 9, [(23, 45), (32, 32)], 3),
+    ((450, 1800), 9, [(64, 16), (32, 32)], 5),
+    ((450, 1800), 3, [(64, 16), (37, 28)], 4),
+    ((1344, 1344), 9, [(32, 32), (32, 32)], 10),
+    ((1344, 1344), 3, [(32, 32), (23, 45)], 3),
+    ((30, 700), 9, [(155, 7)], 1),
+    ((1999, 333), 9, [(13, 78), (29, 35)], 6),
+    ((1999, 333), 3, [(13, 78), (23, 45)], 4),
+    ((640, 480), 9, [(28, 37), (39, 26)], 3),
+]
+
+
+@pytest.mark.parametrize(("size", "most", "grids", "count"), RECORDED)
+def test_slices_are_those_of_the_published_processor(
+    size: tuple[int, int], most: int, grids: list[tuple[int, int]], count: int
+) -> None:
+    made = SliceImageProcessor({})([Image.new("RGB", size)], max_slice_nums=most)
+    assert made["num_slices"].tolist() == [count]
+    assert [tuple(grid) for grid in made["tgt_sizes"].tolist()] == [grids[0], *grids[1:] * (count - 1)]
+
+
+def test_whole_images_by_slice_mode_are_refused() -> None:
+    with pytest.raises(ModelError, match="slice_mode"):
+        SliceImageProcessor({"slice_mode": False})

@@ -13,7 +13,7 @@ FAMILY = Family(
             "MiniCPMV",
             "openbmb/MiniCPM-V-2_6",
             IMAGE_AND_VIDEO,
-            "version 2.6; other versions are refused",
+            "version 2.6; other versions are refused, and embeddings in place of images or videos",
         ),
     ),
     placeholder_tokens={"image": "<unk>"},

@@ -70,7 +70,7 @@ def _whole(length: float, unit: int) -> int:
     return max(round(length / unit) * unit, unit)
 
 
-class FrameOptions(SliceOptions, total=False):
+class SliceFrameOptions(SliceOptions, total=False):
     """The options of one call, three of which choose frames."""
 
     num_frames: int
@@ -164,7 +164,7 @@ class SliceImageProcessor(ImageProcessingMixin):
 class SliceVideoProcessor(SliceImageProcessor):
     """The same for frames, which are not cut unless a call sets `max_slice_nums`."""
 
-    valid_kwargs: Any = FrameOptions
+    valid_kwargs: Any = SliceFrameOptions
     model_input_names = ("pixel_values_videos",)
     do_sample_frames = False
 
