@@ -158,6 +158,7 @@ class DotsOCRForCausalLM(Qwen2ForCausalLM):
         pixel_values: Tensor | None = None,
         image_grid_thw: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         **keywords: Any,
     ) -> Any:
         """As Qwen2ForCausalLM's, with images in the places of their placeholders."""
@@ -169,7 +170,7 @@ class DotsOCRForCausalLM(Qwen2ForCausalLM):
             seen = torch.cat(self.get_image_features(pixel_values, image_grid_thw).pooler_output)
             places = (input_ids == self.config.image_token_id)[..., None]
             inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
-        return super().forward(inputs_embeds=inputs_embeds, **keywords)
+        return super().forward(inputs_embeds=inputs_embeds, attention_mask=attention_mask, **keywords)
 
     def prepare_inputs_for_generation(
         self,
