@@ -88,19 +88,12 @@ def make_dots_ocr(path: Path) -> None:
     quiet = tuple(token for token in specials if token != "<|endofassistant|>")
     write_model(path, config, generation, ids, quiet, seed=SEEDS["dots_ocr"])
     pixels = {
-        "do_convert_rgb": True,
-        "do_normalize": True,
-        "do_rescale": True,
-        "do_resize": True,
         "image_processor_type": "Qwen2VLImageProcessor",
-        "max_pixels": 100352,
+        "max_pixels": 31360,
         "merge_size": 2,
         "min_pixels": 3136,
         "patch_size": 14,
         "processor_class": "DotsVLProcessor",
-        "resample": 3,
-        "rescale_factor": 0.00392156862745098,
-        "size": {"longest_edge": 100352, "shortest_edge": 3136},
         "temporal_patch_size": 1,
     }
     text.write_json(path / "preprocessor_config.json", pixels | CLIP)
