@@ -159,6 +159,7 @@ class DotsOCRForCausalLM(Qwen2ForCausalLM):
         image_grid_thw: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         **keywords: Any,
     ) -> Any:
         """As Qwen2ForCausalLM's, with images in the places of their placeholders."""
@@ -170,7 +171,9 @@ class DotsOCRForCausalLM(Qwen2ForCausalLM):
             seen = torch.cat(self.get_image_features(pixel_values, image_grid_thw).pooler_output)
             places = (input_ids == self.config.image_token_id)[..., None]
             inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
-        return super().forward(inputs_embeds=inputs_embeds, attention_mask=attention_mask, **keywords)
+        # generate() computes masks and positions only for a model that names them.
+        keywords |= {"attention_mask": attention_mask, "position_ids": position_ids}
+        return super().forward(inputs_embeds=inputs_embeds, **keywords)
 
     def prepare_inputs_for_generation(
         self,
