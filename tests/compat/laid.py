@@ -86,6 +86,7 @@ REPOSITORIES: dict[str, Laid] = {
     "microsoft/Phi-4-multimodal-instruct": Laid("phi4_mm", make=tiny_adapted.make_main_phi4_mm),
     "mistral-community/pixtral-12b": Laid("pixtral_hf"),
     "nvidia/NVLM-D-72B": Laid("nvlm_d"),
+    "rednote-hilab/dots.ocr": Laid("dots_ocr"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
     "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
