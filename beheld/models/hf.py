@@ -190,7 +190,8 @@ class HFAdapter:
             method = getattr(self.model, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
-        visual = getattr(self._core, "visual", getattr(self._core, "vision_tower", None))
+        places = ((self._core, "visual"), (self._core, "vision_tower"), (self.model, "vision_tower"))
+        visual = next((getattr(part, place) for part, place in places if hasattr(part, place)), None)
         made = packed.keywords(self._family.packed, visual, options, self._upload) or {}
         stays = self._family.host_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made

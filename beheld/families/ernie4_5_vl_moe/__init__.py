@@ -93,10 +93,10 @@ FAMILY = Family(
             "baidu/ERNIE-4.5-VL-28B-A3B-PT",
             IMAGE_AND_VIDEO,
             "separate experts for media; three-axis positions; timestamps are drawn on the frames, with the font in "
-            "the checkpoint's folder, or else with Pillow's; of the main branch, without its code: config.json, tokenizer.model (with the "
-            "packages sentencepiece and protobuf) and preprocessor_config.json are converted; its folder holds no "
-            "font, and Roboto-Regular.ttf added to it gives the letters of the training; any other setting of it is "
-            "refused",
+            "the checkpoint's folder, or else with Pillow's; of the main branch, without its code: config.json, "
+            "tokenizer.model (with the packages sentencepiece and protobuf) and preprocessor_config.json are "
+            "converted; its folder holds no font, and Roboto-Regular.ttf added to it gives the letters of the "
+            "training; any other setting of it is refused",
             on_gpu=True,
         ),
     ),

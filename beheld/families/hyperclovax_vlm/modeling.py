@@ -298,23 +298,24 @@ class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, Generation
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)  # type: ignore[call-arg]
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: Tensor,
+        input_ids: Any,
         *arguments: Any,
         pixel_values: Tensor | None = None,
         image_sizes: Tensor | None = None,
         pixel_values_videos: Tensor | None = None,
         video_canvas_tiles: Tensor | None = None,
         video_num_canvases: Tensor | None = None,
-        is_first_iteration: bool = False,
+        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Images and videos go in with the prompt alone."""
         kwargs["is_first_iteration"] = is_first_iteration
-        made: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
+        parent: Any = super()
+        made: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
         media = {
             "pixel_values": pixel_values,
             "image_sizes": image_sizes,

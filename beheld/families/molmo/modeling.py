@@ -228,18 +228,19 @@ class MolmoForCausalLM(Qwen2ForCausalLM):
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: Tensor,
+        input_ids: Any,
         *arguments: Any,
         pixel_values: Tensor | None = None,
         image_masks: Tensor | None = None,
         pooled_order: Tensor | None = None,
         sizes: Tensor | None = None,
-        is_first_iteration: bool = False,
+        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Images go in with the prompt alone."""
         kwargs["is_first_iteration"] = is_first_iteration
-        made: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
+        parent: Any = super()
+        made: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
         media = {"pixel_values": pixel_values, "image_masks": image_masks, "pooled_order": pooled_order, "sizes": sizes}
         return made | (media if is_first_iteration else {})
 

@@ -127,14 +127,15 @@ class Phi3VForCausalLM(Phi3ForCausalLM):
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: Tensor,
+        input_ids: Any,
         *arguments: Any,
         pixel_values: Tensor | None = None,
         image_sizes: Tensor | None = None,
-        is_first_iteration: bool = False,
+        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Images go in with the prompt alone."""
         kwargs["is_first_iteration"] = is_first_iteration
-        made: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
+        parent: Any = super()
+        made: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
         return made | ({"pixel_values": pixel_values, "image_sizes": image_sizes} if is_first_iteration else {})
