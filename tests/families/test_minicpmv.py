@@ -32,9 +32,9 @@ def test_small_images_are_enlarged_only_if_asked() -> None:
     assert fitted((100, 50), 448, 14, enlarged=True) == (630, 322)
 
 
-# Size, largest number of slices, patches (rows, columns) of the overview and of a slice, and number of both, recorded from
-# image_processing_minicpmv.py of MiniCPM-V 2.6 (github.com/404805854/minicpmv2.6-onnx, commit 48804ee), with the published
-# preprocessor_config.json's settings.
+# Size, largest number of slices, patches (rows, columns) of the overview and of a slice, and number of both, recorded
+# from image_processing_minicpmv.py of MiniCPM-V 2.6 (github.com/404805854/minicpmv2.6-onnx, commit 48804ee), with the
+# settings of the published preprocessor_config.json.
 RECORDED = [
     ((448, 448), 9, [(32, 32)], 1),
     ((100, 50), 9, [(23, 45)], 1),

@@ -192,17 +192,18 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: Tensor,
+        input_ids: Any,
         *arguments: Any,
         pixel_values: Tensor | None = None,
         tgt_sizes: Tensor | None = None,
         num_slices: Tensor | None = None,
-        is_first_iteration: bool = False,
+        is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Images and videos go in with the prompt alone."""
         kwargs["is_first_iteration"] = is_first_iteration
-        made: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
+        parent: Any = super()
+        made: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, *arguments, **kwargs)
         media = {"pixel_values": pixel_values, "tgt_sizes": tgt_sizes, "num_slices": num_slices}
         return made | (media if is_first_iteration else {})
 
