@@ -188,7 +188,7 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)  # type: ignore[call-arg]
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
 
     def prepare_inputs_for_generation(
         self,
