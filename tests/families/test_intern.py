@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ def test_ordinary_text_is_no_formula(text: str) -> None:
 @pytest.mark.parametrize("text", ["C1=CC=C(C=C1)C=O", "MKTAYIAKQRQISFVKSHFSRQLEERLGL", "<SMILES>C</SMILES>"])
 def test_formulas_are_found(text: str) -> None:
     assert first_formula(f"Describe {text} please") is not None
+
+
+@pytest.mark.parametrize("unit", ["[", "[c", "c[", "(]", "xCCCCCCCCCCCCx ", "ccccccccc::", "[a]a["])
+def test_long_texts_are_searched_in_linear_time(unit: str) -> None:
+    begin = time.perf_counter()
+    first_formula(unit * (500_000 // len(unit)))
+    # Measured: up to 0.3 s; quadratic search takes minutes.
+    assert time.perf_counter() - begin < 5
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "interns1"])

@@ -11,6 +11,9 @@ from beheld.families.inputs import LAID_OUT, FamilyInputs
 from beheld.families.interns1.processing import first_formula, read
 from beheld.families.internvl.inputs import INPUTS as INTERNVL
 
+# Letters of a formula that an error shows.
+_SHOWN = 60
+
 
 def load(path: Path) -> Any:
     """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
@@ -31,11 +34,6 @@ def load(path: Path) -> Any:
     return InternVLProcessor(images, tokenizer, videos, length, tokenizer.chat_template)
 
 
-def read_tokenizer(path: Path) -> Any:
-    """Make the tokenizer of the checkpoint in `path`; see FamilyInputs.read_tokenizer."""
-    return read(path)
-
-
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
     """Return the text unchanged.
 
@@ -45,7 +43,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     found = first_formula(text)
     if found is not None:
         raise PromptError(
-            f"Intern-S1 would read {found!r} as a formula, with a vocabulary of its own, which is not built.",
+            f"Intern-S1 would read {found[:_SHOWN]!r} as a formula, with a vocabulary of its own, which is not built.",
             "Put a space between its letters, or give the name instead.",
         )
     return text
@@ -53,7 +51,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
 
 INPUTS = FamilyInputs(
     load=load,
-    read_tokenizer=read_tokenizer,
+    read_tokenizer=read,
     rewrite=rewrite,
     rewrite_chat=rewrite,
     call=INTERNVL.call,

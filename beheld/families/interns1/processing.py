@@ -4,9 +4,9 @@ The repository's tokenizer encodes chemical formulas (SMILES) and proteins (FAST
 vocabularies. It finds them by rules, or by the package RDKit where it is installed. What is refused here is what either
 may find, so that every other text is encoded with Qwen's vocabulary alone.
 
-The further pieces follow in the order of the vocabularies; ids
-of control tokens stand between them. Many are spelled like pieces of others, so letters that no text is encoded with
-stand before them, as many as the number of the vocabulary, and decoding drops them.
+The further pieces follow in the order of the vocabularies; ids of control tokens stand between them. Many are spelled
+like pieces of others, so letters that no text is encoded with stand before them, as many as the number of the
+vocabulary, and decoding drops them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _ELEMENTS = (
     *("Pr", "Pt", "Pu", "Ra", "Rb", "Re", "Rf", "Rg", "Rh", "Rn", "Ru", "Sb", "Sc", "Se", "Sg", "Si", "Sm", "Sn"),
     *("Sr", "Ta", "Tb", "Tc", "Te", "Th", "Ti", "Tl", "Tm", "Ts", "Xe", "Yb", "Zn", "Zr"),
 )
-_UNIT = rf"(?:\[[^\]]+\]|{'|'.join(_ELEMENTS)}|[BCFHIKNOPSUVWYbcnops]|[().=\-#@\d$%*:+/\\])"
+# An atom in brackets. Only a short one may hold another "[", so that a text of many is read in linear time.
+_ATOM = r"\[[^\[\]]+\]|\[[^\]]{1,32}\]"
+_UNIT = rf"(?:{_ATOM}|{'|'.join(_ELEMENTS)}|[BCFHIKNOPSUVWYbcnops]|[().=\-#@\d$%*:+/\\])"
 _MOLECULE = re.compile(rf"(?![:.=])(?>{_UNIT}){{10,}}(?<![:.=])")
 _LEAST_LETTERS = 5
 _BRACKET = re.compile(r"\[[^\]]*\]")
@@ -137,7 +139,8 @@ def first_formula(text: str) -> str | None:
 
 def _is_whole(text: str, match: re.Match[str]) -> bool:
     """Return whether no letter stands before or after it."""
-    around = (text[: match.start()][-1:], text[match.end() :][:1])
+    start, end = match.span()
+    around = (text[max(0, start - 1) : start], text[end : end + 1])
     return not any(letter.isascii() and letter.isalpha() for letter in around)
 
 

@@ -7,6 +7,7 @@ cut row by row, and an overview of the whole follows if there are several tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -36,12 +37,14 @@ class TileOptions(TypedDict, total=False):
     use_thumbnail: bool
 
 
-def grids(least: int, most: int) -> list[Grid]:
+@cache
+def grids(least: int, most: int) -> tuple[Grid, ...]:
     """Return the grids (columns, rows) of `least` to `most` tiles, smaller ones first."""
     sides = range(1, most + 1)
     # Added to a set in the order of the repositories' code: of two grids that fit equally well, the set's decides.
     ordered = ((i, j) for n in range(least, most + 1) for i in sides[:n] for j in sides[:n])
-    return sorted({grid for grid in ordered if least <= grid[0] * grid[1] <= most}, key=lambda grid: grid[0] * grid[1])
+    fitting = {grid for grid in ordered if least <= grid[0] * grid[1] <= most}
+    return tuple(sorted(fitting, key=lambda grid: grid[0] * grid[1]))
 
 
 def best_grid(size: Grid, among: Sequence[Grid], side: int) -> Grid:
