@@ -168,7 +168,7 @@ class Scheduler:
             step = self._build_step()
         if not step.slices and not self._flights and len(self._clients) > 1:
             # No share can be used: the clients that have them wait for what sequences without a share hold.
-            step = self._build_step(shared=False)
+            step = self._build_unshared_step()
         if not step.slices:
             assert self._flights or not self._sequences, "sequences are left, and none can continue"
             return None
@@ -185,12 +185,9 @@ class Scheduler:
         self._flights[plan.id] = Flight(plan, step.sequences, step.epochs)
         return plan
 
-    def _build_step(self, shared: bool = True) -> StepBuilder:
-        """Plan a step; without `shared`, running sequences are served in their order, whatever clients' shares are."""
+    def _build_step(self) -> StepBuilder:
         step = StepBuilder(self._config.max_num_batched_tokens)
-        if not shared:
-            self._serve_running(step)
-        elif len(self._clients) > 1:
+        if len(self._clients) > 1:
             if self._stalled:
                 self._stalled = False
                 self._take_from_most(step)
@@ -206,6 +203,16 @@ class Scheduler:
         else:
             self._serve_running(step)
             self._admit_waiting(step)
+        return self._closed(step)
+
+    def _build_unshared_step(self) -> StepBuilder:
+        """Serve running sequences in their order, whatever the shares of their clients are."""
+        step = StepBuilder(self._config.max_num_batched_tokens)
+        self._serve_running(step)
+        return self._closed(step)
+
+    def _closed(self, step: StepBuilder) -> StepBuilder:
+        """Note what the next step must know, and release what only this one uses."""
         self._awaits_embeds = step.encoder_closed
         for digest in step.used:
             self._encoder.release(digest)

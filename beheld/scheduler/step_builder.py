@@ -53,7 +53,7 @@ class StepBuilder:
             return self.budget
         own = self.reserved.get(sequence, 0)
         of_others = sum(self.reserved.values()) - own
-        return min(self.budget - of_others, self.shares.get(sequence.request.client, 0) + own)
+        return max(0, min(self.budget - of_others, self.shares.get(sequence.request.client, 0) + own))
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Positions of a prompt are computed: take them from what is reserved for it, then from its client's share."""

@@ -163,9 +163,9 @@ def load(path: Path) -> Any:
         ModelError: a setting means something that transformers' classes do not support.
     """
     processor = _load(path)
-    videos = processor.video_processor
-    if videos.draw_on_frames and videos.font is None:
-        videos.font = _built_in_font()
+    # A call may draw where the settings do not.
+    if processor.video_processor.font is None:
+        processor.video_processor.font = _built_in_font()
     return processor
 
 

@@ -7,7 +7,7 @@ cut row by row, and an overview of the whole follows if there are several tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -37,7 +37,7 @@ class TileOptions(TypedDict, total=False):
     use_thumbnail: bool
 
 
-@cache
+@lru_cache(64)
 def grids(least: int, most: int) -> tuple[Grid, ...]:
     """Return the grids (columns, rows) of `least` to `most` tiles, smaller ones first."""
     sides = range(1, most + 1)
