@@ -17,6 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen2_vl.modeling_qwen2_vl import PatchMerger, VisionAttention
 from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
+from beheld.families._shared.modeling import with_media
 from beheld.families.dots_ocr.config import DotsOCRConfig, DotsVisionConfig
 
 _THETA = 10000.0
@@ -166,11 +167,9 @@ class DotsOCRForCausalLM(Qwen2ForCausalLM):
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         if pixel_values is not None:
-            assert input_ids is not None
             assert image_grid_thw is not None
-            seen = torch.cat(self.get_image_features(pixel_values, image_grid_thw).pooler_output)
-            places = (input_ids == self.config.image_token_id)[..., None]
-            inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
+            seen = self.get_image_features(pixel_values, image_grid_thw).pooler_output
+            inputs_embeds = with_media(inputs_embeds, input_ids, self.config.image_token_id, seen)
         # generate() computes masks and positions only for a model that names them.
         keywords |= {"attention_mask": attention_mask, "position_ids": position_ids}
         return super().forward(inputs_embeds=inputs_embeds, **keywords)

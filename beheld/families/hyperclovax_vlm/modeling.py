@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, LlamaModel, PreTrainedModel
+from transformers import LlamaModel, PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
-from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.siglip.modeling_siglip import SiglipEncoder, SiglipPreTrainedModel
 
+from beheld.families._shared.modeling import HeadedModel, with_media
 from beheld.families.hyperclovax_vlm.config import Grid, HyperclovaxConfig, best_grid, margins
 
 _DEPTH = 3
@@ -251,13 +252,11 @@ class HyperclovaxModel(HyperclovaxPreTrainedModel):
             found = self.get_video_features(pixel_values_videos, video_canvas_tiles, video_num_canvases)
             seen[self.config.video_token_id] = found
         for token, result in seen.items():
-            assert input_ids is not None
-            embeds = torch.cat(result.pooler_output).to(inputs_embeds)
-            inputs_embeds = inputs_embeds.masked_scatter((input_ids == token)[..., None], embeds)
+            inputs_embeds = with_media(inputs_embeds, input_ids, token, result.pooler_output)
         return self.language_model(inputs_embeds=inputs_embeds, **keywords)
 
 
-class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, GenerationMixin):
+class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, HeadedModel):
     """The model with its head."""
 
     # Published, and unused: what follows the tower's layer that is used.
@@ -283,22 +282,6 @@ class HyperclovaxForConditionalGeneration(HyperclovaxPreTrainedModel, Generation
     ) -> Any:
         """As HyperclovaxModel's."""
         return self.model.get_video_features(pixel_values_videos, video_canvas_tiles, video_num_canvases)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        logits_to_keep: Any = 0,
-        **keywords: Any,
-    ) -> Any:
-        """Return the logits at the positions to keep."""
-        keywords.pop("labels", None)
-        keywords.pop("return_dict", None)
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
 
     def prepare_inputs_for_generation(
         self,

@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_base import ImageProcessingMixin
-from transformers.video_utils import default_sample_indices_fn
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
+from beheld.families._shared.processing import FrameChoice
 from beheld.families.hyperclovax_vlm.config import Grid, HyperclovaxConfig, best_grid, margins
 
 _CANVAS = 3
@@ -96,22 +96,11 @@ class HyperCLOVAXImageProcessor(ImageProcessingMixin):
         return {"pixel_values": self.values(cut), "image_sizes": torch.tensor([image.size for image in images])}
 
 
-class CanvasVideoProcessor(HyperCLOVAXImageProcessor):
+class CanvasVideoProcessor(FrameChoice, HyperCLOVAXImageProcessor):
     """The same for frames: canvases of up to nine, without an overview."""
 
     valid_kwargs: Any = FrameOptions
     model_input_names = ("pixel_values_videos",)
-    do_sample_frames = False
-
-    def sample_frames(self, metadata: Any, num_frames: int | None = None, fps: float | None = None, **_: Any) -> Any:
-        """Return the indices of frames that a call chooses, evenly spread, as transformers' processors do.
-
-        Raises:
-            ValueError: both numbers are given, or one does not fit the video.
-        """
-        if num_frames is not None and fps is not None:
-            raise ValueError("num_frames and fps exclude each other")
-        return default_sample_indices_fn(metadata=metadata, num_frames=num_frames, fps=fps)
 
     def canvases(self, frames: Any) -> list[Any]:
         """Return frames (F, height, width, 3) on canvases: full ones of 3 x 3, then a row of what is left.

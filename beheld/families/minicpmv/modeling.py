@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, Qwen2Model
+from transformers import PreTrainedModel, Qwen2Model
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
-from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.siglip.modeling_siglip import SiglipEncoder
 
+from beheld.families._shared.modeling import HeadedModel, with_media
 from beheld.families.minicpmv.config import MiniCPMVConfig
 
 Grid = tuple[int, int]
@@ -152,16 +153,14 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         if pixel_values is not None:
-            assert input_ids is not None
             assert tgt_sizes is not None
             assert num_slices is not None
-            seen = torch.cat(self.get_image_features(pixel_values, tgt_sizes, num_slices).pooler_output)
-            places = (input_ids == self.config.image_token_id)[..., None]
-            inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
+            seen = self.get_image_features(pixel_values, tgt_sizes, num_slices).pooler_output
+            inputs_embeds = with_media(inputs_embeds, input_ids, self.config.image_token_id, seen)
         return self.language_model(inputs_embeds=inputs_embeds, **keywords)
 
 
-class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin):
+class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, HeadedModel):
     """The model with its head."""
 
     def __init__(self, config: MiniCPMVConfig) -> None:
@@ -173,22 +172,6 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, GenerationMixin)
     def get_image_features(self, pixel_values: Tensor, tgt_sizes: Tensor, num_slices: Tensor, **keywords: Any) -> Any:
         """As MiniCPMVModel's."""
         return self.model.get_image_features(pixel_values, tgt_sizes, num_slices)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        logits_to_keep: Any = 0,
-        **keywords: Any,
-    ) -> Any:
-        """Return the logits at the positions to keep."""
-        keywords.pop("labels", None)
-        keywords.pop("return_dict", None)
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
 
     def prepare_inputs_for_generation(
         self,

@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_base import ImageProcessingMixin
-from transformers.video_utils import default_sample_indices_fn
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
+from beheld.families._shared.processing import FrameChoice
 from beheld.families.inputs import EffectiveSize
 
 Size = tuple[float, float]
@@ -161,22 +161,11 @@ class SliceImageProcessor(ImageProcessingMixin):
         return grid.permute(0, 2, 4, 1, 3).flatten(0, 1)
 
 
-class SliceVideoProcessor(SliceImageProcessor):
+class SliceVideoProcessor(FrameChoice, SliceImageProcessor):
     """The same for frames, which are not cut unless a call sets `max_slice_nums`."""
 
     valid_kwargs: Any = SliceFrameOptions
     model_input_names = ("pixel_values_videos",)
-    do_sample_frames = False
-
-    def sample_frames(self, metadata: Any, num_frames: int | None = None, fps: float | None = None, **_: Any) -> Any:
-        """Return the indices of frames that a call chooses, evenly spread, as transformers' processors do.
-
-        Raises:
-            ValueError: both numbers are given, or one does not fit the video.
-        """
-        if num_frames is not None and fps is not None:
-            raise ValueError("num_frames and fps exclude each other")
-        return default_sample_indices_fn(metadata=metadata, num_frames=num_frames, fps=fps)
 
 
 class MiniCPMVProcessor(ProcessorMixin):

@@ -7,20 +7,11 @@ from typing import Any
 from transformers import CLIPVisionConfig, Qwen2Config
 
 from beheld.core.errors import ModelError
+from beheld.families._shared.config import CLIP_L_336
 
 # The tower's sizes are in the repository's code, not in its configuration; a smaller checkpoint's `vision_config`
 # overrides them.
-_TOWER = {
-    "hidden_act": "quick_gelu",
-    "hidden_size": 1024,
-    "image_size": 336,
-    "intermediate_size": 4096,
-    "layer_norm_eps": 1e-5,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "num_hidden_layers": 23,
-    "patch_size": 14,
-}
+_TOWER = {**CLIP_L_336, "num_hidden_layers": 23}
 ADDED = 128
 """Rows of the second part of the table of embeddings: tokens that no answer has."""
 # The place of the patch's token among these.

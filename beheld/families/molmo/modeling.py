@@ -18,6 +18,7 @@ from transformers.core_model_loading import Chunk, Concatenate, ConversionOps, W
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPPreTrainedModel
 
+from beheld.families._shared.modeling import with_media
 from beheld.families.molmo.config import ADDED, MolmoConfig
 
 _TOWER = "model.vision_backbone.image_vit"
@@ -197,13 +198,11 @@ class MolmoModel(Qwen2Model):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if pixel_values is not None:
-            assert input_ids is not None
             assert image_masks is not None
             assert pooled_order is not None
             assert sizes is not None
-            seen = torch.cat(self.get_image_features(pixel_values, image_masks, pooled_order, sizes).pooler_output)
-            places = (input_ids == self.config.image_token_id)[..., None]
-            inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
+            seen = self.get_image_features(pixel_values, image_masks, pooled_order, sizes).pooler_output
+            inputs_embeds = with_media(inputs_embeds, input_ids, self.config.image_token_id, seen)
         return super().forward(inputs_embeds=inputs_embeds, **keywords)
 
 

@@ -8,21 +8,11 @@ from typing import Any
 from transformers import CLIPVisionConfig, Phi3Config
 
 from beheld.core.errors import ModelError
+from beheld.families._shared.config import CLIP_L_336
 
 # The tower's sizes are in the repository's code, not in its configuration; a smaller checkpoint's `vision_config`
 # overrides them.
-_TOWER = {
-    "hidden_act": "quick_gelu",
-    "hidden_size": 1024,
-    "image_size": 336,
-    "intermediate_size": 4096,
-    "layer_norm_eps": 1e-5,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "num_hidden_layers": 24,
-    "patch_size": 14,
-    "projection_dim": 768,
-}
+_TOWER = {**CLIP_L_336, "projection_dim": 768}
 # Entry of config.json -> its settings, with the one value that is supported and the repository's default.
 _SUPPORTED: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "embd_layer": {

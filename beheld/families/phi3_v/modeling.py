@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModel, Phi3ForCausalLM, Phi3Model, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from beheld.families._shared.modeling import with_media
 from beheld.families.phi3_v.config import Phi3VConfig
 
 
@@ -100,11 +101,9 @@ class Phi3VModel(Phi3Model):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if pixel_values is not None:
-            assert input_ids is not None
             assert image_sizes is not None
-            seen = torch.cat(self.get_image_features(pixel_values, image_sizes).pooler_output)
-            places = (input_ids == self.config.image_token_id)[..., None]
-            inputs_embeds = inputs_embeds.masked_scatter(places, seen.to(inputs_embeds))
+            seen = self.get_image_features(pixel_values, image_sizes).pooler_output
+            inputs_embeds = with_media(inputs_embeds, input_ids, self.config.image_token_id, seen)
         return super().forward(inputs_embeds=inputs_embeds, **keywords)
 
 

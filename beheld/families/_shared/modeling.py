@@ -1,0 +1,47 @@
+"""Pieces of own definitions: media in the places of their placeholders, and the head.
+
+Shapes: B prompts, N positions, H hidden size, E embeddings of an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+def with_media(embeds_BNH: Tensor, ids_BN: Tensor | None, token: int, parts: Sequence[Tensor]) -> Tensor:
+    """Return the embeddings of prompts with those of items (E, H), in the prompts' order, in the places of `token`."""
+    assert ids_BN is not None, "media come with ids"
+    places = (ids_BN == token)[..., None]
+    return embeds_BNH.masked_scatter(places, torch.cat(list(parts)).to(embeds_BNH))
+
+
+class HeadedModel(PreTrainedModel, GenerationMixin):
+    """A model with a head; a subclass sets `model` and `lm_head`.
+
+    generate() computes masks and positions only for a `forward` that names them.
+    """
+
+    model: Any
+    lm_head: Any
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        logits_to_keep: Any = 0,
+        **keywords: Any,
+    ) -> Any:
+        """Return the logits at the positions to keep."""
+        keywords.pop("labels", None)
+        keywords.pop("return_dict", None)
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
