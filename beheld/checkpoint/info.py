@@ -246,27 +246,33 @@ def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
     """The ids of tokens that were added to the tokenizer's own; those that it does not have are left out."""
     if not tokens:
         return frozenset()
-    added = read_json(path / "tokenizer.json").get("added_tokens") or ()
-    return frozenset(entry["id"] for entry in added if entry["content"] in tokens)
+    added = _added_tokens(path)
+    return frozenset(added[token] for token in tokens if token in added)
 
 
 def _token_id(path: Path, token: str) -> int:
-    """The id of a token that was added to the tokenizer's own, by its files in `path`.
+    """The id of a token that was added to the tokenizer's own.
 
     Raises:
-        ModelError: they do not have it.
+        ModelError: its files do not have it.
     """
+    index = _added_tokens(path).get(token)
+    if index is None:
+        raise ModelError(
+            f"The tokenizer has no token {token!r}, which stands for one embedding in a prompt.",
+            "Fetch the checkpoint again: tokenizer_config.json and added_tokens.json, or tokenizer.json, name it.",
+        )
+    return index
+
+
+def _added_tokens(path: Path) -> dict[str, int]:
+    """Token -> id of those that were added to the tokenizer's own, by its files in `path`."""
     named = read_json(path / "tokenizer_config.json").get("added_tokens_decoder") or {}
-    entries = [*(read_json(path / "tokenizer.json").get("added_tokens") or ())]
-    entries += [{"id": int(index), **entry} for index, entry in named.items()]
-    entries += [{"id": index, "content": name} for name, index in read_json(path / "added_tokens.json").items()]
-    for entry in entries:
-        if entry["content"] == token:
-            return int(entry["id"])
-    raise ModelError(
-        f"The tokenizer has no token {token!r}, which stands for one embedding in a prompt.",
-        "Fetch the checkpoint again: tokenizer_config.json and added_tokens.json, or tokenizer.json, name it.",
-    )
+    found: dict[str, int] = dict(read_json(path / "added_tokens.json"))
+    found |= {entry["content"]: int(index) for index, entry in named.items()}
+    return found | {
+        entry["content"]: entry["id"] for entry in read_json(path / "tokenizer.json").get("added_tokens") or ()
+    }
 
 
 def _decoder_start(text: Any, generation: Mapping[str, Any]) -> int:

@@ -11,15 +11,14 @@ answer is computed without a cache, in float32.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "published"
+import published
+
 MODULES = ("config", "image_preprocessing", "preprocessing", "modeling")
 
 
@@ -79,59 +78,38 @@ def stand_in() -> types.ModuleType:
 
 def load(code: Path, tower: dict[str, Any]) -> dict[str, types.ModuleType]:
     """Import the code's modules with the checkpoint's sizes."""
-    package = types.ModuleType(PACKAGE)
-    package.__path__ = [str(code)]
-    sys.modules[PACKAGE] = package
-    found = {}
-    for name in MODULES:
-        source = (code / f"{name}_molmo.py").read_text(encoding="utf-8")
+
+    def edited(name: str, source: str) -> str:
         source = "\n".join(line for line in source.splitlines() if "register_for_auto_class" not in line)
         if name == "modeling":
             for real, tiny in constants(tower):
                 assert real in source, real
                 source = source.replace(real, tiny)
-        full = f"{PACKAGE}.{name}_molmo"
-        module = types.ModuleType(full)
-        module.__package__ = PACKAGE
-        sys.modules[full] = module
-        exec(compile(source, full, "exec"), module.__dict__)
-        found[name] = module
+        return source
+
+    found = published.load_code(code, "molmo", MODULES, edited)
     # It is imported where it is used.
     sys.modules["tensorflow"] = stand_in()
     return found
 
 
-def main() -> None:
-    """Read the command line, ask the code, write the outputs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("code", type=Path)
-    parser.add_argument("outputs", type=Path)
-    options = parser.parse_args()
-
+def answers(folder: Path, code: Path) -> published.Answer:
+    """Return what answers one case; see published.record."""
     import numpy as np
     import torch
-    import transformers
     from PIL import Image
-    from safetensors.torch import load_file
 
-    checkpoint = options.folder / "checkpoint"
-    raw = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    modules = load(options.code, raw["vision_config"])
-    settings = {key: value for key, value in raw.items() if key not in ("vision_config", "torch_dtype", "auto_map")}
-    model = modules["modeling"].MolmoForCausalLM(modules["config"].MolmoConfig(**settings)).eval()
-    weights = {name: weight.float() for name, weight in load_file(checkpoint / "model.safetensors").items()}
+    raw, pixels, weights, tokenizer = published.read_checkpoint(folder)
+    modules = load(code, raw["vision_config"])
+    model = modules["modeling"].MolmoForCausalLM(modules["config"].MolmoConfig(**published.settings(raw))).eval()
     model.load_state_dict(weights)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
     names = ("<im_patch>", "<im_col>", "<im_start>", "<im_end>")
     patch, column, start, end = (tokenizer.convert_tokens_to_ids(name) for name in names)
-    pixels = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))
     kept = ("max_crops", "overlap_margins", "base_image_input_size", "image_token_length_w", "image_token_length_h")
     images = modules["image_preprocessing"].MolmoImageProcessor(**{name: pixels[name] for name in kept})
 
-    found = {}
-    for case in json.loads((options.folder / "cases.json").read_text(encoding="utf-8")):
-        opened = [np.array(Image.open(options.folder / name).convert("RGB")) for name in case["images"]]
+    def answer(case: dict[str, Any]) -> dict[str, Any]:
+        opened = [np.array(Image.open(folder / name).convert("RGB")) for name in case["images"]]
         # As preprocessing_molmo.MolmoProcessor.process does it for a text without its own words around it. Of several
         # images it would add all to the places of the first, so each is prepared alone, and its places are moved.
         prompt = [tokenizer.convert_tokens_to_ids("<|endoftext|>")]
@@ -153,21 +131,12 @@ def main() -> None:
             for name, values in parts.items():
                 values.append(torch.from_numpy(made[name]))
         prompt += tokenizer.encode(" " + case["prompt"], add_special_tokens=False)
-        ids = torch.tensor([prompt])
         seen = {name: torch.cat(values)[None] for name, values in parts.items()} if opened else {}
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        with torch.inference_mode():
-            for _ in range(case["max_tokens"]):
-                logits = model(input_ids=ids, use_cache=False, **seen).logits[0, -1].double().log_softmax(-1)
-                tokens.append(int(logits.argmax()))
-                logprobs.append(round(float(logits.max()), 6))
-                ids = torch.cat([ids, torch.tensor([tokens[-1:]])], dim=1)
-        found[case["name"]] = {"prompt_token_ids": prompt, "token_ids": tokens, "logprobs": logprobs}
-        print(case["name"], tokens, flush=True)
-    told = {"reference": "the published code of molmo", "transformers": transformers.__version__, "options": {}}
-    options.outputs.write_text(json.dumps(told | {"cases": found}, separators=(",", ":")) + "\n", encoding="utf-8")
+        found = published.greedy(model, torch.tensor([prompt]), case["max_tokens"], seen)
+        return {"prompt_token_ids": prompt, **found}
+
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    published.record("molmo", answers, __doc__)

@@ -1,0 +1,98 @@
+"""What recorders of models' own published code share; runs in the environment of that code, without this project."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "published"
+# What answers one case of cases.json.
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def load_code(
+    code: Path, family: str, names: tuple[str, ...], edited: Callable[[str, str], str]
+) -> dict[str, types.ModuleType]:
+    """Import the modules NAME_FAMILY.py of the folder `code`, in this order.
+
+    Args:
+        edited: makes the source that is run from a module's name and its source.
+    """
+    package = types.ModuleType(PACKAGE)
+    package.__path__ = [str(code)]
+    sys.modules[PACKAGE] = package
+    found = {}
+    for name in names:
+        source = edited(name, (code / f"{name}_{family}.py").read_text(encoding="utf-8"))
+        full = f"{PACKAGE}.{name}_{family}"
+        module = types.ModuleType(full)
+        module.__package__ = PACKAGE
+        sys.modules[full] = module
+        exec(compile(source, full, "exec"), module.__dict__)
+        found[name] = module
+    return found
+
+
+def greedy(model: Any, ids: Any, max_tokens: int, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the greedy answer to ids (1, N) and its log-probabilities, computed without a cache."""
+    import torch
+
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    with torch.inference_mode():
+        for _ in range(max_tokens):
+            logits = model(input_ids=ids, use_cache=False, **seen).logits[0, -1].double().log_softmax(-1)
+            tokens.append(int(logits.argmax()))
+            logprobs.append(round(float(logits.max()), 6))
+            ids = torch.cat([ids, torch.tensor([tokens[-1:]])], dim=1)
+    return {"token_ids": tokens, "logprobs": logprobs}
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
+    """Return config.json, preprocessor_config.json, the weights in float32 and the tokenizer of `folder`/checkpoint."""
+    import transformers
+    from safetensors.torch import load_file
+
+    checkpoint = folder / "checkpoint"
+    config, pixels = (
+        json.loads((checkpoint / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("config", "preprocessor_config")
+    )
+    weights = {name: weight.float() for name, weight in load_file(checkpoint / "model.safetensors").items()}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
+    return config, pixels, weights, tokenizer
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of config.json that the published configuration takes."""
+    return {key: value for key, value in config.items() if key not in ("vision_config", "torch_dtype", "auto_map")}
+
+
+def record(
+    family: str, answers: Callable[[Path, Path], Callable[[dict[str, Any]], dict[str, Any]]], about: str
+) -> None:
+    """Read the command line FOLDER CODE OUTPUTS.json, answer the folder's cases, write the outputs.
+
+    Args:
+        answers: makes, from the folder and the code's folder, what answers one case of cases.json.
+        about: the recorder's docstring.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    for name in ("folder", "code", "outputs"):
+        parser.add_argument(name, type=Path)
+    options = parser.parse_args()
+
+    import transformers
+
+    answer = answers(options.folder, options.code)
+    found = {}
+    for case in json.loads((options.folder / "cases.json").read_text(encoding="utf-8")):
+        found[case["name"]] = answer(case)
+        print(case["name"], found[case["name"]]["token_ids"], flush=True)
+    told = {"reference": f"the published code of {family}", "transformers": transformers.__version__, "options": {}}
+    options.outputs.write_text(json.dumps(told | {"cases": found}, separators=(",", ":")) + "\n", encoding="utf-8")
