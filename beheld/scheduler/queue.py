@@ -18,8 +18,8 @@ class _Line:
 
     Attributes:
         heap: those that are not set aside, and some that have ended.
-        num_waiting: how many wait, those set aside included.
-        num_tokens: of all their prompts.
+        num_waiting: how many wait, those set aside and those postponed included.
+        num_tokens: of all their prompts, those postponed left out.
     """
 
     heap: list[tuple[tuple[int, float, int], Sequence]] = field(default_factory=list)
@@ -38,6 +38,7 @@ class WaitingQueue:
         self._lines: dict[str, _Line] = {}
         # In the order in which they were set aside.
         self._aside: dict[Sequence, None] = {}
+        self._postponed: set[Sequence] = set()
         self._num_waiting = 0
 
     def push(self, sequence: Sequence) -> None:
@@ -83,6 +84,23 @@ class WaitingQueue:
             heapq.heappush(self._lines[sequence.request.client].heap, (sequence.order, sequence))
         self._aside.clear()
 
+    def postpone(self, client: str) -> None:
+        """The client's next sequence lets others pass until `resume`."""
+        sequence = self.peek(client)
+        assert sequence is not None, "no sequence to postpone"
+        line = self._lines[client]
+        heapq.heappop(line.heap)
+        line.num_tokens -= sequence.num_prompt
+        self._postponed.add(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Return a postponed sequence to its place, unless it has ended."""
+        if sequence in self._postponed:
+            self._postponed.remove(sequence)
+            line = self._lines[sequence.request.client]
+            heapq.heappush(line.heap, (sequence.order, sequence))
+            line.num_tokens += sequence.num_prompt
+
     @property
     def num_aside(self) -> int:
         """Number of sequences set aside."""
@@ -97,6 +115,9 @@ class WaitingQueue:
         """Forget a waiting sequence that has ended; its status is FINISHED already."""
         assert sequence.status is Status.FINISHED
         self._aside.pop(sequence, None)
+        if sequence in self._postponed:
+            self._postponed.remove(sequence)
+            self._lines[sequence.request.client].num_tokens += sequence.num_prompt
         self._leave(sequence)
         line = self._lines.get(sequence.request.client)
         if line is not None and len(line.heap) > 2 * line.num_waiting + 16:
@@ -119,7 +140,7 @@ class WaitingQueue:
         return self._lines.keys()
 
     def num_tokens(self, client: str) -> int:
-        """Tokens of all waiting prompts of a client."""
+        """Tokens of all waiting prompts of a client, but for those postponed."""
         return self._lines[client].num_tokens
 
     def __len__(self) -> int:
@@ -131,9 +152,10 @@ class WaitingQueue:
         for client, line in self._lines.items():
             living = [entry[1] for entry in line.heap if entry[1].status is Status.WAITING]
             living += [sequence for sequence in self._aside if sequence.request.client == client]
-            assert len(living) == line.num_waiting > 0, "the queue lost count"
+            postponed = [sequence for sequence in self._postponed if sequence.request.client == client]
+            assert len(living) + len(postponed) == line.num_waiting > 0, "the queue lost count"
             assert sum(sequence.num_prompt for sequence in living) == line.num_tokens, "the queue lost count of tokens"
             assert all(sequence.request.client == client for sequence in living), "a sequence waits in another's line"
-            everybody += living
+            everybody += living + postponed
         assert len(everybody) == self._num_waiting, "the queue lost count"
         assert len(set(map(id, everybody))) == len(everybody), "a sequence waits twice"

@@ -47,6 +47,7 @@ from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
+from beheld.scheduler.shared_prefill import SharedPrefills
 from beheld.scheduler.step_builder import Flight, SchedulerStats, StepBuilder
 
 if TYPE_CHECKING:
@@ -58,9 +59,11 @@ _TURNS = 8
 
 
 class _Admitted(Enum):
-    """Whether a waiting sequence was admitted: yes, or its share of the step is too small, or there is no room."""
+    """Whether a waiting sequence was admitted: yes, or it waits for the prefix that another computes, or its share of
+    the step is too small, or there is no room."""
 
     YES = auto()
+    POSTPONED = auto()
     SHARE = auto()
     ROOM = auto()
 
@@ -81,6 +84,7 @@ class Scheduler:
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
         self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
+        self._shared_prefills = SharedPrefills(config.block_size)
         self._loras = LoRAQuota(config.max_loras, 2 * config.max_num_seqs)
         # Client -> requests that have not ended.
         self._clients: Counter[str] = Counter()
@@ -187,6 +191,8 @@ class Scheduler:
 
     def _build_step(self) -> StepBuilder:
         step = StepBuilder(self._config.max_num_batched_tokens)
+        for sequence in self._shared_prefills.ready():
+            self._queue.resume(sequence)
         if len(self._clients) > 1:
             if self._stalled:
                 self._stalled = False
@@ -313,7 +319,9 @@ class Scheduler:
         """Admit in the order of the queue; a sequence that cannot be admitted keeps all later ones waiting."""
         while step.budget > 0 and self._free_rows and self._cache.has_room:
             sequence = self._loras.peek(self._queue, next(iter(self._clients), ""))
-            if sequence is None or sequence.num_in_flight > 0 or self._admit(sequence, step) is not _Admitted.YES:
+            if sequence is None or sequence.num_in_flight > 0:
+                return
+            if self._admit(sequence, step) not in (_Admitted.YES, _Admitted.POSTPONED):
                 return
 
     def _make_place(self, step: StepBuilder) -> list[str]:
@@ -421,6 +429,8 @@ class Scheduler:
                 if admitted is _Admitted.YES:
                     self._num_passed += 1
                     continue
+                if admitted is _Admitted.POSTPONED:
+                    continue
                 if admitted is _Admitted.SHARE:
                     step.defer(sequence)
                 else:
@@ -432,6 +442,9 @@ class Scheduler:
     def _admit(self, sequence: Sequence, step: StepBuilder) -> _Admitted:
         """Give the first sequence of its client a row and its first slice, or neither."""
         num_hit = self._cache.find_hit(sequence)
+        if self._config.prefix_caching and self._shared_prefills.waits(sequence, num_hit):
+            self._queue.postpone(sequence.request.client)
+            return _Admitted.POSTPONED
         start = num_hit * self._config.block_size
         sequence.begin(start)
         most = min(sequence.end, start + step.room(sequence))
@@ -466,6 +479,8 @@ class Scheduler:
                 blocks=self._cache.take_hit(sequence, num_hit),
             )
         )
+        if self._config.prefix_caching:
+            self._shared_prefills.announce(sequence)
         self._compute(sequence, stop, step)
         return _Admitted.YES
 
@@ -663,6 +678,7 @@ class Scheduler:
     def _leave_device(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._loras.leave(sequence)
+        self._shared_prefills.forget(sequence)
         self._cache.free(sequence)
         self._free_rows.append(sequence.row)
         self._released.append(sequence.row)
@@ -745,6 +761,7 @@ class Scheduler:
                 assert not any(sequence.tables), "a waiting sequence holds blocks"
         self._queue.check()
         self._loras.check(self._running)
+        self._shared_prefills.check(self._running)
         self._cache.check(self._running)
         self._encoder_refs.check(self._running)
 

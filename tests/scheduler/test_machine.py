@@ -17,6 +17,7 @@ from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import StepPlan
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.scheduler.scheduler import Scheduler
+from beheld.scheduler.shared_prefill import SharedPrefills
 from tests.fakes import (
     CROSS,
     FULL,
@@ -97,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_loras=st.sampled_from([1, 2]),
         drafts=st.sampled_from([0, 0, 1, 4, 7]),
         clients=st.sampled_from([1, 1, 3]),
+        min_shared=st.sampled_from([4, 8, 128]),
     )
     def begin(
         self,
@@ -113,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_loras: int,
         drafts: int,
         clients: int,
+        min_shared: int,
     ) -> None:
         self.clients = clients
         self.info = fake_info(*groups, atomic_spans=atomic)
@@ -130,6 +133,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         capacity = fake_capacity(self.info, self.config, num_blocks)
         self.most_positions = (num_blocks - 1) * 4 if FULL in groups else max_model_len
         self.scheduler = Scheduler(self.config, self.info, capacity)
+        # Prompts are short here.
+        self.scheduler._shared_prefills = SharedPrefills(self.config.block_size, min_shared)
         self.runner = FakeRunner(self.config, self.info, capacity)
         self.runner.broken_tokens = {BROKEN_TOKEN}
         self.runner.broken_digests = {BAD.digest, BAD_BESIDE.digest}
