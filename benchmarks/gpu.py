@@ -1,6 +1,6 @@
 """Offline speed on one GPU: the workloads of docs/explanation/measurements.md, on real shapes with random weights.
 
-    python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,sampled,images,four]
+    python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,sampled,images,four,answers,shared,long]
         [--transformers]
 
 Prints one JSON line per workload. All runs but `sampled` are greedy, all `ignore_eos`, bfloat16; pictures are 448x448
@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.shapes import SHAPES, checkpoint, prompt
 
-WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "images", "four")
+WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "images", "four", "answers", "shared", "long")
 # As many models' own settings have it.
 SAMPLED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
 
@@ -46,7 +46,7 @@ class Bench:
         from beheld import LLM, SamplingParams
 
         imported = time.perf_counter()
-        length = 16384 if size == "onevision" else 4096
+        length = options.pop("max_model_len", 16384 if size == "onevision" else 4096)
         self.llm = LLM(str(path), load_format="dummy", max_model_len=length, max_num_seqs=256, seed=0, **options)
         self.import_s, self.start_s = imported - start, time.perf_counter() - imported
         self._params = SamplingParams
@@ -107,6 +107,26 @@ class Bench:
         """64 requests with four new pictures each, 32 tokens out: pictures per second."""
         self.run(self.image_prompts(4, 8, 4), 4)
         return {"pictures_per_s": 256 / self.run(self.image_prompts(64, 9, 4), 32)}
+
+    def answers(self) -> dict[str, float]:
+        """64 new pictures, four answers of 96 tokens to each: output tokens per second, at once and warmed up."""
+        first, second = (self.run(self.image_prompts(64, seed), 96, n=4) for seed in (14, 15))
+        return {"output_tokens_per_s_first": 256 * 96 / first, "output_tokens_per_s": 256 * 96 / second}
+
+    def shared(self) -> dict[str, float]:
+        """256 requests that share 2,048 tokens and have 64 of their own, 128 out: requests per second."""
+        rates = []
+        for seed in (16, 18):
+            (common,) = self.text_prompts(1, 2048, seed)
+            own = self.text_prompts(256, 64, seed + 1)
+            prompts = [{"prompt_token_ids": common["prompt_token_ids"] + each["prompt_token_ids"]} for each in own]
+            rates.append(256 / self.run(prompts, 128))
+        return {"requests_per_s_first": rates[0], "requests_per_s": rates[1]}
+
+    def long(self) -> dict[str, float]:
+        """16 prompts of 12,000 tokens, 128 out: seconds. Needs `--option max_model_len=16384`."""
+        first, second = (self.run(self.text_prompts(16, 12_000, seed), 128) for seed in (20, 21))
+        return {"first_s": first, "s": second}
 
     def first_token(self) -> dict[str, float]:
         """One request with a new picture: milliseconds to its first token, median of nine; and its prompt's length."""
