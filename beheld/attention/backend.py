@@ -25,6 +25,8 @@ class GroupMetadata:
         extra: what a backend prepares once per step for all layers of the group.
         ahead: how far layers look ahead within AttnMetadata.both_ways: "ranges" within each range, "joint" also into a
             sequence's other ranges, "never" not at all.
+        shared_B: int32, on the device, how many of its first positions each decoding sequence shares with neighbours;
+            see triton_shared.py. None if nobody asks.
     """
 
     slots_T: Tensor
@@ -34,6 +36,7 @@ class GroupMetadata:
     ahead: str = "ranges"
     chunk: int | None = None
     kv_heads: int | None = None
+    shared_B: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -117,6 +120,9 @@ class AttentionBackend(Protocol):
     captures_prefill: bool
     # Whether `store` may be called in a step in which some sequences decode.
     stores_with_decodes: bool
+    # How many neighbours may share a prefix, see GroupMetadata.shared_B, and how many positions make it worth it; None
+    # if the backend takes no notice of them.
+    shares: tuple[int, int] | None
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""

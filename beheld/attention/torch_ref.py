@@ -22,6 +22,7 @@ class TorchBackend:
     captures_prefill = False
     # Dense copies of decoding sequences would miss a column.
     stores_with_decodes = False
+    shares: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self._dense = DenseDecodeCache()

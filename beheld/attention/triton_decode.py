@@ -26,9 +26,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV
 from beheld.attention.triton_math import accumulate, capped, join, products, unit
+from beheld.attention.triton_shared import (
+    MAX_ROWS,
+    MIN_PART,
+    NEIGHBOURS,
+    chunk_of,
+    decode_shared,
+    max_parts_of,
+)
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
-# first item. Eight numbers fill one memory sector.
+# first line in the workspace. Eight numbers fill one memory sector.
 _FIELDS = 8
 # A shorter part costs more to join than it saves in reading; with few sequences the device has idle programs to spare.
 _MIN_CHUNK = 128
@@ -42,13 +50,29 @@ _NO_WINDOW = 1 << 30
 
 
 @dataclass(eq=False)
+class SharedPlan:
+    """Prefixes that neighbours share.
+
+    Attributes:
+        shared_B, lines_B2: see decode_shared.
+        max_parts: the most parts of a prefix.
+    """
+
+    shared_B: Tensor
+    lines_B2: Tensor
+    max_parts: int
+
+
+@dataclass(eq=False)
 class DecodePlan:
     """What all layers of a group share in one step.
 
     Attributes:
         items_W8: the work items, int32; made on the device.
+        num_lines: lines of the workspace, one for each part. Without shared prefixes item i has line i.
         arrived_BK: the number of finished parts, zero between launches.
         acc_WHC, sums_WH2: workspace for the parts' results, made by the first layer, which knows its shape.
+        shared: what sequences share in this step; None if it is not asked for.
         settled: whether the items and block tables were made before the step's layers, with a kernel in between that
             does not start early, such as the embeddings'. Waiting for the previous kernel is not enough if it signals
             before its end.
@@ -56,17 +80,26 @@ class DecodePlan:
     """
 
     items_W8: Tensor
+    num_lines: int
     arrived_BK: Tensor
     crowded: bool
+    shared: SharedPlan | None = None
     workspace: tuple[Tensor, Tensor] | None = None
     settled: bool = False
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "num_counters", "target_items", "window", "span", "min_chunk"])
+@triton.jit(
+    do_not_specialize=[
+        *("num_rows", "num_items", "num_counters", "target_items", "window", "span", "min_chunk"),
+        *("max_shared_parts", "min_shared_part"),
+    ]
+)
 def _plan(
     lengths_ptr,
     items_ptr,
     arrived_ptr,
+    shared_ptr,
+    lines_ptr,
     num_rows,
     num_items,
     num_counters,
@@ -74,19 +107,23 @@ def _plan(
     window,
     span,
     min_chunk,
+    max_shared_parts,
+    min_shared_part,
     ROWS: tl.constexpr,
     ITEMS: tl.constexpr,
     COUNTERS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program cuts the cached positions of all rows into about `target_items` items."""
+    """One program cuts the cached positions of all rows, but for those shared, into about `target_items` items."""
     row_B = tl.arange(0, ROWS)
     inside_B = row_B < num_rows
     length_B = tl.load(lengths_ptr + row_B, mask=inside_B, other=1)
     stop_B = tl.maximum(length_B - 1, 0)
     # Within its window, a query sees only positions from the last multiple of its span on.
     first_B = tl.maximum(length_B - window, stop_B // span * span)
+    if shared_ptr is not None:
+        first_B = tl.load(shared_ptr + row_B, mask=inside_B, other=0)
     seen_B = tl.maximum(stop_B - first_B, 0)
     share = tl.cdiv(tl.sum(seen_B, 0), target_items)
     chunk = tl.maximum(tl.cdiv(share, TILE) * TILE, min_chunk)
@@ -96,15 +133,22 @@ def _plan(
     chunk_B = tl.maximum(chunk_B, TILE)
     parts_B = tl.where(inside_B, tl.maximum(tl.cdiv(seen_B, chunk_B), 1), 0)
     item_B = tl.cumsum(parts_B, 0) - parts_B
+    line_B, before_B, all_B = item_B, tl.zeros_like(row_B), parts_B
+    if shared_ptr is not None:
+        before_B = tl.cdiv(first_B, chunk_of(first_B, max_shared_parts, min_shared_part, TILE))
+        all_B = parts_B + before_B
+        line_B = tl.cumsum(all_B, 0) - all_B
+        tl.store(lines_ptr + row_B * 2, line_B, mask=inside_B)
+        tl.store(lines_ptr + row_B * 2 + 1, all_B, mask=inside_B)
     for part in range(tl.max(parts_B, 0)):
         at_B = items_ptr + (item_B + part) * 8
         here_B = part < parts_B
         tl.store(at_B + 0, row_B, mask=here_B)
         tl.store(at_B + 1, first_B + part * chunk_B, mask=here_B)
         tl.store(at_B + 2, tl.minimum(first_B + (part + 1) * chunk_B, stop_B), mask=here_B)
-        tl.store(at_B + 3, tl.zeros_like(row_B) + part, mask=here_B)
-        tl.store(at_B + 4, parts_B, mask=here_B)
-        tl.store(at_B + 5, item_B, mask=here_B)
+        tl.store(at_B + 3, before_B + part, mask=here_B)
+        tl.store(at_B + 4, all_B, mask=here_B)
+        tl.store(at_B + 5, line_B, mask=here_B)
     spare_W = tl.arange(0, ITEMS)
     tl.store(
         items_ptr + spare_W * 8 + 4,
@@ -222,7 +266,7 @@ def _decode(
     stop = tl.load(items_ptr + item * 8 + 2)
     part = tl.load(items_ptr + item * 8 + 3)
     parts = tl.load(items_ptr + item * 8 + 4)
-    first_item = tl.load(items_ptr + item * 8 + 5)
+    first_line = tl.load(items_ptr + item * 8 + 5)
     if parts == 0:
         return
     heads_R = tl.arange(0, ROWS)
@@ -296,7 +340,7 @@ def _decode(
     if parts == 1:
         tl.store(out_RC, acc_RC / l_R[:, None], mask=inside_RD)
     else:
-        line_R = (item * KV_HEADS + head) * GROUP + heads_R
+        line_R = ((first_line + part) * KV_HEADS + head) * GROUP + heads_R
         tl.store(acc_ptr + line_R[:, None] * V_SIZE + d_C[None, :], acc_RC, mask=inside_RD)
         tl.store(sums_ptr + line_R * 2, m_R * factor, mask=heads_R < GROUP)
         tl.store(sums_ptr + line_R * 2 + 1, l_R, mask=heads_R < GROUP)
@@ -304,12 +348,19 @@ def _decode(
         tl.debug_barrier()
         counter_ptr = arrived_ptr + row * KV_HEADS + head
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
-            joined_RC = join(acc_ptr, sums_ptr, first_item, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS)
+            joined_RC = join(acc_ptr, sums_ptr, first_line, parts, head, KV_HEADS, GROUP, V_SIZE, ROWS, V_WIDTH, PARTS)
             tl.store(out_RC, joined_RC, mask=inside_RD)
             tl.store(counter_ptr, 0)
 
 
-def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads: int, num_programs: int) -> DecodePlan:
+def plan_decode(
+    group: GroupMetadata,
+    lengths_B: Tensor,
+    num_rows: int,
+    kv_heads: int,
+    num_programs: int,
+    shared_B: Tensor | None = None,
+) -> DecodePlan:
     """Cut the first `num_rows` sequences' cached positions into items for about `num_programs` programs.
 
     Nothing is read back, and all shapes follow from `num_rows` and `num_programs`.
@@ -319,10 +370,18 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
     num_items, num_counters = num_rows + target, num_rows * kv_heads
     items_W8 = torch.empty((num_items, _FIELDS), dtype=torch.int32, device=device)
     arrived_BK = torch.empty((num_rows, kv_heads), dtype=torch.int32, device=device)
+    shared, num_lines = None, num_items
+    if shared_B is not None:
+        max_parts = max_parts_of(num_rows, kv_heads, num_programs)
+        lines_B2 = torch.empty((num_rows, 2), dtype=torch.int32, device=device)
+        shared = SharedPlan(shared_B, lines_B2, max_parts)
+        num_lines += num_rows * max_parts
     _plan[(1,)](
         lengths_B,
         items_W8,
         arrived_BK,
+        None if shared is None else shared.shared_B,
+        None if shared is None else shared.lines_B2,
         num_rows,
         num_items,
         num_counters,
@@ -330,6 +389,8 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         group.window or _NO_WINDOW,
         group.chunk or _NO_WINDOW,
         _MIN_CHUNK_OF_FEW if num_rows <= _FEW else _MIN_CHUNK,
+        1 if shared is None else shared.max_parts,
+        MIN_PART,
         _padded(num_rows),
         _padded(num_items),
         _padded(num_counters),
@@ -338,7 +399,13 @@ def plan_decode(group: GroupMetadata, lengths_B: Tensor, num_rows: int, kv_heads
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return DecodePlan(items_W8, arrived_BK, crowded=2 * num_counters > num_programs)
+    return DecodePlan(items_W8, num_lines, arrived_BK, crowded=2 * num_counters > num_programs, shared=shared)
+
+
+def can_share(heads: int, kv_heads: int, size: int) -> bool:
+    """True if a program has room for the queries of neighbours, in registers and in shared memory."""
+    rows = triton.next_power_of_2(NEIGHBOURS * (heads // kv_heads))
+    return rows <= MAX_ROWS and size <= 256 and rows * triton.next_power_of_2(size) <= MAX_ROWS * 128
 
 
 def _padded(count: int) -> int:
@@ -369,6 +436,13 @@ def decode(
     v_size = kv.values.shape[3]
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
     tile, warps, stages = shape_of(width, kv.keys.element_size(), plan.crowded)
+    workspace = _workspace(plan, heads, v_size, q_THC.device)
+    if plan.shared is not None:
+        shared = plan.shared
+        decode_shared(
+            *(q_THC, out_THC, kv, group, shared.shared_B, shared.lines_B2, plan.arrived_BK, workspace),
+            *(shared.max_parts, scale, softcap),
+        )
     _decode[(kv_heads, plan.items_W8.shape[0])](
         q_THC,
         k_TKC,
@@ -379,7 +453,7 @@ def decode(
         plan.items_W8,
         group.slots_T,
         group.tables_BN,
-        *_workspace(plan, heads, v_size, q_THC.device),
+        *workspace,
         plan.arrived_BK,
         scale,
         softcap or 0.0,
@@ -409,10 +483,9 @@ def decode(
 
 def _workspace(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     if plan.workspace is None:
-        num_items = plan.items_W8.shape[0]
         plan.workspace = (
-            torch.empty((num_items, heads, v_size), dtype=torch.float32, device=device),
-            torch.empty((num_items, heads, 2), dtype=torch.float32, device=device),
+            torch.empty((plan.num_lines, heads, v_size), dtype=torch.float32, device=device),
+            torch.empty((plan.num_lines, heads, 2), dtype=torch.float32, device=device),
         )
     return plan.workspace
 

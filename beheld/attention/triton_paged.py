@@ -14,8 +14,9 @@ from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.store import store
-from beheld.attention.triton_decode import DecodePlan, decode, plan_decode
+from beheld.attention.triton_decode import DecodePlan, can_share, decode, plan_decode
 from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, make_tiles_on_device, prefill, shape_of
+from beheld.attention.triton_shared import MIN_SHARED, NEIGHBOURS
 from beheld.platform.platform import KernelFacts
 from beheld.platform.registry import platform_of
 
@@ -29,6 +30,7 @@ class TritonBackend:
     name = "triton"
     captures_prefill = True
     stores_with_decodes = True
+    shares: tuple[int, int] | None = (NEIGHBOURS, MIN_SHARED)
 
     def __init__(self) -> None:
         self._facts: dict[torch.device, KernelFacts] = {}
@@ -56,7 +58,7 @@ class TritonBackend:
         out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
         decodes = metadata.num_decodes
         if decodes:
-            plan = self._decode_plan(metadata, group, kv.keys.shape[2])
+            plan = self._decode_plan(metadata, group, kv.keys.shape[2], (q_THC.shape[1], q_THC.shape[2]))
             early = self._facts_of(q_THC.device).early_launch
             decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, early=early)
         if len(metadata.starts) > decodes:
@@ -72,12 +74,19 @@ class TritonBackend:
         """See AttentionBackend."""
         store(_dense_heads(k_TKC), _dense_heads(v_TKC), kv, metadata.groups[kv.group].slots_T)
 
-    def _decode_plan(self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int) -> DecodePlan:
-        """Return the shared data of the group, made by its first layer unless `begin` made it."""
+    def _decode_plan(
+        self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int, queries: tuple[int, int] | None = None
+    ) -> DecodePlan:
+        """Return the shared data of the group, made by its first layer unless `begin` made it.
+
+        Args:
+            queries: query heads and their size; None if the caller does not look for shared prefixes.
+        """
         plan = group.extra.get("decode")
         if plan is None:
             programs = _PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
-            plan = plan_decode(group, metadata.lengths_B, metadata.num_decodes, kv_heads, programs)
+            shared_B = None if queries is None or not can_share(queries[0], kv_heads, queries[1]) else group.shared_B
+            plan = plan_decode(group, metadata.lengths_B, metadata.num_decodes, kv_heads, programs, shared_B)
             group.extra["decode"] = plan
         assert isinstance(plan, DecodePlan)
         assert plan.arrived_BK.shape[1] == kv_heads, "layers of one group have the same heads"

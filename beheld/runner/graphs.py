@@ -26,6 +26,7 @@ from beheld.platform.registry import platform_of
 from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.capture import capture
 from beheld.runner.rows import Rows
+from beheld.runner.shared_prefixes import SharedPrefixes
 from beheld.runner.staging import Ring, to_device
 from beheld.sample.sampler import greedy
 from beheld.utils.log import get_logger
@@ -33,8 +34,10 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 # Rows of the small input: which row, its length, its position, its LoRA slot, where its newest token stands and where
-# the next one will (Rows.newest_places), then one slot per KV group.
-_FIELDS = 6
+# the next one will (Rows.newest_places), how many positions it shares with neighbours, then one slot per KV group.
+_FIELDS = 7
+# Sequences from which on graphs for shared prefixes are captured, of few sizes.
+_MIN_SHARING = 16
 # Graphs of more rows share one place for their logits, which costs a copy: 1,024 rows take half a gigabyte for a
 # vocabulary of 262,144, and each graph would keep its own.
 _OWN_LOGITS = 512
@@ -49,11 +52,20 @@ def ladder(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def kept_rows(most: int, num_kinds: int) -> int:
-    """Rows of logits that the graphs of up to `most` sequences keep, with or without adapters (`num_kinds`)."""
+def sharing_ladder(most: int) -> list[int]:
+    """Batch sizes to capture for sequences that share prefixes."""
+    return [size for size in ladder(most) if size >= _MIN_SHARING and (size & (size - 1) == 0 or size == most)]
+
+
+def kept_rows(most: int, num_kinds: int, *, sharing: bool) -> int:
+    """Rows of logits that the graphs of up to `most` sequences keep, with or without adapters (`num_kinds`), and with
+    graphs for shared prefixes (`sharing`) or without."""
     sizes = ladder(most)
     shared = sizes[-1] if _shares_logits(sizes[-1]) else 0
-    return num_kinds * sum(size for size in sizes if not _shares_logits(size)) + shared
+    own = num_kinds * sum(size for size in sizes if not _shares_logits(size))
+    if sharing:
+        own += sum(size for size in sharing_ladder(most) if not _shares_logits(size))
+    return own + shared
 
 
 def _shares_logits(size: int) -> bool:
@@ -82,6 +94,7 @@ class DecodeGraphs:
         self._block_size = config.block_size
         self._rows = rows
         self._sizes = ladder(config.max_num_seqs)
+        self._sharing_sizes = sharing_ladder(config.max_num_seqs)
         device, most = adapter.device, self._sizes[-1]
         fields = _FIELDS + self._num_groups
         self._input_FB = torch.zeros(fields, most, dtype=torch.int64, device=device)
@@ -89,8 +102,9 @@ class DecodeGraphs:
         self._bounds_B1 = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.tables_GRN = torch.tensor(rows.tables_GRN, device=device)
         self._logits_BV: Tensor | None = None
-        # By whether rows may have LoRA adapters, and by size.
+        # By whether rows may have LoRA adapters or share prefixes, and by size.
         self._kinds = ("plain",) if adapter.lora is None else ("plain", "lora")
+        self._prefixes = self._find_prefixes(config) if config.prefix_caching else None
         self._graphs: dict[tuple[str, int], tuple[Graph, tuple[Tensor, tuple[Tensor, Tensor]]]] = {}
         none, turn = np.zeros(0, dtype=np.int64), self._ring.turn()
         self._fill(self._ring.buffers[turn].numpy(), none, none)
@@ -101,6 +115,10 @@ class DecodeGraphs:
         wanted = [(kind, size) for size in reversed(self._sizes) for kind in self._kinds]
         # A single row is compiled apart, and so are adapters.
         first = [*((kind, 1) for kind in self._kinds), *((kind, self._sizes[-1]) for kind in self._kinds)]
+        if self._prefixes is not None:
+            sharing = [("sharing", size) for size in reversed(self._sharing_sizes)]
+            wanted += sharing
+            first += sharing[:1]
         self._graphs = capture(
             wanted,
             self._step,
@@ -113,7 +131,7 @@ class DecodeGraphs:
     def _step(self, wanted: tuple[str, int]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The decode step itself, on the tensors that stay in place: logits (B, V), and what `greedy` makes of them."""
         kind, size = wanted
-        rows_B, lengths_B, position_B, slots_B, newest_B, _ = self._input_FB[:_FIELDS, :size]
+        rows_B, lengths_B, position_B, slots_B, newest_B, _, shared_B = self._input_FB[:_FIELDS, :size]
         ids_B = self._rows.newest_P.index_select(0, newest_B)
         slots_GB = [self._input_FB[_FIELDS + index, :size] for index in range(self._num_groups)]
         tables_GBN = [self.tables_GRN[index].index_select(0, rows_B) for index in range(self._num_groups)]
@@ -127,6 +145,9 @@ class DecodeGraphs:
             groups=self._caches.metadata(slots_GB, tables_GBN, early=size == 1),
             block_size=self._block_size,
         )
+        if kind == "sharing":
+            for index in self._unwindowed:
+                metadata.groups[index].shared_B = shared_B.int()
         self._backend.begin(metadata)
         lora = self._adapter.lora.slots(slots_B) if kind == "lora" and self._adapter.lora is not None else None
         with forward_context(ForwardContext(self._backend, metadata, self._kv, lora)):
@@ -154,12 +175,18 @@ class DecodeGraphs:
         starts = np.fromiter((s.start for s in slices), dtype=np.int64, count=count)
         if (starts < self._rows.known_R[rows]).any() or (starts < self._rows.media_stop_R[rows]).any():
             return None
-        size = next(size for size in self._sizes if size >= count)
+        kind, sizes, shared = "plain", self._sizes, None
+        if self._rows.lora_slots_R[rows].any():
+            kind = "lora"
+        elif self._prefixes is not None and count >= _MIN_SHARING:
+            shared = self._prefixes.find(rows, starts)
+            if shared is not None:
+                kind, sizes = "sharing", self._sharing_sizes
+        size = next(size for size in sizes if size >= count)
         self.refresh_tables()
         turn = self._ring.turn()
-        self._fill(self._ring.buffers[turn].numpy(), rows, starts)
+        self._fill(self._ring.buffers[turn].numpy(), rows, starts, shared)
         self._ring.send(turn, self._input_FB)
-        kind = "lora" if self._rows.lora_slots_R[rows].any() else "plain"
         graph, (logits_BV, (ids_B, nan_B)) = self._graphs[kind, size]
         graph.replay()
         return logits_BV[:count], self._input_FB[5, :count], (ids_B[:count], nan_B[:count])
@@ -174,10 +201,24 @@ class DecodeGraphs:
         self.tables_GRN.view(-1).index_copy_(0, index, values.int())
         self._rows.forget_changes()
 
-    def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:
+    def _find_prefixes(self, config: EngineConfig) -> SharedPrefixes | None:
+        """What looks for shared prefixes; None if the backend takes no notice of them, or there are too few rows."""
+        if self._backend.shares is None or not self._sharing_sizes:
+            return None
+        # Windows may begin within a prefix.
+        nothing = torch.zeros(1, 1, dtype=torch.int32, device=self._adapter.device)
+        groups = self._caches.metadata([nothing[0]] * self._num_groups, [nothing] * self._num_groups)
+        self._unwindowed = [i for i, group in enumerate(groups) if group.window is None and group.chunk is None]
+        neighbours, least = self._backend.shares
+        return SharedPrefixes(
+            self._rows, self._unwindowed, config.block_size, num_neighbours=neighbours, min_positions=least
+        )
+
+    def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray, shared: np.ndarray | None = None) -> None:
         """Write one step's small input; padding has length 1 and slot 0, so it reads and writes nothing that counts."""
         count, size = len(rows), self._block_size
         fields[:, count:] = 0
+        fields[6] = 0
         fields[1, count:] = 1
         fields[0, :count] = rows
         fields[1, :count] = starts + 1
@@ -185,6 +226,8 @@ class DecodeGraphs:
         fields[3, :count] = self._rows.lora_slots_R[rows]
         fields[4, :count] = self._rows.newest_places(rows, starts)
         fields[5, :count] = self._rows.newest_places(rows, starts + 1)
+        if shared is not None:
+            fields[6, :count] = shared
         for index in range(self._num_groups):
             blocks = self._rows.tables_GRN[index, rows, starts // size]
             fields[_FIELDS + index, :count] = blocks.astype(np.int64) * size + starts % size

@@ -90,7 +90,8 @@ def measure(
 
 def graph_rows(config: EngineConfig) -> int:
     """Rows of logits that graphs keep: those of decode steps, with adapters another set, and those of other steps."""
-    decode = graphs.kept_rows(config.max_num_seqs, 1 if config.max_loras == 0 else 2)
+    num_kinds = 1 if config.max_loras == 0 else 2
+    decode = graphs.kept_rows(config.max_num_seqs, num_kinds, sharing=config.prefix_caching)
     return decode + (mixed_graphs.kept_rows(config) if mixed_graphs.MixedGraphs.worth(config) else 0)
 
 

@@ -5,7 +5,6 @@ Shapes: R rows, G KV groups, N blocks of a table, X position axes, P places of n
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +50,7 @@ class Rows:
     Attributes:
         newest_P: int64, on the device; `newest_places` says where the token at a position stands.
         tables_GRN: block tables on the host.
+        num_admitted: admissions since the start.
         known_R, delta_R, media_stop_R, lora_slots_R: of each row, the number of tokens known on the host, Row.delta,
             where its last media span ends, and the slot of its LoRA adapter (0: none); on the host.
     """
@@ -58,7 +58,7 @@ class Rows:
     def __init__(self, adapter: ModelAdapter, num_rows: int, num_groups: int, blocks_per_row: int) -> None:
         self._adapter = adapter
         self._rows: list[Row | None] = [None] * num_rows
-        self._serials = itertools.count()
+        self.num_admitted = 0
         self.newest_P = torch.zeros(2 * num_rows, dtype=torch.int64, device=adapter.device)
         self.tables_GRN = np.zeros((num_groups, num_rows, blocks_per_row), dtype=np.int32)
         self.known_R = np.zeros(num_rows, dtype=np.int64)
@@ -118,6 +118,7 @@ class Rows:
             tail = self.position_of(np.arange(admission.num_prompt, len(admission.token_ids)), delta)
             positions_XN = np.concatenate([positions_XN, np.broadcast_to(tail, (len(positions_XN), extra))], axis=1)
         row = admission.row
+        self.num_admitted += 1
         for group, blocks in enumerate(admission.blocks):
             self._write(group, row, 0, blocks)
         self.known_R[row] = len(admission.token_ids)
@@ -130,7 +131,7 @@ class Rows:
             delta=delta,
             spans=admission.spans,
             params=admission.params,
-            serial=next(self._serials),
+            serial=self.num_admitted,
             cross_views=self._adapter.cross_views(admission.spans, admission.num_prompt),
         )
 

@@ -101,3 +101,17 @@ def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
                 out[token, head] = torch.softmax(scores, 0) @ v[first : position + 1, head // heads_per_kv].double()
             token += 1
     return out
+
+
+def share(case: Case, prefixes: dict[int, tuple[list[int], int]]) -> None:
+    """Let sequences have the first positions of another: owner -> (sequences, positions, in whole blocks)."""
+    group = case.metadata.groups[0]
+    shared_B = torch.zeros(case.metadata.num_decodes, dtype=torch.int32, device=group.tables_BN.device)
+    for owner, (sequences, count) in prefixes.items():
+        num_blocks = count // case.metadata.block_size
+        shared_B[[owner, *sequences]] = count
+        for sequence in sequences:
+            group.tables_BN[sequence, :num_blocks] = group.tables_BN[owner, :num_blocks]
+            for own, of_owner in zip(case.history[sequence], case.history[owner], strict=True):
+                own[:count] = of_owner[:count]
+    group.shared_B = shared_B

@@ -15,7 +15,7 @@ from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
 from beheld.attention.triton_tower import attend_windows
 from beheld.platform.registry import CPU
-from tests.attention.naive import Case, expected, make_case
+from tests.attention.naive import Case, expected, make_case, share
 
 MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
 SPLIT = [(0, 1), (600, 601), (130, 131)]
@@ -62,6 +62,25 @@ def test_a_plan_made_before_all_layers(
 @pytest.mark.parametrize("chunk", [1, 6, 20, 150])
 def test_a_chunk_hides_what_was_before_it(pieces: list[tuple[int, int]], chunk: int) -> None:
     case = make_case(pieces, heads=6, kv_heads=2, window=chunk, chunk=chunk)
+    check(case, run(case))
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (None, 5.0)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (16, 1)])
+@pytest.mark.parametrize("count", [16, 296, 696])
+def test_neighbours_share_a_prefix(
+    count: int, heads: int, kv_heads: int, window: int | None, softcap: float | None
+) -> None:
+    lengths = [count + own for own in (1, 7, 30, 150, 2, 1, 9, 64, 1, 300, 2)]
+    case = make_case([(n - 1, n) for n in lengths] + [(0, 5)], heads=heads, kv_heads=kv_heads, window=window)
+    # Not all of the first eight share; of the second eight, two.
+    share(case, {1: ([2, 4, 5, 7], count), 8: ([10], count // 16 * 8)})
+    check(case, run(case, softcap), softcap)
+
+
+def test_none_of_the_neighbours_shares_a_prefix() -> None:
+    case = make_case(SPLIT, heads=6, kv_heads=2)
+    share(case, {})
     check(case, run(case))
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attention.naive import Case, make_case
+from tests.attention.naive import Case, make_case, share
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
@@ -120,6 +120,38 @@ def make(
         dtype=dtype,
         seed=size + heads,
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (USUAL, HALF),
+        ((14, 2, 64, 32), HALF),
+        ((8, 4, 256, 16), HALF),
+        ((6, 3, 96, 16), FULL),
+        ((28, 4, 128, 16), HALF),
+        ((16, 4, 512, 16), HALF),
+    ],
+)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_neighbours_share_a_prefix(shape: Shape, dtype: torch.dtype, softcap: float | None) -> None:
+    heads, kv_heads, size, block_size = shape
+    lengths = [2048 + own for own in (1, 7, 30, 150, 2, 1, 9, 64, 1, 300, 2)] + [3, 800]
+    case = make_case(
+        [(n - 1, n) for n in lengths],
+        heads=heads,
+        kv_heads=kv_heads,
+        size=size,
+        block_size=block_size,
+        device="cuda",
+        dtype=dtype,
+    )
+    share(case, {1: ([2, 4, 5, 7], 2048), 8: ([10], 512)})
+    backend = TritonBackend()
+    backend.begin(case.metadata)
+    for _ in range(2):
+        out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.1, softcap)
+    check(case, out, softcap)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), SHAPES, ids=str)

@@ -55,6 +55,7 @@ class DeviceReader:
     name = "device reader"
     captures_prefill = False
     stores_with_decodes = False
+    shares: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self._backend = TorchBackend()
@@ -116,7 +117,7 @@ def rows_held(logits: Iterable[Tensor]) -> int:
 
 def test_what_is_reserved_is_what_graphs_hold(engines: tuple[LLM, LLM, DecodeGraphs]) -> None:
     *_, made = engines
-    assert rows_held(out[0] for _, out in made._graphs.values()) == graphs.kept_rows(ROWS, 1)
+    assert rows_held(out[0] for _, out in made._graphs.values()) == graphs.kept_rows(ROWS, 1, sharing=False)
 
 
 def requests(chance: np.random.Generator, count: int) -> list[Any]:
@@ -273,16 +274,18 @@ def test_the_small_input_of_a_step(engines: tuple[LLM, LLM, DecodeGraphs]) -> No
     chance = np.random.default_rng(7)
     rows.tables_GRN[:] = chance.integers(1, 1000, size=rows.tables_GRN.shape)
     rows.delta_R[:] = chance.integers(-9, 1, size=ROWS)
-    fields = np.full((6 + made._num_groups, ROWS), 77, dtype=np.int64)
+    fields = np.full((7 + made._num_groups, ROWS), 77, dtype=np.int64)
     which, starts = np.array([5, 0, 11]), np.array([0, 33, 71])
     made._fill(fields, which, starts)
     for b, (row, start) in enumerate(zip(which, starts, strict=True)):
         assert fields[:4, b].tolist() == [row, start + 1, start + rows.delta_R[row], 0]
-        assert fields[4:6, b].tolist() == [row + start % 2 * ROWS, row + (start + 1) % 2 * ROWS]
+        assert fields[4:7, b].tolist() == [row + start % 2 * ROWS, row + (start + 1) % 2 * ROWS, 0]
         for group in range(made._num_groups):
-            slot = fields[6 + group, b]
+            slot = fields[7 + group, b]
             assert slot // size == rows.tables_GRN[group, row, start // size]
             assert slot % size == start % size
+    made._fill(fields, which, starts, np.array([0, 32, 32]))
+    assert fields[6].tolist() == [0, 32, 32] + [0] * (ROWS - 3)
     padding = fields[:, 3:]
     assert (padding[1] == 1).all()
     assert (padding[[0, *range(2, len(fields))]] == 0).all()
@@ -331,9 +334,69 @@ def test_large_graphs_have_one_place_for_their_logits(
     places = {size: out[0].data_ptr() for (_, size), (_, out) in made._graphs.items()}
     assert places[ROWS] == places[8]
     assert len({places[ROWS], places[4], places[2], places[1]}) == 4
-    assert rows_held(out[0] for _, out in made._graphs.values()) == graphs.kept_rows(ROWS, 1) == ROWS + 4 + 2 + 1
+    kept = graphs.kept_rows(ROWS, 1, sharing=False)
+    assert rows_held(out[0] for _, out in made._graphs.values()) == kept == ROWS + 4 + 2 + 1
     prompts = requests(np.random.default_rng(8), 14)
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=8, ignore_eos=True)
     want = [output.outputs[0].token_ids for output in quick.generate(prompts, params, use_tqdm=False)]
     monkeypatch.setattr(runner, "_graphs", made)
     assert [output.outputs[0].token_ids for output in quick.generate(prompts, params, use_tqdm=False)] == want
+
+
+class SharedReader(DeviceReader):
+    """Checks what it is told of shared prefixes against the tables."""
+
+    shares = (4, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_shared = 0
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        super().begin(metadata)
+        for group in metadata.groups:
+            if group.shared_B is None:
+                continue
+            assert group.window is None
+            for first in range(0, len(group.shared_B), 4):
+                shared = group.shared_B[first : first + 4]
+                tables = group.tables_BN[first : first + 4][shared > 0]
+                assert len(shared[shared > 0].unique()) <= 1
+                assert (shared < metadata.lengths_B[first : first + 4]).all()
+                if len(tables):
+                    count = int(shared.max()) // metadata.block_size
+                    assert len(tables) > 1
+                    assert (tables[:, :count] == tables[0, :count]).all()
+                    assert (tables[:, :count] > 0).all()
+                    self.num_shared += len(tables)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_that_share_prefixes_have_graphs_of_their_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "_MIN_SHARING", 4)
+    options: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": ROWS, "num_gpu_blocks_override": 150}
+    options |= {"block_size": 4, "dtype": "float32", "seed": 0, "media_workers": 0}
+    with LLM(str(tiny.checkpoint(family)), **options) as llm:
+        runner: Any = llm._run.core.executor.runner  # type: ignore[union-attr]
+        common = list(range(10, 34))
+        prompts = [{"prompt_token_ids": [*common, 40 + index]} for index in range(11)]
+        prompts += [{"prompt_token_ids": [50 + index, *common]} for index in range(4)]
+        params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+        # Now the common prefix is cached, and the sequences of the second run share it.
+        want = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        reader = SharedReader()
+        made = DecodeGraphs(runner._adapter, reader, runner.kv, runner.caches, runner.config, runner.rows)
+        made.capture(show_progress=False)
+        runner._graphs = made
+        got = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        assert got == want
+        assert rows_held(out[0] for _, out in made._graphs.values()) == graphs.kept_rows(ROWS, 1, sharing=True)
+        if family == "gemma3":
+            assert len(made._unwindowed) < made._num_groups
+        assert reader.num_shared > 50
+        replays = {kind: 0 for kind, _ in made._graphs}
+        for (kind, _), (graph, _) in made._graphs.items():
+            replays[kind] += graph.replays  # type: ignore[attr-defined]
+        assert replays["sharing"] > 3
+        assert replays["plain"] > 0

@@ -34,6 +34,7 @@ class DeviceReader:
     name = "device reader"
     captures_prefill = True
     stores_with_decodes = True
+    shares: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

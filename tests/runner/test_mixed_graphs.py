@@ -288,6 +288,8 @@ def capture(sizes: Any, step: Any, *, before: Any = None, **_: Any) -> dict[Size
 
 
 class _Backend:
+    shares = None
+
     def begin(self, metadata: AttnMetadata) -> None:
         """Nothing attends."""
 
