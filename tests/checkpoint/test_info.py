@@ -113,7 +113,7 @@ def test_a_repositorys_code_is_used_where_it_alone_knows_the_type(tmp_path: Path
         info_of(folder)
 
 
-@pytest.mark.parametrize("name", ["DeepseekOCRForCausalLM", "DeepseekVLV2ForCausalLM"])
+@pytest.mark.parametrize("name", ["DeepseekOCRForCausalLM"])
 def test_of_a_shared_model_type_the_class_is_named(tmp_path: Path, name: str) -> None:
     content = {"model_type": "deepseek_vl_v2", "architectures": [name]}
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")

@@ -67,6 +67,7 @@ _OF_WIDE = {
     "idefics3": (112, 56, 3),
     "phi4_mm": (448, 149, 2),
     "hyperclovax_vlm": (168, 56, 9),
+    "deepseek_vl_v2": (126, 42, 4),
 }
 # Molmo 2 is not in every version of transformers.
 OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.TINY}
@@ -94,6 +95,9 @@ def area(family: str, item: MediaItem) -> float:
     """Pixels of a picture of one grey in the tower's input, overview and padding not counted."""
     pixels = item.features.get("image_pixel_values", item.features.get("pixel_values"))
     assert pixels is not None
+    if len(item.features.get("pixel_values_local", ())):
+        # The tiles apart from the overview.
+        pixels = item.features["pixel_values_local"]
     pixels = pixels.float()
     if "tgt_sizes" in item.features:
         # Patches, those of the overview first.
