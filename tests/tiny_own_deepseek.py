@@ -12,7 +12,7 @@ from tests.oracle.cases import Ask
 from tests.tiny_media import FORMS
 from tests.tiny_own_clip import write_model
 
-SEEDS: dict[str, int] = {"deepseek_vl_v2": 1}
+SEEDS: dict[str, int] = {"deepseek_vl_v2": 1, "deepseek_ocr": 2}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 MARKS = (BEGIN, END, PAD, "<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -164,10 +164,92 @@ def _publish_vl2(weights: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-TINY: dict[str, Callable[[Path], None]] = {"deepseek_vl_v2": make_deepseek_vl_v2}
+# --- DeepSeek-OCR ----------------------------------------------------------------------------------------------------
+
+_OCR_NAMES = (
+    (r"^model\.language_model\.", "model."),
+    (r"^model\.sam_model\.layers\.(\d+)\.layer_norm(\d)\.", r"model.sam_model.blocks.\1.norm\2."),
+    (r"^model\.sam_model\.layers\.", "model.sam_model.blocks."),
+    (r"^model\.sam_model\.patch_embed\.projection\.", "model.sam_model.patch_embed.proj."),
+    (r"^model\.sam_model\.neck\.conv1\.", "model.sam_model.neck.0."),
+    (r"^model\.sam_model\.neck\.layer_norm1\.", "model.sam_model.neck.1."),
+    (r"^model\.sam_model\.neck\.conv2\.", "model.sam_model.neck.2."),
+    (r"^model\.sam_model\.neck\.layer_norm2\.", "model.sam_model.neck.3."),
+    (r"^model\.sam_model\.proj\.conv1\.", "model.sam_model.net_2."),
+    (r"^model\.sam_model\.proj\.conv2\.", "model.sam_model.net_3."),
+)
+
+
+def make_deepseek_ocr(path: Path) -> None:
+    """As deepseek-ai/DeepSeek-OCR: the text's settings twice, both towers in `width`, CLIP's patches unused."""
+    marks = (*MARKS, "<td>", "</td>", "<tr>", "</tr>", *TURNS)
+    ids = text.write_deepseek_tokenizer(path, marks, {"add_bos_token": True})
+    inner = language(ids) | {"num_key_value_heads": 2}
+    config = inner | {
+        "_name_or_path": "deepseek-ai/DeepSeek-OCR",
+        "architectures": ["DeepseekOCRForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "modeling_deepseekocr.DeepseekOCRConfig",
+            "AutoModel": "modeling_deepseekocr.DeepseekOCRForCausalLM",
+        },
+        "candidate_resolutions": [[192, 192]],
+        "global_view_pos": "head",
+        "language_config": inner,
+        "model_type": "deepseek_vl_v2",
+        "projector_config": {
+            "input_dim": 64,
+            "model_type": "mlp_projector",
+            "n_embed": 64,
+            "projector_type": "linear",
+        },
+        "tile_tag": "2D",
+        "transformers_version": "4.46.3",
+        "vision_config": {
+            "image_size": 192,
+            "mlp_ratio": 3.7362,
+            "model_name": "deeplip_b_l",
+            "model_type": "vision",
+            "width": {
+                "clip-l-14-224": {"heads": 2, "image_size": 42, "layers": 2, "patch_size": 14, "width": 32},
+                "sam_vit_b": {
+                    "downsample_channels": [24, 32],
+                    "global_attn_indexes": [1],
+                    "heads": 2,
+                    "layers": 3,
+                    # The published code has it as a constant, as the next file's `image_size` and `max_crops`.
+                    "output_channels": 16,
+                    "width": 32,
+                },
+            },
+        },
+    }
+    generation = {"_from_model_config": True, "bos_token_id": ids[BEGIN], "eos_token_id": ids[END]}
+    quiet = tuple(mark for mark in marks if mark != END)
+    write_model(path, config, generation, ids, quiet, seed=SEEDS["deepseek_ocr"], publish=_publish_ocr)
+    settings = processor([[192, 192]], 16, 4) | {"image_size": 128, "max_crops": 4}
+    text.write_json(path / "processor_config.json", settings)
+
+
+def _publish_ocr(weights: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    made: dict[str, Any] = {}
+    parts = (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj.")
+    for name, weight in split_experts(fused(weights, parts, ".self_attn.qkv_proj.")).items():
+        new = name
+        for pattern, published in _OCR_NAMES:
+            new = re.sub(pattern, published, new)
+        made[new] = weight
+    # The patches of CLIP, in whose place the features of SAM stand.
+    made["model.vision_model.embeddings.patch_embedding.weight"] = torch.ones(32, 3, 14, 14, dtype=torch.bfloat16)
+    return made
+
+
+TINY: dict[str, Callable[[Path], None]] = {"deepseek_vl_v2": make_deepseek_vl_v2, "deepseek_ocr": make_deepseek_ocr}
 IMAGE_FAMILIES = tuple(TINY)
 # The repositories have no chat template; the families bring one.
 CHATLESS_FAMILIES = tuple(TINY)
+FORMS["deepseek_ocr"] = "{}"
 FORMS["deepseek_vl_v2"] = "<|User|>: {}\n\n<|Assistant|>:"
 _MANY = ((84, 56, 3), (56, 112, 4), (140, 84, 5))
 REFERENCE_ASKS = {

@@ -20,7 +20,7 @@ from tests import tiny
 from tests.inputs import pipes
 from tests.tiny_own_deepseek import BEGIN, END
 
-VL2 = "deepseek_vl_v2"
+VL2, OCR = "deepseek_vl_v2", "deepseek_ocr"
 
 
 def ask(family: str, *sizes: tuple[int, int], **options: Any) -> Request:
@@ -68,6 +68,62 @@ def test_candidate_resolutions_of_a_call() -> None:
     assert grids(ask(VL2, (200, 60), candidate_resolutions=[[42, 42], [168, 42]])) == [(4, 1)]
     with pytest.raises(BeheldError, match="43 x 42 is not one of tiles of 42"):
         ask(VL2, (200, 60), candidate_resolutions=[[43, 42]])
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "grid", "overview", "tile"),
+    [
+        ((128, 128), {}, (0, 0), 3, 2),
+        ((129, 100), {}, (2, 2), 3, 2),
+        ((300, 300), {}, (2, 2), 3, 2),
+        ((500, 100), {}, (4, 1), 3, 2),
+        ((100, 500), {}, (1, 4), 3, 2),
+        ((500, 100), {"max_crops": 9}, (5, 1), 3, 2),
+        ((500, 100), {"max_crops": 2}, (2, 1), 3, 2),
+        ((500, 100), {"crop_mode": False}, (0, 0), 3, 2),
+        ((500, 100), {"crop_mode": False, "base_size": 256, "image_size": 256}, (0, 0), 4, 4),
+        ((500, 100), {"base_size": 256, "image_size": 64}, (4, 1), 4, 1),
+    ],
+)
+def test_tiles_of_a_document(
+    size: tuple[int, int], options: dict[str, Any], grid: tuple[int, int], overview: int, tile: int
+) -> None:
+    request = ask(OCR, size, **options)
+    assert grids(request) == [grid]
+    columns, rows = grid
+    tiles = rows * tile * (columns * tile + 1) if columns else 0
+    assert request.spans[0].item.num_embeds == overview * (overview + 1) + 1 + tiles
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_crops": 1}, "max_crops 1 is not from 2 to 9"),
+        ({"max_crops": 10}, "max_crops 10 is not from 2 to 9"),
+        ({"base_size": 8}, "base_size 8 and image_size 128 must be 16 or more"),
+    ],
+)
+def test_sizes_that_no_document_has(options: dict[str, int], said: str) -> None:
+    with pytest.raises(BeheldError, match=said):
+        ask(OCR, (300, 300), **options)
+
+
+def test_small_views_without_tiles_lose_the_shape() -> None:
+    (receipt,) = ask(OCR, (60, 30), crop_mode=False).receipts
+    assert any("aspect ratio" in loss for loss in receipt.lost)
+    (receipt,) = ask(OCR, (60, 30)).receipts
+    assert receipt.lost == ()
+    assert (receipt.used["width"], receipt.used["height"]) == (192, 96)
+
+
+def test_a_conversation_with_a_document_is_plain_text() -> None:
+    picture = tiny.picture(84, 56, 1)
+    talk = [
+        {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "Free OCR."}]},
+    ]
+    chat = pipes.shared(OCR).prepare(RequestOrder(Chat(talk), pipes.ONE_TOKEN, request_id="0"))
+    order = {"prompt": "<image>\nFree OCR.", "multi_modal_data": {"image": picture}}
+    assert chat.token_ids == pipes.shared(OCR).prepare(RequestOrder(order, pipes.ONE_TOKEN, request_id="1")).token_ids
 
 
 def test_views_hold_the_image_between_gray() -> None:
@@ -126,6 +182,18 @@ def _nested(name: str, value: Any) -> dict[str, Any]:
     ("name", "value", "said"),
     [
         ("language_config.use_mla", True, "latent attention"),
+        ("projector_config.projector_type", "mlp_gelu", "projector_config.projector_type 'mlp_gelu'"),
+        ("vision_config.width", 1152, "other towers than sam_vit_b and clip-l-14-224"),
+    ],
+)
+def test_other_documents_models_are_refused_by_name(name: str, value: Any, said: str, tmp_path: Path) -> None:
+    _refused(OCR, name, value, said, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("language_config.use_mla", True, "latent attention"),
         ("language_config.qk_nope_head_dim", 128, "latent attention"),
         ("language_config.scoring_func", "sigmoid", "language_config.scoring_func 'sigmoid'"),
         ("language_config.norm_topk_prob", True, "language_config.norm_topk_prob True"),
@@ -141,7 +209,11 @@ def _nested(name: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_other_versions_are_refused_by_name(name: str, value: Any, said: str, tmp_path: Path) -> None:
-    content = json.loads((tiny.checkpoint(VL2) / "config.json").read_text(encoding="utf-8"))
+    _refused(VL2, name, value, said, tmp_path)
+
+
+def _refused(family: str, name: str, value: Any, said: str, tmp_path: Path) -> None:
+    content = json.loads((tiny.checkpoint(family) / "config.json").read_text(encoding="utf-8"))
     for entry, change in _nested(name, value).items():
         content[entry] = content[entry] | change if isinstance(change, dict) and entry in content else change
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")

@@ -59,11 +59,3 @@ class DeepseekVLV2Config(ViewsConfig):
         """Return the projector's settings."""
         cls.check(raw, _PROJECTOR_SUPPORTED, "projector_config.")
         return {name: raw.get(name, absent) for name, absent in _PROJECTOR.items()}
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Make the configurations of the parts."""
-        if not isinstance(self.text_config, DeepseekOcr2TextConfig):
-            self.text_config = DeepseekOcr2TextConfig(**(self.text_config or {}))
-        if not isinstance(self.vision_config, SiglipVisionConfig):
-            self.vision_config = SiglipVisionConfig(**(self.vision_config or {}))
-        super().__post_init__(**kwargs)

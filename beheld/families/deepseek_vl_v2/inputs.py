@@ -52,7 +52,6 @@ INPUTS = FamilyInputs(
     few={"image": _MOST_CUT},
     template="deepseek_vl_v2/chat_template.jinja",
     added=_ADDED,
-    places={"image": "<image>"},
     placeholders={"image": "<image>\n"},
     looks={"image": look},
 )

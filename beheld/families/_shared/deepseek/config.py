@@ -48,7 +48,20 @@ _TEXT_SUPPORTED: dict[str, tuple[Any, Any]] = {
 _SUPPORTED: dict[str, tuple[Any, Any]] = {"tile_tag": ("2D", None), "global_view_pos": ("head", "head")}
 
 
-class ViewsConfig(PreTrainedConfig):
+class PartsConfig(PreTrainedConfig):
+    """A configuration of parts, each of which may be given as a mapping."""
+
+    sub_configs: ClassVar[dict[str, Any]] = {}
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Make the configurations of the parts."""
+        for name, kind in self.sub_configs.items():
+            if not isinstance(getattr(self, name), kind):
+                setattr(self, name, kind(**(getattr(self, name) or {})))
+        super().__post_init__(**kwargs)
+
+
+class ViewsConfig(PartsConfig):
     """A configuration in the published layout; `from_dict` reads config.json.
 
     Attributes:
