@@ -38,7 +38,7 @@ def write_model(
     from beheld.families import registry
 
     config = tiny._reshape.get()(config)
-    package = registry.find(config["model_type"], config["architectures"])
+    package = registry.find(config["model_type"], config.get("architectures", ()))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model_class = registry.own_class(package, "model")

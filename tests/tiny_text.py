@@ -181,6 +181,39 @@ def write_llama3_tokenizer(
     return tokenizer.get_vocab(with_added_tokens=True)
 
 
+def write_deepseek_tokenizer(path: Path, specials: tuple[str, ...], settings: dict[str, Any]) -> dict[str, int]:
+    """Byte-level BPE under the class of Llama's tokenizer, as DeepSeek has it; returns the ids.
+
+    The first three of `specials` are the beginning of a text, its end and the padding.
+    """
+    draft = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    draft.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    draft.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=256 + 160, initial_alphabet=alphabet, show_progress=False)
+    )
+    vocab, merges = _trained(draft)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False, byte_fallback=False))
+    tokenizer.pre_tokenizer = draft.pre_tokenizer
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    named = dict(zip(("bos_token", "eos_token", "pad_token"), specials[:3], strict=True))
+    common = {
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "legacy": True,
+        "model_max_length": 16384,
+        "sp_model_kwargs": {},
+        "tokenizer_class": "LlamaTokenizerFast",
+        "unk_token": None,
+        "use_default_system_prompt": False,
+    }
+    _finish(path, tokenizer, specials, common | named | settings)
+    return tokenizer.get_vocab(with_added_tokens=True)
+
+
 TEKKEN_SPLIT = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"

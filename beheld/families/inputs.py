@@ -109,6 +109,7 @@ class FamilyInputs:
         template: the chat template for checkpoints without one, a file below families/; empty if there is no agreed
             form.
         counts: modalities whose items are processed differently when alone in a prompt.
+        few: modality in `counts` -> the largest number of items that are processed as one alone is; 1 if absent.
         layout: processor outputs that positions depend on.
         host_only: processor outputs that the model's towers do not take.
         call: runs the processor on one item; None for the default.
@@ -149,6 +150,7 @@ class FamilyInputs:
     placeholders: Mapping[str, str] = field(default_factory=dict)
     template: str = ""
     counts: frozenset[str] = frozenset()
+    few: Mapping[str, int] = field(default_factory=dict)
     layout: frozenset[str] = PLAIN_LAYOUT
     host_only: frozenset[str] = PLAIN_HOST_ONLY
     call: Call | None = None
@@ -200,4 +202,4 @@ class FamilyInputs:
             return WITH_OTHER_KIND if counts.get(self.depends_on[modality]) else ""
         if modality not in self.counts:
             return ""
-        return ALONE if counts[modality] == 1 else WITH_OTHERS
+        return ALONE if counts[modality] <= self.few.get(modality, 1) else WITH_OTHERS

@@ -69,6 +69,8 @@ REPOSITORIES: dict[str, Laid] = {
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
     "allenai/Molmo-7B-D-0924": Laid("molmo", positions=None),
     "baidu/ERNIE-4.5-VL-28B-A3B-PT": Laid("ernie4_5_vl_moe", make=tiny_layouts.make_main_ernie),
+    "deepseek-ai/DeepSeek-OCR": Laid("deepseek_ocr", positions=None),
+    "deepseek-ai/deepseek-vl2-tiny": Laid("deepseek_vl_v2", positions=None),
     "facebook/bart-large": Laid("florence2", positions=None, make=tiny_layouts.make_bart),
     "facebook/chameleon-7b": Laid("chameleon", positions=4096),
     "google/gemma-3-4b-it": Laid("gemma3"),

@@ -70,6 +70,7 @@ def test_an_adapter_from_the_repository(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("key", "name", "modality"),
     [
+        ("deepseek_ocr", "deepseek-ai/DeepSeek-OCR", "image"),
         ("llava", "llava-hf/llava-1.5-7b-hf", "image"),
         ("idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", "image"),
         ("qwen2_5_vl", "Qwen/Qwen2.5-VL-3B-Instruct", "image"),

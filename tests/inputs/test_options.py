@@ -73,6 +73,8 @@ def test_size_as_transformers_has_it() -> None:
 
 # Families whose processors only have the options of the repositories' own code: one of them, and one that is misspelt.
 OF_OWN_CODE = {
+    "deepseek_ocr": ("crop_mode", "crop_mod"),
+    "deepseek_vl_v2": ("candidate_resolutions", "candidate_resolution"),
     "minicpmv": ("max_slice_nums", "max_slice_num"),
     "molmo": ("max_crops", "max_crop"),
     "phi3_v": ("num_crops", "num_crop"),

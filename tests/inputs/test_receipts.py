@@ -67,6 +67,8 @@ _OF_WIDE = {
     "idefics3": (112, 56, 3),
     "phi4_mm": (448, 149, 2),
     "hyperclovax_vlm": (168, 56, 9),
+    "deepseek_ocr": (384, 128, 4),
+    "deepseek_vl_v2": (126, 42, 4),
 }
 # Molmo 2 is not in every version of transformers.
 OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.TINY}
@@ -94,6 +96,9 @@ def area(family: str, item: MediaItem) -> float:
     """Pixels of a picture of one grey in the tower's input, overview and padding not counted."""
     pixels = item.features.get("image_pixel_values", item.features.get("pixel_values"))
     assert pixels is not None
+    if len(item.features.get("pixel_values_local", ())):
+        # The tiles apart from the overview.
+        pixels = item.features["pixel_values_local"]
     pixels = pixels.float()
     if "tgt_sizes" in item.features:
         # Patches, those of the overview first.
@@ -156,7 +161,7 @@ def test_a_huge_picture_is_told_as_shrunk(family: str) -> None:
         factor = HUGE[1] / receipt.used["height"]
     said = [loss for loss in receipt.lost if loss.startswith(f"it was shrunk {factor:.1f} times")]
     assert len(said) == (factor > 4)
-    if family not in ("aria", "gemma4", "gemma4_dense", "phi4_mm"):
+    if family not in ("aria", "deepseek_ocr", "gemma4", "gemma4_dense", "phi4_mm"):
         # The others have room for more than a quarter of it.
         assert said
     assert any("aspect ratio" in loss for loss in receipt.lost) == (family in SQUASHING)

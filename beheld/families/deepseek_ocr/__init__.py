@@ -1,13 +1,22 @@
-"""DeepSeek-OCR, published under the model type of DeepSeek-VL2 but with another class."""
+"""DeepSeek-OCR, published under the model type of DeepSeek-VL2 but with another class: SAM and CLIP in a row."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family, Undefined
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("deepseek_ocr",),
     architectures=("DeepseekOCRForCausalLM",),
-    undefined=Undefined(
-        "DeepseekOCRForCausalLM", "deepseek-ai/DeepSeek-OCR", "SAM and CLIP towers in a row, a projector, experts"
+    tested=(
+        KnownCheckpoint(
+            "deepseek_ocr",
+            "DeepseekOCRForCausalLM",
+            "deepseek-ai/DeepSeek-OCR",
+            IMAGE,
+            "SAM and CLIP; an overview of 1024 pixels and up to six tiles of 640, other sizes by mm_processor_kwargs; "
+            "experts; NGramPerReqLogitsProcessor",
+        ),
     ),
+    placeholder_tokens={"image": "<image>"},
+    definition=Definition(config="config:DeepseekOCRConfig", model="modeling:DeepseekOCRForCausalLM"),
 )

@@ -1,13 +1,22 @@
-"""DeepSeek-VL2."""
+"""DeepSeek-VL2: SigLIP over an overview and tiles of an image, before a text with shared and routed experts."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family, Undefined
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("deepseek_vl_v2",),
     architectures=("DeepseekVLV2ForCausalLM",),
-    undefined=Undefined(
-        "DeepseekVLV2ForCausalLM", "deepseek-ai/deepseek-vl2-tiny", "a processor of tiles, a projector, experts"
+    tested=(
+        KnownCheckpoint(
+            "deepseek_vl_v2",
+            "DeepseekVLV2ForCausalLM",
+            "deepseek-ai/deepseek-vl2-tiny",
+            IMAGE,
+            "an overview and tiles, which a prompt of more than two images does without; experts; versions with latent "
+            "attention (deepseek-vl2-small, deepseek-vl2) are refused",
+        ),
     ),
+    placeholder_tokens={"image": "<image>"},
+    definition=Definition(config="config:DeepseekVLV2Config", model="modeling:DeepseekVLV2ForCausalLM"),
 )

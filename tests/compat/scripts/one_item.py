@@ -78,7 +78,33 @@ def run_barred(questions: list[str], modality: str) -> Asked:
     return asked._replace(sampling_params=params)
 
 
-MODELS = {"barred": run_barred, "idefics3": run_idefics3, "llava": run_llava, "qwen2_5_vl": run_qwen2_5_vl}
+def run_deepseek_ocr(questions: list[str], modality: str) -> Asked:
+    from vllm.model_executor.models.deepseek_ocr import NGramPerReqLogitsProcessor
+
+    engine_args = EngineArgs(
+        model="deepseek-ai/DeepSeek-OCR",
+        limit_mm_per_prompt={modality: 1},
+        logits_processors=[NGramPerReqLogitsProcessor],
+    )
+    params = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=40,
+            extra_args=dict(ngram_size=30, window_size=90, whitelist_token_ids={128821, 128822}),  # noqa: C408 - as scripts have it
+            skip_special_tokens=False,
+        )
+        for _ in questions
+    ]
+    return Asked(engine_args, [f"<image>\n{question}" for question in questions], sampling_params=params)
+
+
+MODELS = {
+    "barred": run_barred,
+    "deepseek_ocr": run_deepseek_ocr,
+    "idefics3": run_idefics3,
+    "llava": run_llava,
+    "qwen2_5_vl": run_qwen2_5_vl,
+}
 
 
 def media(modality: str, num_frames: int):
