@@ -7,7 +7,7 @@ C head size, N blocks of a table, S slots (block * block_size + offset), L padde
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -112,6 +112,20 @@ class LayerKV:
         self.values[blocks].zero_()
 
 
+class Sharing(NamedTuple):
+    """When a backend reads prefixes that decoding sequences share only once.
+
+    Attributes:
+        neighbours: sequences 0 to neighbours - 1 of a batch are neighbours, and so on.
+        min_positions: shorter prefixes are not shared.
+        min_total: positions that all sequences of a step share, each counted; with fewer, none is shared.
+    """
+
+    neighbours: int
+    min_positions: int
+    min_total: int
+
+
 class AttentionBackend(Protocol):
     """Computes attention on the paged cache."""
 
@@ -120,9 +134,8 @@ class AttentionBackend(Protocol):
     captures_prefill: bool
     # Whether `store` may be called in a step in which some sequences decode.
     stores_with_decodes: bool
-    # How many neighbours may share a prefix, see GroupMetadata.shared_B, and how many positions make it worth it; None
-    # if the backend takes no notice of them.
-    shares: tuple[int, int] | None
+    # When GroupMetadata.shared_B should say what sequences share; None if it is not read.
+    sharing: Sharing | None
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""

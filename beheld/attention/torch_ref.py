@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, Sharing
 from beheld.attention.dense_decode_cache import DenseDecodeCache
 
 
@@ -22,7 +22,7 @@ class TorchBackend:
     captures_prefill = False
     # Dense copies of decoding sequences would miss a column.
     stores_with_decodes = False
-    shares: tuple[int, int] | None = None
+    sharing: Sharing | None = None
 
     def __init__(self) -> None:
         self._dense = DenseDecodeCache()

@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, Sharing
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, can_share, decode, plan_decode
 from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, make_tiles_on_device, prefill, shape_of
-from beheld.attention.triton_shared import MIN_SHARED, NEIGHBOURS
+from beheld.attention.triton_shared import SHARING
 from beheld.platform.platform import KernelFacts
 from beheld.platform.registry import platform_of
 
@@ -30,7 +30,7 @@ class TritonBackend:
     name = "triton"
     captures_prefill = True
     stores_with_decodes = True
-    shares: tuple[int, int] | None = (NEIGHBOURS, MIN_SHARED)
+    sharing: Sharing | None = SHARING
 
     def __init__(self) -> None:
         self._facts: dict[torch.device, KernelFacts] = {}

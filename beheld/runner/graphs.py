@@ -203,16 +203,13 @@ class DecodeGraphs:
 
     def _find_prefixes(self, config: EngineConfig) -> SharedPrefixes | None:
         """What looks for shared prefixes; None if the backend takes no notice of them, or there are too few rows."""
-        if self._backend.shares is None or not self._sharing_sizes:
+        if self._backend.sharing is None or not self._sharing_sizes:
             return None
         # Windows may begin within a prefix.
         nothing = torch.zeros(1, 1, dtype=torch.int32, device=self._adapter.device)
         groups = self._caches.metadata([nothing[0]] * self._num_groups, [nothing] * self._num_groups)
         self._unwindowed = [i for i, group in enumerate(groups) if group.window is None and group.chunk is None]
-        neighbours, least = self._backend.shares
-        return SharedPrefixes(
-            self._rows, self._unwindowed, config.block_size, num_neighbours=neighbours, min_positions=least
-        )
+        return SharedPrefixes(self._rows, self._unwindowed, config.block_size, self._backend.sharing)
 
     def _fill(self, fields: np.ndarray, rows: np.ndarray, starts: np.ndarray, shared: np.ndarray | None = None) -> None:
         """Write one step's small input; padding has length 1 and slot 0, so it reads and writes nothing that counts."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from beheld.attention.backend import Sharing
 from beheld.runner.rows import Rows
 
 
@@ -21,19 +22,18 @@ class SharedPrefixes:
 
     Args:
         groups: the groups whose layers see all positions.
-        num_neighbours, min_positions: what the kernel takes, and from where on it is worth it.
+        sharing: what the kernel takes, and from where on it is worth it.
     """
 
-    def __init__(
-        self, rows: Rows, groups: list[int], block_size: int, *, num_neighbours: int, min_positions: int
-    ) -> None:
+    def __init__(self, rows: Rows, groups: list[int], block_size: int, sharing: Sharing) -> None:
         self._rows, self._groups, self._block_size = rows, groups, block_size
-        self._num_neighbours = num_neighbours
-        self._min_blocks = -(-min_positions // block_size)
+        self._num_neighbours = sharing.neighbours
+        self._min_blocks = -(-sharing.min_positions // block_size)
+        self._min_total = sharing.min_total
         self._found: tuple[tuple[bytes, int], np.ndarray | None] = ((b"", -1), None)
 
     def find(self, rows_B: np.ndarray, starts_B: np.ndarray) -> np.ndarray | None:
-        """Return how many positions each sequence shares, int64; None if no sequence shares any.
+        """Return how many positions each sequence shares, int64; None if they share too little.
 
         Args:
             rows_B: their rows.
@@ -45,7 +45,8 @@ class SharedPrefixes:
         return self._found[1]
 
     def _search(self, rows_B: np.ndarray, num_blocks_B: np.ndarray) -> np.ndarray | None:
-        if not self._groups or len(rows_B) < 2 or num_blocks_B.max() < self._min_blocks:
+        least = max(1, self._min_total // self._block_size)
+        if not self._groups or num_blocks_B.max() < self._min_blocks or num_blocks_B.sum() < least:
             return None
         tables_BN = self._rows.tables_GRN[self._groups[0], rows_B]
         # Only those with the same block there can share enough. Blocks are numbered from 1.
@@ -59,7 +60,7 @@ class SharedPrefixes:
                 continue
             members = first + np.flatnonzero(last_B[here] == candidates[counts.argmax()])
             shared_B[here] = self._of_members(rows_B, num_blocks_B, members, here)
-        return shared_B if shared_B.any() else None
+        return shared_B if shared_B.sum() >= self._min_total else None
 
     def _of_members(self, rows_B: np.ndarray, num_blocks_B: np.ndarray, members: np.ndarray, here: slice) -> np.ndarray:
         """Return what these neighbours share, by the number of blocks that saves most reading."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld import LLM, SamplingParams
-from beheld.attention.backend import AttnMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, LayerKV, Sharing
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.plan import SeqSlice
 from beheld.runner import graphs
@@ -55,7 +55,7 @@ class DeviceReader:
     name = "device reader"
     captures_prefill = False
     stores_with_decodes = False
-    shares: tuple[int, int] | None = None
+    sharing: Sharing | None = None
 
     def __init__(self) -> None:
         self._backend = TorchBackend()
@@ -346,7 +346,7 @@ def test_large_graphs_have_one_place_for_their_logits(
 class SharedReader(DeviceReader):
     """Checks what it is told of shared prefixes against the tables."""
 
-    shares = (4, 8)
+    sharing = Sharing(4, 8, 1)
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld import LLM, SamplingParams
-from beheld.attention.backend import AttnMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, LayerKV, Sharing
 from beheld.attention.torch_ref import TorchBackend
 from beheld.runner import graphs, mixed_graphs
 from beheld.runner.mixed_graphs import MixedGraphs, Size
@@ -34,7 +34,7 @@ class DeviceReader:
     name = "device reader"
     captures_prefill = True
     stores_with_decodes = True
-    shares: tuple[int, int] | None = None
+    sharing: Sharing | None = None
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

@@ -288,7 +288,7 @@ def capture(sizes: Any, step: Any, *, before: Any = None, **_: Any) -> dict[Size
 
 
 class _Backend:
-    shares = None
+    sharing = None
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Nothing attends."""

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beheld.attention.backend import Sharing
 from beheld.runner.shared_prefixes import SharedPrefixes
 
 SIZE, NEIGHBOURS, LEAST = 4, 4, 8
 
 
-def find(tables: list[list[int]] | list[list[list[int]]], starts: list[int]) -> list[int] | None:
+def find(tables: list[list[int]] | list[list[list[int]]], starts: list[int], total: int = 1) -> list[int] | None:
     """Search; `tables` of one group, or of several."""
     groups: Any = tables if isinstance(tables[0][0], list) else [tables]
     width = max(len(table) for group in groups for table in group)
     padded = np.array([[table + [0] * (width - len(table)) for table in group] for group in groups], dtype=np.int32)
     rows: Any = SimpleNamespace(tables_GRN=padded, num_admitted=len(starts))
-    it = SharedPrefixes(rows, list(range(len(groups))), SIZE, num_neighbours=NEIGHBOURS, min_positions=LEAST)
+    it = SharedPrefixes(rows, list(range(len(groups))), SIZE, Sharing(NEIGHBOURS, LEAST, total))
     shared = it.find(np.arange(len(starts)), np.array(starts))
     return None if shared is None else shared.tolist()
 
@@ -46,6 +47,11 @@ def test_too_few_blocks_and_other_neighbours_share_nothing() -> None:
     assert find([[0, 0, 2], [0, 0, 3]], [11, 11]) is None
 
 
+def test_little_in_all_is_not_worth_it() -> None:
+    assert find([[5, 9, 2], [5, 9, 3]], [11, 11], total=16) == [8, 8]
+    assert find([[5, 9, 2], [5, 9, 3]], [11, 11], total=17) is None
+
+
 def test_the_first_neighbour_need_not_be_one_of_them() -> None:
     assert find([[1, 2], [5, 9], [5, 9], [3, 4], [7, 8], [6, 5], [6, 5]], [8] * 7) == [0, 8, 8, 0, 0, 8, 8]
 
@@ -58,7 +64,7 @@ def test_all_groups_must_agree() -> None:
 
 def test_what_was_found_is_kept_until_a_sequence_is_admitted() -> None:
     rows: Any = SimpleNamespace(tables_GRN=np.array([[[5, 9], [5, 9]]], dtype=np.int32), num_admitted=2)
-    it = SharedPrefixes(rows, [0], SIZE, num_neighbours=NEIGHBOURS, min_positions=LEAST)
+    it = SharedPrefixes(rows, [0], SIZE, Sharing(NEIGHBOURS, LEAST, 1))
     two = np.arange(2)
     assert it.find(two, np.array([8, 8])).tolist() == [8, 8]
     rows.tables_GRN[0, 1, 0] = 7
