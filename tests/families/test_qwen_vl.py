@@ -253,6 +253,15 @@ def test_other_variants_are_refused_by_name(tmp_path: Path, name: str, value: An
         info(tmp_path, changed)
 
 
+@pytest.mark.parametrize("name", ["hidden_size", "rotary_emb_base", "visual.width", "visual.image_start_id"])
+def test_a_missing_setting_is_named(tmp_path: Path, name: str) -> None:
+    changed = config()
+    entry = changed["visual"] if "." in name else changed
+    del entry[name.rpartition(".")[2]]
+    with pytest.raises(ModelError, match=re.escape(f"no number for {name}")):
+        info(tmp_path, changed)
+
+
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_text_model_is_not_taken_for_what_sees_under_its_type(tmp_path: Path, trusted: bool) -> None:
     changed = {name: value for name, value in config().items() if name != "visual"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import CLIPVisionConfig, Qwen2Config
@@ -12,6 +13,9 @@ from beheld.core.errors import ModelError
 _SUPPORTED = {"no_bias": True, "rotary_pct": 1.0, "scale_attn_weights": True}
 # What follows `<img>`: its end, then the token of one embedding.
 _PAD = 2
+# Settings that the two parts need.
+_TEXT = ("hidden_size", "intermediate_size", "layer_norm_epsilon", "num_attention_heads", "rotary_emb_base")
+_VISUAL = ("heads", "image_size", "image_start_id", "layers", "mlp_ratio", "output_dim", "patch_size", "width")
 _OTHER = "Use a checkpoint of the layout of Qwen/Qwen-VL."
 
 
@@ -35,7 +39,7 @@ class QwenVLConfig(Qwen2Config):
         """Make the configuration of config.json's content, as published or as written by transformers.
 
         Raises:
-            ModelError: the model has no images, or a setting has an unsupported value; it is named.
+            ModelError: the model has no images, or a setting is missing or has an unsupported value; it is named.
         """
         if "vision_config" in config_dict:
             return super().from_dict(config_dict, **kwargs)
@@ -48,6 +52,8 @@ class QwenVLConfig(Qwen2Config):
                 "Qwen-VL, and beheld has no definition of it.",
                 "`beheld models` lists the families that run.",
             )
+        _require("visual.", visual, _VISUAL)
+        _require("", made, _TEXT)
         hidden, heads = made["hidden_size"], made["num_attention_heads"]
         supported = {**_SUPPORTED, "kv_channels": hidden // heads}
         for name, expected in supported.items():
@@ -86,6 +92,12 @@ class QwenVLConfig(Qwen2Config):
         if not isinstance(self.vision_config, CLIPVisionConfig):
             self.vision_config = CLIPVisionConfig(**(self.vision_config or {}))
         super().__post_init__(**kwargs)
+
+
+def _require(where: str, entries: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not isinstance(entries, Mapping) or not isinstance(entries.get(name), int | float):
+            raise ModelError(f"config.json has no number for {where}{name}.", _OTHER)
 
 
 def _check(name: str, value: Any, supported: Any) -> None:
