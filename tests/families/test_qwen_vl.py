@@ -105,6 +105,17 @@ def test_special_tokens_have_the_published_ids() -> None:
     assert len(tokenizer) == count + 217
 
 
+def test_a_file_is_read_again_where_it_changed(tmp_path: Path) -> None:
+    lines = (tiny.checkpoint(FAMILY) / "qwen.tiktoken").read_text(encoding="ascii").splitlines()
+    file = tmp_path / "qwen.tiktoken"
+    shutil.copy(tiny.checkpoint(FAMILY) / "qwen.tiktoken", file)
+    whole, again = read_tokenizer(tmp_path), read_tokenizer(tmp_path)
+    whole.add_tokens(["<more>"])
+    assert len(again) == len(whole) - 1
+    file.write_text("\n".join(lines[:300]), encoding="ascii")
+    assert len(read_tokenizer(tmp_path)) == 300 + 217
+
+
 def test_boxes_are_part_of_an_answer_and_other_special_tokens_are_not() -> None:
     tokenizer = read_tokenizer(tiny.checkpoint(FAMILY))
     said = "<ref>the ring</ref><box>(1,2),(30,40)</box>"

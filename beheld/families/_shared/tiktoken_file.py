@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +58,15 @@ def read(file: Path, split: str) -> Any:
     Raises:
         ModelError: as `read_ranks`.
     """
-    return _Converter(vocab_file=str(file), pattern=split).converted()
+    changed = file.stat().st_mtime_ns if file.is_file() else 0
+    known = _converted(str(file), changed, split)
+    made = type(known)(known.model)
+    for part in ("pre_tokenizer", "post_processor", "decoder"):
+        setattr(made, part, getattr(known, part))
+    return made
+
+
+# A vocabulary of 150,000 tokens takes seconds, and an engine reads it for its prompts and for its processor.
+@lru_cache(maxsize=1)
+def _converted(file: str, changed: int, split: str) -> Any:
+    return _Converter(vocab_file=file, pattern=split).converted()
