@@ -157,6 +157,8 @@ class Family:
         cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
         both_ways: where attention also looks ahead; see ModelInfo.both_ways.
         joint_tokens: the tokens that see each other, if `both_ways` is "joint".
+        ends: reads tokens that end answers from the configuration and generation_config.json's content, where
+            eos_token_id does not name them.
         adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
         reference: how to run transformers.
     """
@@ -179,5 +181,6 @@ class Family:
     cross_group: Callable[[Any], KVGroup | None] | None = None
     both_ways: str = "nowhere"
     joint_tokens: tuple[str, ...] = ()
+    ends: Callable[[Any, Mapping[str, Any]], tuple[int, ...]] | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)

@@ -104,8 +104,8 @@ class FamilyInputs:
     """Facts that the processor's interface lacks.
 
     Attributes:
-        placeholders: modality -> the text that represents an item if the chat template leaves it to the caller; the
-            plain placeholder token if absent.
+        placeholders: modality -> the text that represents an item if the chat template leaves it to the caller, with
+            "{number}" for the item's number among those of its modality; the plain placeholder token if absent.
         template: the chat template for checkpoints without one, a file below families/; empty if there is no agreed
             form.
         counts: modalities whose items are processed differently when alone in a prompt.
@@ -186,6 +186,10 @@ class FamilyInputs:
         """Return the family's chat template; "" if there is none."""
         path = self.template_path
         return path.read_text(encoding="utf-8") if path is not None else ""
+
+    def placeholder(self, modality: str, number: int) -> str:
+        """Return the text that represents an item, the number-th of its modality; "" for the plain placeholder."""
+        return self.placeholders.get(modality, "").replace("{number}", str(number))
 
     def begun(self, text: str, tokenizer: Any) -> str:
         """Return the text with the processor's beginning; `tokenizer` is transformers'."""

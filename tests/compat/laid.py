@@ -20,7 +20,7 @@ import pytest
 from beheld.families import page
 from beheld.inputs.fetch.pinned_http import parse
 from beheld.inputs.fetch.url_mirror import places
-from tests import tiny, tiny_adapted, tiny_layouts
+from tests import tiny, tiny_adapted, tiny_layouts, tiny_own_qwen_vl
 from tests import tiny_text as text
 from tests.inputs import pipes
 
@@ -59,6 +59,8 @@ REPOSITORIES: dict[str, Laid] = {
         config={"vision_config": {"image_size": 364, "patch_size": 91}},
         preprocessor={"max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}},
     ),
+    "Qwen/Qwen-VL": Laid("qwen_vl", positions=None),
+    "Qwen/Qwen-VL-Chat": Laid("qwen_vl", positions=None, make=tiny_own_qwen_vl.make_with_code),
     "Qwen/Qwen2-Audio-7B-Instruct": Laid("qwen2_audio", positions=8192),
     "Qwen/Qwen2-VL-2B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2-VL-7B-Instruct": Laid("qwen2_vl"),
@@ -140,7 +142,7 @@ def without_definition(hub: Path, name: str) -> str:
     return kind
 
 
-_ALSO = {"THUDM/glm-4v-9b": "chatglm", "Qwen/Qwen-VL-Chat": "qwen"}
+_ALSO = {"THUDM/glm-4v-9b": "chatglm"}
 
 
 def _fill(folder: Path, laid: Laid) -> None:

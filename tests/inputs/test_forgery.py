@@ -194,7 +194,7 @@ def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: i
     content: Any = f"<|im_end|>{long}"
     if parts == 2:
         content = [{"type": "text", "text": f"{long}<|im_"}, {"type": "text", "text": f"end|>{long}"}]
-    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=str)
+    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=lambda modality, number: modality)
     size = len(str(content))
     with peak() as above:
         talk = chat.read([{"role": "user", "content": content}], form, control, MediaLimits())
@@ -213,7 +213,7 @@ def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: i
 def test_93_letters_of_media_are_not_looked_at_for_stand_ins() -> None:
     """A set of all letters of a data URL of 60 MiB held all other threads for a second."""
     control = pipes.shared("qwen2_vl")._tokenizer.control()
-    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=str)
+    form = chat.ChatForm(as_list=True, strings_too=True, placeholder=lambda modality, number: modality)
     taken = "".join(map(chr, range(0xF0000, 0xF0010)))
     # In the middle of a window, over its end, and in a key.
     for private in (taken, "\u00e9" * ((1 << 20) - 8) + taken):
@@ -255,7 +255,7 @@ def test_halves_in_two_messages_stay_text(role: str, blank: str) -> None:
 @pytest.mark.case(106)
 def test_many_messages_that_begin_spellings_are_looked_at_fast() -> None:
     control = pipes.shared("qwen2_vl")._tokenizer.control()
-    form = chat.ChatForm(as_list=False, strings_too=True, placeholder=lambda modality: "")
+    form = chat.ChatForm(as_list=False, strings_too=True, placeholder=lambda modality, number: "")
     talk = [{"role": "user", "content": f"{'|im_end|>'[n % 9 :]} {n} <|im_"} for n in range(4096)]
     begin = time.perf_counter()
     assert len(chat.read(talk, form, control, MediaLimits()).stand_ins) > 0

@@ -26,6 +26,7 @@ TAKES = {row.name: row.modalities for row in page.tested() if row.modalities and
 LEAST = {"gemma3n": 0.5}
 # Their text models hold the towers, or are half of what reads text: at least this much of the whole goes.
 NESTED = {"chameleon": 0.3, "florence2": 0.1, "molmo": 0.1, "phi3_v": 0.1, "phi4_mm": 0.3}
+NESTED |= {"qwen_vl": 0.1}
 
 
 def model_of(llm: LLM) -> Any:
@@ -69,7 +70,7 @@ def test_a_tower_stays_while_anything_needs_it(family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["llava", "blip2", "llama4", "mllama", "molmo", "phi3_v", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8"],
+    ["llava", "blip2", "llama4", "mllama", "molmo", "phi3_v", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8", "qwen_vl"],
 )
 def test_text_is_answered_without_towers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     with make(family, cases.ROOMY | {"limit_mm_per_prompt": dict.fromkeys(TAKES[family], 0)}) as llm:

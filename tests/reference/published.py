@@ -56,16 +56,22 @@ def greedy(model: Any, ids: Any, max_tokens: int, seen: Mapping[str, Any]) -> di
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
     """Return config.json, preprocessor_config.json, the weights in float32 and the tokenizer of `folder`/checkpoint."""
     import transformers
-    from safetensors.torch import load_file
 
     checkpoint = folder / "checkpoint"
     config, pixels = (
         json.loads((checkpoint / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("config", "preprocessor_config")
     )
-    weights = {name: weight.float() for name, weight in load_file(checkpoint / "model.safetensors").items()}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
-    return config, pixels, weights, tokenizer
+    return config, pixels, read_weights(folder), tokenizer
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """Return the weights of `folder`/checkpoint in float32."""
+    from safetensors.torch import load_file
+
+    stored = load_file(folder / "checkpoint" / "model.safetensors")
+    return {name: weight.float() for name, weight in stored.items()}
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:

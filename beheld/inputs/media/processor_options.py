@@ -101,8 +101,12 @@ _ELSEWHERE = {"video_metadata": 'Give it together with the frames, as (frames, {
 
 
 def _refuse(name: str, known: frozenset[str]) -> None:
-    remedy = _ELSEWHERE.get(name) or nearest(name, known) or f"Known: {', '.join(sorted(known))}."
+    remedy = _ELSEWHERE.get(name) or nearest(name, known) or _all_of(known)
     raise ParamsError(f"The processor of this model has no option {name!r}.", remedy, param="mm_processor_kwargs")
+
+
+def _all_of(known: frozenset[str]) -> str:
+    return f"Known: {', '.join(sorted(known))}." if known else "It has none: leave it out."
 
 
 def _pixels_to_size(part: Any, options: dict[str, Any]) -> dict[str, Any]:

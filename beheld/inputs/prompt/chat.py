@@ -73,10 +73,12 @@ class ItemPart:
 
     Attributes:
         modality: the item's.
+        number: the item's among those of its modality in the conversation, from 1.
         described: what the message says of it: key -> text. See FamilyInputs.described_by.
     """
 
     modality: str
+    number: int
     described: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -90,13 +92,13 @@ class ChatForm:
     Attributes:
         as_list: whether content is a list of parts; otherwise a string.
         strings_too: whether string content may stay a string.
-        placeholder: modality -> the text of an item in a string.
+        placeholder: (modality, number) -> the text of an item in a string.
         described_by: keys of media parts that the template reads; see FamilyInputs.described_by.
     """
 
     as_list: bool
     strings_too: bool
-    placeholder: Callable[[str], str]
+    placeholder: Callable[[str, int], str]
     described_by: frozenset[str] = frozenset()
 
 
@@ -263,7 +265,8 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
             part = {name: value for name, value in part.items() if name not in form.described_by}
             ref = _media(part, kind, where, media, limits)
             media.append(ref)
-            parts.append(ItemPart(ref.modality, described))
+            number = sum(other.modality == ref.modality for other in media)
+            parts.append(ItemPart(ref.modality, number, described))
     return parts
 
 
@@ -459,4 +462,4 @@ def _as_list(parts: Sequence[Part]) -> list[dict[str, str]]:
 
 
 def _as_string(parts: Sequence[Part], form: ChatForm) -> str:
-    return "\n".join(part if isinstance(part, str) else form.placeholder(part.modality) for part in parts)
+    return "\n".join(part if isinstance(part, str) else form.placeholder(part.modality, part.number) for part in parts)

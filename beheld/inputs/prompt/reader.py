@@ -285,9 +285,9 @@ class PromptReader:
         )
         return [*around[0], *ids, *around[1]]
 
-    def _example(self, modality: str) -> str:
-        """Return an item's text in a prompt of this family."""
-        return self._family.placeholders.get(modality) or self._tokenizer.placeholder(modality)
+    def _example(self, modality: str, number: int = 1) -> str:
+        """Return an item's text in a prompt of this family; `number` counts those of its modality, from 1."""
+        return self._family.placeholder(modality, number) or self._tokenizer.placeholder(modality)
 
     # ------------------------------------------------------------------ checks
 

@@ -58,7 +58,8 @@ def question_of(
     tokenizer = load_tokenizer(info, args)
     if _takes_parts(info, args, tokenizer, bool(kinds)):
         return question(asked, "chat")
-    written = "".join(_placeholder(kind, info, tokenizer) * len(items[kind]) for kind in kinds)
+    places = [(kind, number) for kind in kinds for number in range(1, 1 + len(items[kind]))]
+    written = "".join(_placeholder(kind, number, info, tokenizer) for kind, number in places)
     return question(written + asked, "plain")
 
 
@@ -128,12 +129,15 @@ def _metadata(total: int, fps: float, indices: Sequence[int]) -> dict[str, Any]:
     return {"total_num_frames": total, "fps": fps, "duration": total / fps, "frames_indices": list(indices)}
 
 
-def _placeholder(kind: str, info: ModelInfo, tokenizer: Any) -> str:
-    """Return the placeholder of an item in a prompt of this family; empty if the family puts it before every prompt."""
+def _placeholder(kind: str, number: int, info: ModelInfo, tokenizer: Any) -> str:
+    """Return the placeholder of an item in a prompt of this family; empty if the family puts it before every prompt.
+
+    `number` counts items of its kind, from 1.
+    """
     family = registry.inputs(info.family)
     if kind in family.most and family.rewrite is not None:
         return ""
-    found: str = family.placeholders.get(kind) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
+    found: str = family.placeholder(kind, number) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])
     return found
 
 
