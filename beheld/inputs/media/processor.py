@@ -243,7 +243,7 @@ class ItemProcessor:
         if self._tokenizer.inner is not None:
             return self._tokenizer
         if self._own_tokenizer is None:
-            self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
+            self._own_tokenizer = PromptTokenizer.of(processor.tokenizer, self._info, self._family)
         return self._own_tokenizer
 
     def _call(
