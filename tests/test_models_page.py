@@ -90,7 +90,7 @@ def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("model_type", "name", "entry"),
-    [("chatglm", "ChatGLMModel", "vision_config"), ("qwen", "QWenLMHeadModel", "visual")],
+    [("qwen", "QWenLMHeadModel", "visual")],
 )
 def test_a_text_model_is_not_taken_for_what_sees_under_its_type(
     model_type: str, name: str, entry: str, tmp_path: Path

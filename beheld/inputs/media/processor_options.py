@@ -101,7 +101,8 @@ _ELSEWHERE = {"video_metadata": 'Give it together with the frames, as (frames, {
 
 
 def _refuse(name: str, known: frozenset[str]) -> None:
-    remedy = _ELSEWHERE.get(name) or nearest(name, known) or f"Known: {', '.join(sorted(known))}."
+    listed = f"Known: {', '.join(sorted(known))}." if known else "It has none: leave it out."
+    remedy = _ELSEWHERE.get(name) or nearest(name, known) or listed
     raise ParamsError(f"The processor of this model has no option {name!r}.", remedy, param="mm_processor_kwargs")
 
 
