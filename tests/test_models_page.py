@@ -88,22 +88,6 @@ def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) 
         read_info(tmp_path, EngineArgs(trust_remote_code=True))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "name", "entry"),
-    [("chatglm", "ChatGLMModel", "vision_config")],
-)
-def test_a_text_model_is_not_taken_for_what_sees_under_its_type(
-    model_type: str, name: str, entry: str, tmp_path: Path
-) -> None:
-    row = page.undefined()[model_type]
-    said = {"model_type": model_type, "architectures": [name]}
-    for config, named in ((said, name), ({**said, entry: {"hidden_size": 8}}, row.name)):
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        with pytest.raises(ModelError, match=f"no definition of {named} ") as caught:
-            read_info(tmp_path, EngineArgs(trust_remote_code=True))
-        assert (row.needs in str(caught.value)) == (named == row.name)
-
-
 def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     out = capsys.readouterr().out

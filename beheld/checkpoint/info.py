@@ -247,7 +247,7 @@ def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
     """The ids of tokens that were added to the tokenizer's own; those that it does not have are left out."""
     if not tokens:
         return frozenset()
-    added = _added_tokens(path)
+    added = added_tokens(path)
     return frozenset(added[token] for token in tokens if token in added)
 
 
@@ -257,7 +257,7 @@ def _token_id(path: Path, token: str) -> int:
     Raises:
         ModelError: its files do not have it.
     """
-    index = _added_tokens(path).get(token)
+    index = added_tokens(path).get(token)
     if index is None:
         raise ModelError(
             f"The tokenizer has no token {token!r}, which stands for one embedding in a prompt.",
@@ -266,7 +266,7 @@ def _token_id(path: Path, token: str) -> int:
     return index
 
 
-def _added_tokens(path: Path) -> dict[str, int]:
+def added_tokens(path: Path) -> dict[str, int]:
     """Token -> id of those that were added to the tokenizer's own, by its files in `path`."""
     named = read_json(path / "tokenizer_config.json").get("added_tokens_decoder") or {}
     found: dict[str, int] = dict(read_json(path / "added_tokens.json"))

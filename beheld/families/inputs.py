@@ -113,7 +113,9 @@ class FamilyInputs:
         layout: processor outputs that positions depend on.
         host_only: processor outputs that the model's towers do not take.
         call: runs the processor on one item; None for the default.
-        places: modality -> the token that an item replaces in a prompt, if its embeddings use another placeholder.
+        places: modality -> the token that an item replaces in a prompt, or several tokens in a row, the first of which
+            is not among the others; if its embeddings use another placeholder.
+        embeds_all: modalities whose embeddings replace all ids of an item, also those around the placeholders.
         embedded_as: modality -> the modality whose placeholder its embeddings use, if it has none.
         numbered: modalities whose items depend on their number in the prompt.
         depends_on: modality -> the other modality whose presence in a prompt changes its items.
@@ -154,7 +156,8 @@ class FamilyInputs:
     layout: frozenset[str] = PLAIN_LAYOUT
     host_only: frozenset[str] = PLAIN_HOST_ONLY
     call: Call | None = None
-    places: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    embeds_all: frozenset[str] = frozenset()
     embedded_as: Mapping[str, str] = field(default_factory=dict)
     numbered: frozenset[str] = frozenset()
     depends_on: Mapping[str, str] = field(default_factory=dict)

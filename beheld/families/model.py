@@ -95,6 +95,8 @@ class FamilyModel:
             first of them; None if there are none.
         plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
         position_unit: the number of fractions per position, for families with fractional positions.
+        repeats_positions: whether tokens of an item share positions of a single axis; the model's get_rope_index says
+            which.
         positions_by_kind: whether positions depend only on tokens' kinds and items' sizes, not on ids.
         host_features: features that its tower only reads as numbers; they stay on the host.
         packed: its tower's keywords, if it packs images; else None.
@@ -116,6 +118,7 @@ class FamilyModel:
     tail_from: Callable[[Any, Changes], int | None] | None = None
     plain_head: bool = False
     position_unit: int = 1
+    repeats_positions: bool = False
     positions_by_kind: bool = False
     host_features: frozenset[str] = frozenset()
     packed: PackedTower | None = None

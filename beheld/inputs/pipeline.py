@@ -74,7 +74,7 @@ class InputPipeline:
         self._info, self._config, self._args = info, config, args
         self._family = registry.inputs(info.family)
         inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
-        self._tokenizer = PromptTokenizer(inner, info.placeholder_ids, self._family.places, self._family.pieces)
+        self._tokenizer = PromptTokenizer.of(inner, info, self._family)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
         option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
         limits = MediaLimits.of(args.media_limits)
@@ -175,8 +175,9 @@ class InputPipeline:
         by_modality: dict[str, list[PreparedItem]] = {}
         for ref, prepared in zip(media, made, strict=True):
             by_modality.setdefault(ref.modality, []).append(prepared)
-        waiting = {self._tokenizer.placeholder_ids[modality]: iter(own) for modality, own in by_modality.items()}
-        in_order = [next(waiting[token]) for token in prompt.ids if token in waiting]
+        waiting = {modality: iter(own) for modality, own in by_modality.items()}
+        places = {modality: self._tokenizer.places[modality] for modality in waiting}
+        in_order = [next(waiting[modality]) for modality, _, _ in expand.find_places(prompt.ids, places)]
         items: dict[str, list[MediaItem]] = {kind: [one.item for one in own] for kind, own in by_modality.items()}
         ids = self.reader.with_edges(prompt, items)
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
@@ -191,7 +192,7 @@ class InputPipeline:
         if not made.items and not self._info.is_encoder_decoder:
             # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
-        token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.placeholder_ids)
+        token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.places)
         if self._info.is_encoder_decoder:
             token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, prompt.parsed.salt)
         self._checks.length(token_ids, spans, prompt.parsed.media)
@@ -237,10 +238,8 @@ class InputPipeline:
             return items
         # The encoder reads the prompt with its items.
         by_modality = {item.modality: [item] for item in items}
-        ids = [self._tokenizer.placeholder_ids[modality] for modality in by_modality]
-        _, spans = encoder_prompt.fold(
-            *expand.expand(ids, by_modality, self._tokenizer.placeholder_ids), self._info, b""
-        )
+        ids = [token for modality in by_modality for token in self._tokenizer.places[modality]]
+        _, spans = encoder_prompt.fold(*expand.expand(ids, by_modality, self._tokenizer.places), self._info, b"")
         return [span.item for span in spans]
 
     # ------------------------------------------------------------------ resources

@@ -94,7 +94,7 @@ class HFAdapter:
         self._route_attention(windows)
 
     def _positions_of(self, model: Any) -> Callable[..., Any] | None:
-        """Return the model's function for multi-axis positions; None if it has one axis.
+        """Return the model's function for positions of several axes, or of one that repeat; None if they are plain.
 
         Raises:
             ModelError: the configuration and the model disagree.
@@ -108,7 +108,7 @@ class HFAdapter:
                 f"The configuration of {name} gives positions {axes} axes, but its model has {max(own)}.",
                 "Write mrope_section into the rope_scaling of config.json's text part, as the model's class reads it.",
             )
-        if (found is None) != (axes == 1):
+        if (found is None) == (axes > 1 or self._family.repeats_positions):
             has = "no get_rope_index" if found is None else "a get_rope_index, for several"
             raise ModelError(f"{name} has {axes}-axis positions but {has}.")
         return found
@@ -234,7 +234,7 @@ class HFAdapter:
         return value.to(self.dtype) if value.is_floating_point() else value
 
     def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
-        """Return plain positions, or the model's multi-axis ones."""
+        """Return plain positions, or the model's own."""
         count = len(token_ids)
         if self._rope_index is None or not spans:
             first = FAR if self.info.rope_switch is not None and count > self.info.rope_switch else 0

@@ -20,7 +20,7 @@ import pytest
 from beheld.families import page
 from beheld.inputs.fetch.pinned_http import parse
 from beheld.inputs.fetch.url_mirror import places
-from tests import tiny, tiny_adapted, tiny_layouts, tiny_own_qwen_vl
+from tests import tiny, tiny_adapted, tiny_layouts, tiny_own_glm, tiny_own_qwen_vl
 from tests import tiny_text as text
 from tests.inputs import pipes
 
@@ -66,6 +66,7 @@ REPOSITORIES: dict[str, Laid] = {
     "Qwen/Qwen2-VL-7B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2.5-VL-3B-Instruct": Laid("qwen2_5_vl"),
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
+    "THUDM/glm-4v-9b": Laid("glm4v_9b", positions=None, make=tiny_own_glm.make_wide_glm4v_9b),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
     "OpenGVLab/InternVL2-2B": Laid("internvl_chat"),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
@@ -128,7 +129,7 @@ def lay_or_skip(hub: Path, name: str) -> None:
 
 def without_definition(hub: Path, name: str) -> str:
     """Lay a repository of a model that has no definition yet: a tokenizer and config.json; returns the model type."""
-    kind = next(kind for kind, row in page.undefined().items() if row.example == name or kind == _ALSO.get(name))
+    kind = next(kind for kind, row in page.undefined().items() if row.example == name)
     root = hub / f"models--{name.replace('/', '--')}"
     folder = root / "snapshots" / REVISION
     if not folder.is_dir():
@@ -140,9 +141,6 @@ def without_definition(hub: Path, name: str) -> str:
                 shutil.copy(file, folder)
         text.write_json(folder / "config.json", {"architectures": [page.undefined()[kind].name], "model_type": kind})
     return kind
-
-
-_ALSO = {"THUDM/glm-4v-9b": "chatglm"}
 
 
 def _fill(folder: Path, laid: Laid) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from beheld.inputs.prompt import tokenizer
+from beheld.core.errors import ModelError
+from beheld.core.media import MediaItem
+from beheld.inputs.prompt import expand, tokenizer
 from beheld.inputs.prompt.tokenizer import PromptTokenizer
 from beheld.utils.gil import in_turn, take_turns
 from tests import tiny
@@ -132,3 +134,35 @@ def test_waiting_for_the_lock_holds_up_nobody_s_turn() -> None:
 
         found = [future.result(60) for future in [threads.submit(work, number) for number in range(200)]]
     assert found == [made.encode(TEXTS[n % len(TEXTS)] * 3, add_special_tokens=True) for n in range(200)]
+
+
+def item(*ids: int) -> MediaItem:
+    return MediaItem("image", b"", {}, {}, ids, None, len(ids), lead="a", tail="b")
+
+
+PLACES = {"image": (1, 2, 3), "video": (4,)}
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_place_may_be_several_ids_in_a_row(kind: Any) -> None:
+    """Its ids alone, or in another order, are text."""
+    ids = kind([1, 2, 1, 2, 3, 3, 4, 2, 1, 1, 2, 3, 1])
+    assert expand.find_places(ids, PLACES) == [("image", 2, 5), ("video", 6, 7), ("image", 9, 12)]
+    assert expand.count_placeholders(ids, PLACES) == {"image": 2, "video": 1}
+    assert expand.count_placeholders([1, 2, 4, 3, 1], PLACES) == {"video": 1}
+    made, spans = expand.expand(ids, {"image": [item(7, 8), item(9)], "video": [item(5, 5)]}, PLACES)
+    assert made == (1, 2, 7, 8, 3, 5, 5, 2, 1, 9, 1)
+    assert [(span.start, span.stop) for span in spans] == [(2, 4), (5, 7), (9, 10)]
+    edged = expand.edged_ids(ids[:6], {"image": [item(7)], "video": []}, PLACES, lambda text: [ord(text)])
+    assert edged == [1, 2, 97, 1, 2, 3, 98, 3]
+
+
+def test_places_without_a_tokenizer() -> None:
+    """The checkpoint's files say which ids they are; one token that they do not know leaves the placeholder's."""
+    known = {"<a>": 5, "<b>": 6}
+    places = {"image": ("<a>", "<b>"), "video": "<c>"}
+    made = PromptTokenizer(None, {"image": 1, "video": 2}, places, added=known)
+    assert made.places == {"image": (5, 6), "video": (2,)}
+    assert made.placeholder("image") == "token 5 6"
+    with pytest.raises(ModelError, match="lacks one of <a> <b>"):
+        PromptTokenizer(None, {"image": 1}, places, added={"<a>": 5})

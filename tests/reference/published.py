@@ -18,7 +18,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 def load_code(
     code: Path, family: str, names: tuple[str, ...], edited: Callable[[str, str], str]
 ) -> dict[str, types.ModuleType]:
-    """Import the modules NAME_FAMILY.py of the folder `code`, in this order.
+    """Import the modules NAME_FAMILY.py of the folder `code`, or NAME.py where there is none, in this order.
 
     Args:
         edited: makes the source that is run from a module's name and its source.
@@ -28,8 +28,9 @@ def load_code(
     sys.modules[PACKAGE] = package
     found = {}
     for name in names:
-        source = edited(name, (code / f"{name}_{family}.py").read_text(encoding="utf-8"))
-        full = f"{PACKAGE}.{name}_{family}"
+        stem = f"{name}_{family}" if (code / f"{name}_{family}.py").is_file() else name
+        source = edited(name, (code / f"{stem}.py").read_text(encoding="utf-8"))
+        full = f"{PACKAGE}.{stem}"
         module = types.ModuleType(full)
         module.__package__ = PACKAGE
         sys.modules[full] = module
@@ -80,13 +81,17 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record(
-    family: str, answers: Callable[[Path, Path], Callable[[dict[str, Any]], dict[str, Any]]], about: str
+    family: str,
+    answers: Callable[[Path, Path], Answer],
+    about: str,
+    further: Callable[[Path, Path], dict[str, Any]] | None = None,
 ) -> None:
     """Read the command line FOLDER CODE OUTPUTS.json, answer the folder's cases, write the outputs.
 
     Args:
         answers: makes, from the folder and the code's folder, what answers one case of cases.json.
         about: the recorder's docstring.
+        further: makes, from the same, further entries of the outputs.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     for name in ("folder", "code", "outputs"):
@@ -101,4 +106,6 @@ def record(
         found[case["name"]] = answer(case)
         print(case["name"], found[case["name"]]["token_ids"], flush=True)
     told = {"reference": f"the published code of {family}", "transformers": transformers.__version__, "options": {}}
-    options.outputs.write_text(json.dumps(told | {"cases": found}, separators=(",", ":")) + "\n", encoding="utf-8")
+    told |= {} if further is None else further(options.folder, options.code)
+    text = json.dumps(told | {"cases": found}, separators=(",", ":"), ensure_ascii=False)
+    options.outputs.write_text(text + "\n", encoding="utf-8")

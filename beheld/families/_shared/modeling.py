@@ -1,4 +1,4 @@
-"""Pieces of own definitions: media in the places of their placeholders, and the head.
+"""Pieces of own definitions: media in the places of their placeholders, the head, and fused matrices.
 
 Shapes: B prompts, N positions, H hidden size, E embeddings of an item.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.core_model_loading import ConversionOps
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
@@ -45,3 +46,25 @@ class HeadedModel(PreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
+
+class SplitHeads(ConversionOps):
+    """Splits a matrix of all queries, then all keys, then all values into the three."""
+
+    @torch.no_grad()
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> Any:
+        """Return the three parts of a matrix (heads of all three, inputs) or of its bias."""
+        config = kwargs["config"]
+        (stored,) = input_dict.values()
+        weight: Tensor = stored[0] if isinstance(stored, list) else stored
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
+        parts = (part.contiguous() for part in weight.split((queries, keys, keys)))
+        return dict(zip(target_patterns, parts, strict=True))
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Checkpoints are not written in this layout."""
+        raise NotImplementedError("fused matrices are only read")

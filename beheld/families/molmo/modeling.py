@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, PreTrainedModel, Qwen2ForCausalLM, Qwen2Model
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Chunk, Concatenate, ConversionOps, WeightConverter, WeightRenaming
+from transformers.core_model_loading import Chunk, Concatenate, WeightConverter, WeightRenaming
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPPreTrainedModel
 
-from beheld.families._shared.modeling import with_media
+from beheld.families._shared.modeling import SplitHeads, with_media
 from beheld.families.molmo.config import ADDED, MolmoConfig
 
 _TOWER = "model.vision_backbone.image_vit"
@@ -41,28 +41,6 @@ _NAMES = {
     r"\.attention_norm\.": ".layer_norm1.",
     r"\.ffn_norm\.": ".layer_norm2.",
 }
-
-
-class SplitHeads(ConversionOps):
-    """Splits `att_proj` into queries, keys and values."""
-
-    @torch.no_grad()
-    def convert(
-        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
-    ) -> Any:
-        """Return the three parts of a matrix (heads of all three, inputs) or of its bias."""
-        config = kwargs["config"]
-        (stored,) = input_dict.values()
-        weight: Tensor = stored[0] if isinstance(stored, list) else stored
-        width = config.hidden_size // config.num_attention_heads
-        queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
-        parts = (part.contiguous() for part in weight.split((queries, keys, keys)))
-        return dict(zip(target_patterns, parts, strict=True))
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Checkpoints are not written in this layout."""
-        raise NotImplementedError("Molmo's matrices are only read")
 
 
 class MolmoVisionTransformer(CLIPPreTrainedModel):

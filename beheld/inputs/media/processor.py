@@ -13,7 +13,7 @@ from typing import Any
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
-from beheld.core.errors import BeheldError, ModelError, ParamsError, ProcessError, first_line
+from beheld.core.errors import BeheldError, DecodeError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
 from beheld.families.inputs import FamilyInputs, ProcessedItem
 from beheld.inputs.media import effective_size, frames
@@ -228,13 +228,25 @@ class ItemProcessor:
         return lead, tokenizer.replacement(core), tail
 
     def between(self, item: MediaItem, before: str, after: str) -> MediaItem:
-        """Return an item of embeddings only, with the text before and after them."""
+        """Return an item of embeddings only, with the text before and after them.
+
+        Raises:
+            DecodeError: embeddings of the text itself are among them, and there are too few for that.
+        """
         tokenizer = self._tokenizer if self._tokenizer.inner is not None else self._prompt_tokenizer(self.loaded())
         placeholder = item.replacement_ids[0]
         text = tokenizer.inner.convert_ids_to_tokens(placeholder)
-        lead, core, tail = tokenizer.edges(before + text * item.num_embeds + after)
+        everywhere, count = item.modality in self._family.embeds_all, item.num_embeds
+        if everywhere:
+            count -= len(tokenizer.replacement(before + after))
+            if count < 1:
+                raise DecodeError(
+                    f"The embeddings of the {item.modality} are {item.num_embeds}, its beginning and end included.",
+                    f"Give all that the model's tower makes of one {item.modality}.",
+                )
+        lead, core, tail = tokenizer.edges(before + text * count + after)
         ids = tokenizer.replacement(core)
-        mask = tuple(token == placeholder for token in ids)
+        mask = tuple(everywhere or token == placeholder for token in ids)
         assert sum(mask) == item.num_embeds, f"{text!r} is not one token"
         return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
 
@@ -243,7 +255,7 @@ class ItemProcessor:
         if self._tokenizer.inner is not None:
             return self._tokenizer
         if self._own_tokenizer is None:
-            self._own_tokenizer = PromptTokenizer(processor.tokenizer, self._info.placeholder_ids, self._family.places)
+            self._own_tokenizer = PromptTokenizer.of(processor.tokenizer, self._info, self._family)
         return self._own_tokenizer
 
     def _call(
@@ -292,7 +304,8 @@ class ItemProcessor:
             tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
             features[name] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         placeholder = self._info.placeholder_ids[self._family.embedded_as.get(job.modality, job.modality)]
-        mask = tuple(token == placeholder for token in ids)
+        everywhere = job.modality in self._family.embeds_all
+        mask = tuple(everywhere or token == placeholder for token in ids)
         count = sum(mask)
         if count == 0:
             remedy = "Use a longer audio file." if job.modality == "audio" else ""

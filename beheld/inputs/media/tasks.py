@@ -143,7 +143,7 @@ def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], Process
     _load_readers()
     info, args, family = settings.info, settings.args, registry.inputs(settings.info.family)
     inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
-    tokenizer = PromptTokenizer(inner, info.placeholder_ids, family.places)
+    tokenizer = PromptTokenizer.of(inner, info, family)
     processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)
     processor.loaded()
     processor.identity()

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from beheld.core.errors import PlaceholderError
 from beheld.core.media import MediaItem, MediaSpan
 
 
-def count_placeholders(token_ids: Sequence[int], placeholder_ids: Mapping[str, int]) -> dict[str, int]:
-    """Count the placeholders in the ids, by modality; modalities without any are left out."""
-    counts = {modality: token_ids.count(token) for modality, token in placeholder_ids.items()}
-    return {modality: count for modality, count in counts.items() if count}
+def find_places(token_ids: Sequence[int], places: Mapping[str, tuple[int, ...]]) -> list[tuple[str, int, int]]:
+    """Return (modality, start, stop) of every place of an item, in the order of the ids.
+
+    Args:
+        token_ids: the prompt.
+        places: modality -> the ids, in a row, that an item replaces.
+    """
+    ids = token_ids if isinstance(token_ids, list | tuple) else list(token_ids)
+    found: list[tuple[str, int, int]] = []
+    for modality, place in places.items():
+        start = 0
+        for _ in range(ids.count(place[0])):
+            # A place does not repeat its first id, so none lies between one place's first id and its last.
+            start = ids.index(place[0], start)
+            stop = start + len(place)
+            if tuple(ids[start:stop]) == place:
+                found.append((modality, start, stop))
+            start += 1
+    return sorted(found, key=lambda one: one[1])
+
+
+def count_placeholders(token_ids: Sequence[int], places: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Count the places of items in the ids, by modality; modalities without any are left out."""
+    return dict(Counter(modality for modality, _, _ in find_places(token_ids, places)))
 
 
 def check_counts(
@@ -69,48 +90,48 @@ def edged_text(text: str, items: Mapping[str, Sequence[MediaItem]], placeholder:
 def edged_ids(
     token_ids: Sequence[int],
     items: Mapping[str, Sequence[MediaItem]],
-    marks: Mapping[str, int],
+    places: Mapping[str, tuple[int, ...]],
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
     """Insert items' texts into a prompt of ids, which has no text to encode them with."""
-    waiting = {marks[modality]: iter(own) for modality, own in items.items()}
+    waiting = {modality: iter(own) for modality, own in items.items() if own}
     out: list[int] = []
-    for token in token_ids:
-        item = next(waiting[token]) if token in waiting else None
-        out += (*encode(item.lead), token, *encode(item.tail)) if item is not None else (token,)
-    return out
+    last = 0
+    for modality, start, stop in find_places(token_ids, {modality: places[modality] for modality in waiting}):
+        item = next(waiting[modality])
+        out += (*token_ids[last:start], *encode(item.lead), *token_ids[start:stop], *encode(item.tail))
+        last = stop
+    return [*out, *token_ids[last:]]
 
 
 def expand(
-    token_ids: Sequence[int], items: Mapping[str, Sequence[MediaItem]], placeholder_ids: Mapping[str, int]
+    token_ids: Sequence[int], items: Mapping[str, Sequence[MediaItem]], places: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
-    """Replace the i-th placeholder of each modality by the ids of its i-th item.
+    """Replace the i-th place of each modality by the ids of its i-th item.
 
-        ids     5  M  7  M  9          M is the placeholder of "image"; items a (3 ids) and b (2 ids)
+        ids     5  M  7  M  9          M is the place of "image"; items a (3 ids) and b (2 ids)
         out     5  a  a  a  7  b  b  9          spans: a at 1 to 4, b at 5 to 7
 
     Args:
-        token_ids: the prompt, one placeholder per item; `check_counts` has passed.
+        token_ids: the prompt, one place per item; `check_counts` has passed.
         items: modality -> its items, in order.
-        placeholder_ids: modality -> the placeholder's id (not always that of its embeddings).
+        places: modality -> the ids, in a row, that an item replaces (not always those of its embeddings).
 
     Returns:
         The ids, and the spans in prompt order.
     """
     if not items:
         return tuple(token_ids), ()
-    modality_by_id = {placeholder_ids[modality]: modality for modality, own in items.items() if own}
-    waiting = {modality: iter(own) for modality, own in items.items()}
+    waiting = {modality: iter(own) for modality, own in items.items() if own}
     out: list[int] = []
     spans: list[MediaSpan] = []
-    for token in token_ids:
-        modality = modality_by_id.get(token)
-        if modality is None:
-            out.append(token)
-            continue
+    last = 0
+    for modality, start, stop in find_places(token_ids, {modality: places[modality] for modality in waiting}):
         item = next(waiting[modality])
-        start = len(out)
+        out += token_ids[last:start]
+        spans.append(MediaSpan(item, len(out), len(out) + len(item.replacement_ids)))
         out += item.replacement_ids
-        spans.append(MediaSpan(item, start, len(out)))
+        last = stop
+    out += token_ids[last:]
     assert len(spans) == sum(len(own) for own in items.values())
     return tuple(out), tuple(spans)

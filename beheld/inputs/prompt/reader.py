@@ -160,7 +160,7 @@ class PromptReader:
         counts: Mapping[str, int],
     ) -> ReadPrompt:
         ids = _truncated(ids, params, parsed.media)
-        found = expand.count_placeholders(ids, self._tokenizer.placeholder_ids)
+        found = expand.count_placeholders(ids, self._tokenizer.places)
         expand.check_counts(found, counts, self._tokenizer.placeholder, self._example)
         return ReadPrompt(ids, parsed, text)
 
@@ -171,7 +171,7 @@ class PromptReader:
         if prompt.text is not None:
             return self._encode(prompt.text, items)
         plain = partial(self._tokenizer.encode, add_special_tokens=False)
-        return expand.edged_ids(prompt.ids, items, self._tokenizer.placeholder_ids, plain)
+        return expand.edged_ids(prompt.ids, items, self._tokenizer.places, plain)
 
     # ------------------------------------------------------------------ conversations
 
@@ -293,7 +293,7 @@ class PromptReader:
 
     def _check_rendered(self, ids: Sequence[int], media: Sequence[MediaRef]) -> None:
         """Check that the template wrote one placeholder per item, and that no other text became one."""
-        found, given = expand.count_placeholders(ids, self._tokenizer.placeholder_ids), count_by_modality(media)
+        found, given = expand.count_placeholders(ids, self._tokenizer.places), count_by_modality(media)
         for modality in set(found) | set(given):
             written, items = found.get(modality, 0), given.get(modality, 0)
             if written != items:

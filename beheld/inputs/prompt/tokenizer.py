@@ -11,11 +11,12 @@ from typing import Any
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.info import added_tokens
 from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
 from beheld.families import registry
-from beheld.families.inputs import ItemPlace
+from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
 from beheld.utils.gil import out_of_turn
@@ -40,27 +41,38 @@ class PromptTokenizer:
     Args:
         tokenizer: transformers' tokenizer, or None if the engine runs without one.
         placeholder_ids: modality -> the placeholder id of an embedding.
-        places: modality -> the token that an item replaces in a prompt, if it is another one.
+        places: modality -> the tokens, in a row, that an item replaces in a prompt, if they are others.
         pieces: ordinary vocabulary pieces that users' text must not become.
+        added: token -> id, where there is no tokenizer to ask.
+
+    Raises:
+        ModelError: of several tokens in a row one has no id.
     """
 
     def __init__(
         self,
         tokenizer: Any,
         placeholder_ids: Mapping[str, int],
-        places: Mapping[str, str] | None = None,
+        places: Mapping[str, str | tuple[str, ...]] | None = None,
         pieces: Sequence[str] = (),
+        added: Mapping[str, int] | None = None,
     ) -> None:
         self.inner = tokenizer
         self._lock = threading.Lock()
         self._pieces = tuple(pieces)
         self._embeds = dict(placeholder_ids)
-        self._placeholder_ids = dict(placeholder_ids)
-        if tokenizer is not None:
-            for modality, token in (places or {}).items():
-                found = tokenizer.convert_tokens_to_ids(token)
-                if isinstance(found, int):
-                    self._placeholder_ids[modality] = found
+        self._places: dict[str, tuple[int, ...]] = {kind: (token,) for kind, token in placeholder_ids.items()}
+        id_of: Any = (added or {}).get if tokenizer is None else tokenizer.convert_tokens_to_ids
+        for modality, given in (places or {}).items():
+            tokens = (given,) if isinstance(given, str) else given
+            found = [id_of(token) for token in tokens]
+            if all(isinstance(token, int) for token in found):
+                self._places[modality] = tuple(found)
+            elif len(tokens) > 1:
+                raise ModelError(
+                    f"The tokenizer lacks one of {' '.join(tokens)}, which mark the place of an item in a prompt.",
+                    "Fetch the checkpoint's tokenizer files again.",
+                )
         self._control: ControlTokens | None = None
         self._plain: PlainEncoder | None = None
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -70,10 +82,16 @@ class PromptTokenizer:
         self._shared = False
         self._copied: tuple[int, Any] | None = None
 
+    @classmethod
+    def of(cls, tokenizer: Any, info: ModelInfo, family: FamilyInputs) -> PromptTokenizer:
+        """Make that of a model; where there is no tokenizer, the checkpoint's files give the ids of places."""
+        added = added_tokens(Path(info.path)) if tokenizer is None and family.places else {}
+        return cls(tokenizer, info.placeholder_ids, family.places, family.pieces, added)
+
     @property
-    def placeholder_ids(self) -> Mapping[str, int]:
-        """Return the id that an item replaces in a prompt, by modality."""
-        return self._placeholder_ids
+    def places(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the ids, in a row, that an item replaces in a prompt, by modality."""
+        return self._places
 
     def _require(self) -> Any:
         if self.inner is None:
@@ -200,7 +218,7 @@ class PromptTokenizer:
             if isinstance(piece, str):
                 ids += encode(piece)
             else:
-                ids.append(self._placeholder_ids[piece.modality])
+                ids += self._places[piece.modality]
         return ids
 
     def replacement(self, text: str) -> tuple[int, ...]:
@@ -243,10 +261,10 @@ class PromptTokenizer:
 
     def placeholder(self, modality: str) -> str:
         """Return the placeholder's text, for messages."""
-        token = self._placeholder_ids.get(modality)
-        if self.inner is None or token is None:
-            return f"token {token}"
-        return str(self.inner.convert_ids_to_tokens(token))
+        place = self._places.get(modality)
+        if self.inner is None or place is None:
+            return f"token {' '.join(map(str, place or (None,)))}"
+        return "".join(str(self.inner.convert_ids_to_tokens(token)) for token in place)
 
     # ------------------------------------------------------------------ untrusted text
 
@@ -254,9 +272,8 @@ class PromptTokenizer:
         """Return the spellings that user text may not use as tokens."""
         with self._lock:
             if self._control is None:
-                self._control = ControlTokens.of(
-                    self._require(), frozenset((*self._placeholder_ids.values(), *self._embeds.values())), self._pieces
-                )
+                marks = frozenset((*self._embeds.values(), *(token for ids in self._places.values() for token in ids)))
+                self._control = ControlTokens.of(self._require(), marks, self._pieces)
             return self._control
 
     def plain(self) -> PlainEncoder:

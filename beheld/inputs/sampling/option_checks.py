@@ -61,7 +61,7 @@ def load_for_options(args: EngineArgs, info: ModelInfo | None = None) -> Any:
         return None
     info = info or read_info(resolve(args), args)
     family = registry.inputs(info.family)
-    words = PromptTokenizer(None, info.placeholder_ids, family.places, family.pieces)
+    words = PromptTokenizer.of(None, info, family)
     processor = ItemProcessor(info, args, family, words, info.checkpoint_dtype)
     check_processor(args.mm_processor_kwargs, info, processor)
     return processor.loaded()
