@@ -20,9 +20,10 @@ from transformers import (
     LlavaProcessor,
 )
 
-from beheld.checkpoint.info import read_config
+from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.families import registry
+from beheld.models.load import converted_weights
 from tests import tiny
 from tests.oracle.cases import Ask
 
@@ -59,8 +60,13 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
     package = _defined_here(folder)
     if package:
         # The ids of placeholders may stand in the tokenizer's files alone.
-        own_config = read_config(folder, EngineArgs(model=str(folder)))
-        own = registry.own_class(package, "model").from_pretrained(folder, config=own_config, dtype=dtype).eval()
+        args = EngineArgs(model=str(folder))
+        own_config = read_config(folder, args)
+        # Its weights may be those of several checkpoints.
+        own_config, weights, _ = converted_weights(own_config, read_info(folder, args, own_config))
+        source = folder if weights is None else None
+        kind = registry.own_class(package, "model")
+        own = kind.from_pretrained(source, state_dict=weights, config=own_config, dtype=dtype).eval()
         own.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         return own
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
