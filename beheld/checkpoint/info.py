@@ -407,7 +407,7 @@ def _placeholders(config: Any, family: Family) -> dict[str, int]:
         found.pop("audio", None)
     if family.videos_as_images and "image" in found:
         found["video"] = found["image"]
-    return found
+    return {modality: found[modality] for modality in _TOKEN_FIELDS if modality in found}
 
 
 def _architecture(config: Any) -> str:

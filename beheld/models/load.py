@@ -214,7 +214,11 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             "Fetch it again, or check that config.json belongs to these weights.",
         )
     left_out = registry.model(info.family).unused_weights
-    unexpected = [key for key in report.get("unexpected_keys") or () if not key.startswith(left_out)]
+    unexpected = list(report.get("unexpected_keys") or ())
+    skipped = sum(key.startswith(left_out) for key in unexpected)
+    if skipped:
+        logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
+    unexpected = [key for key in unexpected if not key.startswith(left_out)]
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
     if unused:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])

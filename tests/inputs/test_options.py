@@ -73,7 +73,7 @@ def test_size_as_transformers_has_it() -> None:
 
 # Families whose processors only have the options of the repositories' own code: one of them, and one that is misspelt.
 OF_OWN_CODE = {
-    "minicpmv": ("max_slice_nums", "max_slice_num"),
+    **dict.fromkeys(("minicpmo", "minicpmv"), ("max_slice_nums", "max_slice_num")),
     "molmo": ("max_crops", "max_crop"),
     "phi3_v": ("num_crops", "num_crop"),
     "hyperclovax_vlm": ("pad_to_square", "pad_to_sqare"),

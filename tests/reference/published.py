@@ -74,13 +74,17 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record(
-    family: str, answers: Callable[[Path, Path], Callable[[dict[str, Any]], dict[str, Any]]], about: str
+    family: str,
+    answers: Callable[[Path, Path], Callable[[dict[str, Any]], dict[str, Any]]],
+    about: str,
+    chosen: Callable[[dict[str, Any]], bool] = lambda case: True,
 ) -> None:
     """Read the command line FOLDER CODE OUTPUTS.json, answer the folder's cases, write the outputs.
 
     Args:
         answers: makes, from the folder and the code's folder, what answers one case of cases.json.
         about: the recorder's docstring.
+        chosen: whether a case is answered.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     for name in ("folder", "code", "outputs"):
@@ -91,7 +95,7 @@ def record(
 
     answer = answers(options.folder, options.code)
     found = {}
-    for case in json.loads((options.folder / "cases.json").read_text(encoding="utf-8")):
+    for case in filter(chosen, json.loads((options.folder / "cases.json").read_text(encoding="utf-8"))):
         found[case["name"]] = answer(case)
         print(case["name"], found[case["name"]]["token_ids"], flush=True)
     told = {"reference": f"the published code of {family}", "transformers": transformers.__version__, "options": {}}

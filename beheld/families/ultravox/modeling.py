@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from beheld.families._shared.modeling import HeadedModel, with_media
-from beheld.families._shared.whisper import ShortWhisperEncoder
+from beheld.families._shared.whisper import ShortWhisperEncoder, up_to
 from beheld.families.ultravox.config import UltravoxConfig
 
 
@@ -88,7 +88,8 @@ class UltravoxCore(UltravoxPreTrainedModel):
         found: dict[int, Tensor] = {}
         for width in dict.fromkeys(frames):
             own = [index for index, other in enumerate(frames) if other == width]
-            features = self.audio_tower(audio_values[own, :, :width], [lengths[index] for index in own])
+            seen = up_to([lengths[index] for index in own], width, audio_values.device)
+            features = self.audio_tower(audio_values[own, :, :width], seen)
             found |= dict(zip(own, self.multi_modal_projector(features), strict=True))
         step = 2 * self.config.stack_factor
         parts = [found[index][: -(-length // step)] for index, length in enumerate(lengths)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,16 +17,11 @@ from transformers import BatchFeature, ProcessorMixin, WhisperFeatureExtractor
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.secondary import described, secondary_weights
 from beheld.core.config import EngineArgs
+from beheld.families._shared.processing import AudioOptions
 from beheld.families.ultravox import FAMILY
 
 MARK = "<|audio|>"
 _SETTINGS = "preprocessor_config.json"
-
-
-class AudioOptions(TypedDict, total=False):
-    """The options of one call."""
-
-    do_normalize: bool
 
 
 class MelExtractor(WhisperFeatureExtractor):
