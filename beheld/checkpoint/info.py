@@ -12,6 +12,7 @@ from beheld.checkpoint.checks.config import check_activations, check_heads
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.secondary import described, secondary_weights
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
 from beheld.core.errors import ConfigError, ModelError
 from beheld.families import registry
@@ -47,11 +48,12 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         ModelError: transformers does not know the architecture, or the file is broken.
         ConfigError: the option `quantization` names another method than the checkpoint's.
     """
-    raw = read_json(path / CONFIG)
+    raw: Mapping[str, Any] = read_json(path / CONFIG)
     family = registry.facts(family_of_config(raw))
     _need_package(family, raw)
     _refuse_undefined(family, raw)
     quantized.check(args.quantization, raw)
+    raw = described(raw, path, args)
     check_activations(raw)
     from transformers import AutoConfig
 
@@ -73,8 +75,8 @@ def read_config(path: Path, args: EngineArgs) -> Any:
         ) from error
     if not is_ours:
         _refuse_unread(raw, config)
-    for modality, token in family.placeholder_tokens.items():
-        setattr(config, _TOKEN_FIELDS[modality][0], _token_id(path, token))
+    for modality, tokens in family.placeholder_tokens.items():
+        setattr(config, _TOKEN_FIELDS[modality][0], _token_id(path, tokens))
     return _part_that_reads(_override(config, args.hf_overrides))
 
 
@@ -234,6 +236,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         joint_ids=_added_ids(path, family.joint_tokens),
         is_encoder_decoder=encodes,
         decoder_start_id=_decoder_start(text, generation) if encodes else None,
+        secondary=secondary_weights(path, args),
     )
 
 
@@ -251,16 +254,18 @@ def _added_ids(path: Path, tokens: tuple[str, ...]) -> frozenset[int]:
     return frozenset(added[token] for token in tokens if token in added)
 
 
-def _token_id(path: Path, token: str) -> int:
-    """The id of a token that was added to the tokenizer's own.
+def _token_id(path: Path, tokens: str | tuple[str, ...]) -> int:
+    """The id of a token that was added to the tokenizer's own; of several, of the first that was.
 
     Raises:
-        ModelError: its files do not have it.
+        ModelError: its files have none.
     """
-    index = added_tokens(path).get(token)
+    names = (tokens,) if isinstance(tokens, str) else tokens
+    known = added_tokens(path)
+    index = next((known[name] for name in names if name in known), None)
     if index is None:
         raise ModelError(
-            f"The tokenizer has no token {token!r}, which stands for one embedding in a prompt.",
+            f"The tokenizer has no token {names[0]!r}, which stands for one embedding in a prompt.",
             "Fetch the checkpoint again: tokenizer_config.json and added_tokens.json, or tokenizer.json, name it.",
         )
     return index
@@ -403,7 +408,7 @@ def _placeholders(config: Any, family: Family) -> dict[str, int]:
         found.pop("audio", None)
     if family.videos_as_images and "image" in found:
         found["video"] = found["image"]
-    return found
+    return {modality: found[modality] for modality in _TOKEN_FIELDS if modality in found}
 
 
 def _architecture(config: Any) -> str:

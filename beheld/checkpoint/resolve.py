@@ -6,6 +6,7 @@ from pathlib import Path
 
 from beheld.checkpoint.files import CONFIG
 from beheld.checkpoint.hub import Repository
+from beheld.checkpoint.secondary import fetch_secondary
 from beheld.checkpoint.weights import check_weights
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
@@ -48,6 +49,8 @@ def resolve(args: EngineArgs) -> Path:
 def fetch_weights(args: EngineArgs, path: Path) -> None:
     """See to it that the weights are in `path`, which `resolve` gave; those of a hub repository are fetched.
 
+    Those of secondary checkpoints are as well.
+
     With load_format="dummy" none are needed.
 
     Raises:
@@ -56,6 +59,7 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
     name = _named(args)
     if name is None or args.load_format == "dummy":
         return
+    fetch_secondary(path, args)
     if Path(name).expanduser().is_dir():
         check_weights(path, name)
     else:

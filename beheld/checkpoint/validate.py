@@ -10,6 +10,7 @@ from beheld.checkpoint.checks.generation import check_generation
 from beheld.checkpoint.checks.tokenizer import check_tokenizer
 from beheld.checkpoint.files import CONFIG, GENERATION, read_json
 from beheld.checkpoint.resolve import resolve_tokenizer
+from beheld.checkpoint.secondary import secondary_weights
 from beheld.core.config import EngineArgs
 
 
@@ -20,6 +21,8 @@ def validate(path: Path, args: EngineArgs) -> None:
         ModelError: a file is broken, or says what no model of it can be.
     """
     check_config(read_json(path / CONFIG))
+    for part in secondary_weights(path, args):
+        check_config(read_json(Path(part.path) / CONFIG))
     if args.generation_config != "vllm":
         check_generation(read_json(path / GENERATION))
     for file in processor.FILES:

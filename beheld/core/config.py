@@ -128,6 +128,23 @@ class KVGroup:
 
 
 @dataclass(frozen=True)
+class SecondaryWeights:
+    """A further checkpoint that holds a part of a model's weights.
+
+    Attributes:
+        name: as config.json names it, or the user in its place.
+        path: its local folder.
+        prefix: stands before the names of its weights in the model.
+        root: what these names begin with in this checkpoint, in place of `prefix`; its other weights are not read.
+    """
+
+    name: str
+    path: str
+    prefix: str
+    root: str = ""
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """Facts about the model, read from its checkpoint.
 
@@ -160,6 +177,7 @@ class ModelInfo:
         decoder_start_id: the token that starts every answer of an encoder-decoder model.
         rope_switch: for models with two rotary scales, the longest sequence that uses the short scale. A longer prompt
             uses the long scale from its start; an answer ends where its sequence would have to switch.
+        secondary: further checkpoints that hold parts of the model.
     """
 
     path: str
@@ -186,6 +204,7 @@ class ModelInfo:
     decoder_start_id: int | None = None
     rope_switch: int | None = None
     family: str = ""
+    secondary: tuple[SecondaryWeights, ...] = ()
 
     @property
     def cross(self) -> KVGroup | None:

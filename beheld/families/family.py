@@ -96,6 +96,23 @@ class Definition:
 
 
 @dataclass(frozen=True)
+class SecondaryCheckpoint:
+    """Another checkpoint that holds a part of the model; see checkpoint/secondary.py.
+
+    Attributes:
+        named_by: the entry of config.json that names it; without that entry, the model's own checkpoint has the part.
+        described_in: the entry of config.json in whose place the other's config.json is read.
+        prefix: stands before the names of its weights in the model.
+        root: what these names begin with in the other checkpoint, in place of `prefix`; its other weights are not read.
+    """
+
+    named_by: str
+    described_in: str
+    prefix: str
+    root: str = ""
+
+
+@dataclass(frozen=True)
 class ReferenceOptions:
     """How to run transformers so that its answers can be compared with beheld's.
 
@@ -144,13 +161,14 @@ class Family:
         refused: why it cannot run, as a half sentence; empty if it can.
         undefined: what is missing, for a model without a definition.
         definition: the family's own classes.
+        secondary: further checkpoints that hold parts of the model.
         package: a package that transformers' model requires and beheld does not.
         convert: model type in config.json -> a function that converts a configuration of another layout with this type.
         reads_by: for a model that also speaks, the class that runs only its reading part (`thinker_config`).
         placeholders: reads modality -> placeholder id from the configuration, if they are not at its top level under
             the common names.
         placeholder_tokens: modality -> the token that marks one embedding's place, if the configuration does not name
-            its id; the tokenizer's files do.
+            its id; the tokenizer's files do. Of several, the first that the tokenizer has.
         videos_as_images: whether a video's frames use the placeholders of images.
         is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
@@ -170,11 +188,12 @@ class Family:
     refused: str = ""
     undefined: Undefined | None = None
     definition: Definition | None = None
+    secondary: tuple[SecondaryCheckpoint, ...] = ()
     package: str = ""
     convert: Mapping[str, Convert] = field(default_factory=dict)
     reads_by: str = ""
     placeholders: Callable[[Any], dict[str, int]] | None = None
-    placeholder_tokens: Mapping[str, str] = field(default_factory=dict)
+    placeholder_tokens: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     videos_as_images: bool = False
     is_encoder_decoder: bool = False
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, towers
 from beheld.models.shards import shard_bar
+from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod
@@ -134,15 +135,17 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     path = Path(info.path)
     quantization = quantization_of(hf_config, path)
-    if quantization is None and config.load_format != "dummy" and has_weights(path):
-        _check_count(sum(counts), path)
-    if quantization is None or config.load_format == "dummy" or not has_weights(path):
+    folders = [path, *(Path(part.path) for part in info.secondary)]
+    stored = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
+    if quantization is None and stored:
+        _check_count(sum(counts), folders)
+    if quantization is None or not stored:
         return Weights(sum(counts), sum(sizes), sizes)
-    stored = method_for(quantization, config.device, dtype).stored_bytes(path)
-    return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
+    num_bytes = method_for(quantization, config.device, dtype).stored_bytes(path)
+    return Weights(sum(counts), sum(sizes) if num_bytes is None else num_bytes, ())
 
 
-def _check_count(wanted: int, path: Path) -> None:
+def _check_count(wanted: int, folders: Sequence[Path]) -> None:
     """Refuse a configuration whose model has far more weights than the files, before memory is taken for them.
 
     Weights that are tied may be counted twice.
@@ -150,7 +153,7 @@ def _check_count(wanted: int, path: Path) -> None:
     Raises:
         ModelError: it is so.
     """
-    stored = count_numbers(path)
+    stored = sum(count_numbers(folder) for folder in folders)
     if stored and wanted > 2 * stored:
         raise ModelError(
             f"config.json describes a model of {wanted} numbers, and the files of its weights hold {stored}.",
@@ -172,6 +175,8 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
 def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Surgery:
     path = Path(info.path)
     check_weights(path, info.name)
+    for part in info.secondary:
+        check_weights(Path(part.path), part.name)
     shortages = out_of_memory.count()
     try:
         options = {
@@ -184,6 +189,8 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
         weights = method.weights(path)
         if weights is None:
             weights = _renamed_weights(info, path)
+        if weights is None and info.secondary:
+            weights = joined_slices(path, info.secondary)
         loading = method.loading(model_class, weights or {})
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
@@ -207,7 +214,11 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             "Fetch it again, or check that config.json belongs to these weights.",
         )
     left_out = registry.model(info.family).unused_weights
-    unexpected = [key for key in report.get("unexpected_keys") or () if not key.startswith(left_out)]
+    unexpected = list(report.get("unexpected_keys") or ())
+    skipped = sum(key.startswith(left_out) for key in unexpected)
+    if skipped:
+        logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
+    unexpected = [key for key in unexpected if not key.startswith(left_out)]
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
     if unused:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
@@ -256,6 +267,9 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     weights = _renamed_weights(info, path)
     if weights is not None:
         return hf_config, weights, f"configuration and weights of the layout {raw.get('model_type')!r} converted"
+    if info.secondary:
+        names = " and ".join(part.name for part in info.secondary)
+        return hf_config, joined_slices(path, info.secondary), f"weights of {names} joined with its own"
     words = "" if converted(raw) is None else f"the configuration of the layout {raw['model_type']!r} converted"
     return hf_config, None, words
 

@@ -92,6 +92,7 @@ REPOSITORIES: dict[str, Laid] = {
     "mistral-community/pixtral-12b": Laid("pixtral_hf"),
     "nvidia/NVLM-D-72B": Laid("nvlm_d"),
     "openbmb/MiniCPM-V-2_6": Laid("minicpmv"),
+    "openbmb/MiniCPM-o-2_6": Laid("minicpmo"),
     "rednote-hilab/dots.ocr": Laid("dots_ocr"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),

@@ -21,13 +21,13 @@ from tests.compat.stage import Stage, check
 # Keys whose prompts transformers' processors make otherwise: Mantis, Molmo, Phi-3, Phi-4 and the families around
 # InternViT have processors of their own in their repositories, and of Florence-2 the encoder reads the prompt.
 OWN_PROCESSOR = ("florence2", "mantis", "molmo", "phi3_v", "phi4_mm", "h2ovl_chat", "internvl_chat", "NVLM_D")
-OWN_PROCESSOR += ("minicpmv", "deepseek_vl_v2", "qwen_vl", "qwen_vl_chat", "glm4v")
+OWN_PROCESSOR += ("minicpmo", "minicpmv", "deepseek_vl_v2", "qwen_vl", "qwen_vl_chat", "glm4v")
 # What the script of document 003 tells the processors.
 PROCESSOR_OPTIONS: dict[str, dict[str, Any]] = {
     "gemma3": {"do_pan_and_scan": True},
     "idefics3": {"size": {"longest_edge": 3 * 364}},
 }
-VIDEO_KEYS = ("llava-next-video", "llava-onevision", "minicpmv", "qwen2_vl", "qwen2_5_vl")
+VIDEO_KEYS = ("llava-next-video", "llava-onevision", "minicpmo", "minicpmv", "qwen2_vl", "qwen2_5_vl")
 
 
 @pytest.fixture(scope="module")

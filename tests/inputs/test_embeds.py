@@ -148,11 +148,11 @@ def test_embeddings_can_be_switched_off() -> None:
 
 PICTURES_LAID_OUT = (
     *("aya_vision", "cohere2_vision", "fuyu", "hunyuan_vl", "idefics3", "lfm2_vl", "llama4", "mistral3", "molmo2"),
-    *("minicpmv", "molmo", "nvlm_d", "pixtral_hf", "smolvlm"),
+    *("minicpmo", "minicpmv", "molmo", "nvlm_d", "pixtral_hf", "smolvlm"),
 )
 VIDEOS_LAID_OUT = (
     *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm_ocr"),
-    *("interns1", "internvl", "minicpmv", "molmo2", "smolvlm"),
+    *("interns1", "internvl", "minicpmo", "minicpmv", "molmo2", "smolvlm"),
 )
 # Where no embeddings stand for an item: what is said of it.
 REFUSED = {
@@ -160,6 +160,7 @@ REFUSED = {
     **{(family, "video"): "how video is laid out" for family in VIDEOS_LAID_OUT},
     **{(family, kind): "more of" for family in ("qwen3_vl", "qwen3_vl_moe") for kind in ("image", "video")},
     ("qwen3_omni_moe", "image"): "more of image",
+    ("minicpmo", "audio"): "marks each second of audio",
     **{(family, kind): "itself" for family in tiny.THINKERS for kind in ("video", "audio")},
     **{(family, "image"): "its layers cross-attend to media" for family in ("florence2", "mllama")},
     # Found first: their embeddings are not those of the grid.

@@ -51,6 +51,7 @@ _OF_WIDE = {
     "phi3_v": (168, 56, 4),
     # Slices of three squares, and the overview.
     "minicpmv": (168, 56, 4),
+    "minicpmo": (168, 56, 4),
     "lfm2_vl": (168, 56, 1),
     "gemma4": (672, 192, 1),
     "aria": (980, 326, 1),

@@ -179,7 +179,7 @@ def cases(family: str) -> tuple[Case, ...]:
         ]
         if family in tiny.IMAGE_FAMILIES:
             found.append(Case("all_kinds", fit(family, ALL_KINDS)))
-        if family == "voxtral":
+        if family in ("voxtral", "ultravox"):
             found.append(Case("two_windows", (TWO_WINDOWS,)))
         if family in tiny.THINKERS:
             found.append(Case("slow_video", (SLOW_VIDEO,)))

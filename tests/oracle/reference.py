@@ -20,9 +20,10 @@ from transformers import (
     LlavaProcessor,
 )
 
-from beheld.checkpoint.info import read_config
+from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.families import registry
+from beheld.models.load import converted_weights
 from tests import tiny
 from tests.oracle.cases import Ask
 
@@ -58,9 +59,7 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
     """The model in `folder` in `dtype`, set to greedy decoding and to ignoring every end-of-sequence id."""
     package = _defined_here(folder)
     if package:
-        # The ids of placeholders may stand in the tokenizer's files alone.
-        own_config = read_config(folder, EngineArgs(model=str(folder)))
-        own = registry.own_class(package, "model").from_pretrained(folder, config=own_config, dtype=dtype).eval()
+        own = registry.own_class(package, "model").from_pretrained(**sources(folder), dtype=dtype).eval()
         own.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         return own
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
@@ -83,6 +82,18 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
         if hasattr(part, "generation_config"):
             part.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     return loaded
+
+
+def sources(folder: Path) -> dict[str, Any]:
+    """What `from_pretrained` of the class that runs the model in `folder` takes: a folder, or weights of several."""
+    if not _defined_here(folder):
+        return {"pretrained_model_name_or_path": folder}
+    args = EngineArgs(model=str(folder))
+    # The ids of placeholders may stand in the tokenizer's files alone.
+    config = read_config(folder, args)
+    config, weights, _ = converted_weights(config, read_info(folder, args, config))
+    source = folder if weights is None else None
+    return {"pretrained_model_name_or_path": source, "state_dict": weights, "config": config}
 
 
 def _package(folder: Path) -> str:

@@ -85,6 +85,7 @@ def record(
     answers: Callable[[Path, Path], Answer],
     about: str,
     further: Callable[[Path, Path], dict[str, Any]] | None = None,
+    chosen: Callable[[dict[str, Any]], bool] = lambda case: True,
 ) -> None:
     """Read the command line FOLDER CODE OUTPUTS.json, answer the folder's cases, write the outputs.
 
@@ -92,6 +93,7 @@ def record(
         answers: makes, from the folder and the code's folder, what answers one case of cases.json.
         about: the recorder's docstring.
         further: makes, from the same, further entries of the outputs.
+        chosen: whether a case is answered.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     for name in ("folder", "code", "outputs"):
@@ -102,7 +104,7 @@ def record(
 
     answer = answers(options.folder, options.code)
     found = {}
-    for case in json.loads((options.folder / "cases.json").read_text(encoding="utf-8")):
+    for case in filter(chosen, json.loads((options.folder / "cases.json").read_text(encoding="utf-8"))):
         found[case["name"]] = answer(case)
         print(case["name"], found[case["name"]]["token_ids"], flush=True)
     told = {"reference": f"the published code of {family}", "transformers": transformers.__version__, "options": {}}

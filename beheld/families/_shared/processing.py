@@ -1,10 +1,16 @@
-"""Frames of a video that a call chooses, for processors that receive decoded frames."""
+"""Options of own processors: frames of a video that a call chooses, and those of Whisper's features."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from transformers.video_utils import default_sample_indices_fn
+
+
+class AudioOptions(TypedDict, total=False):
+    """The options of one call of Whisper's feature extractor."""
+
+    do_normalize: bool
 
 
 class FrameChoice:

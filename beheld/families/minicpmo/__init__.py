@@ -1,11 +1,22 @@
-"""MiniCPM-o."""
+"""MiniCPM-o 2.6: MiniCPM-V 2.6 with Whisper's encoder; what speaks is left out."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family, Undefined
+from beheld.families.family import ALL, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("minicpmo",),
     architectures=("MiniCPMO",),
-    undefined=Undefined("MiniCPMO", "openbmb/MiniCPM-o-2_6", "MiniCPM-V's resampler, and a Whisper encoder"),
+    tested=(
+        KnownCheckpoint(
+            "minicpmo",
+            "MiniCPMO",
+            "openbmb/MiniCPM-o-2_6",
+            ALL,
+            "answers in text: what speaks is not loaded; version 2.6; embeddings in place of media are refused",
+        ),
+    ),
+    placeholder_tokens={"image": "<unk>", "audio": "<unk>"},
+    videos_as_images=True,
+    definition=Definition(config="config:MiniCPMOConfig", model="modeling:MiniCPMOForConditionalGeneration"),
 )

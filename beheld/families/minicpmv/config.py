@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import Qwen2Config, SiglipVisionConfig
 
@@ -21,6 +21,7 @@ class MiniCPMVConfig(Qwen2Config):
     """
 
     model_type = "minicpmv"
+    model_name: ClassVar[str] = "MiniCPM-V"
     sub_configs = {"vision_config": SiglipVisionConfig}  # noqa: RUF012
     version: Any = None
     query_num: int = 64
@@ -37,7 +38,7 @@ class MiniCPMVConfig(Qwen2Config):
         # transformers makes a configuration without arguments to learn its defaults.
         if self.vision_config is not None and str(self.version) != "2.6":
             raise ModelError(
-                f"MiniCPM-V version {self.version} in config.json is not supported; only 2.6 is.",
+                f"{self.model_name} version {self.version} in config.json is not supported; only 2.6 is.",
                 "Use a checkpoint of the layout of openbmb/MiniCPM-V-2_6.",
             )
         if not isinstance(self.vision_config, SiglipVisionConfig):

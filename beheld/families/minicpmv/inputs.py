@@ -16,9 +16,10 @@ _MARKS = re.compile(r"\(<(image|video)>\./</\1>\)")
 
 def load(path: Path) -> Any:
     """Make the processor of the checkpoint in `path`; see FamilyInputs.load."""
+    from beheld.families.minicpmv.processing import MiniCPMVProcessor
     from beheld.families.minicpmv.processing import load as load_own
 
-    return load_own(path, PLACEHOLDERS)
+    return load_own(path, PLACEHOLDERS, MiniCPMVProcessor)
 
 
 def call(
@@ -34,8 +35,13 @@ def call(
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
     """Return the pieces of a text with marks of images or videos; other text is unchanged."""
+    return pieces_of(text, _MARKS)
+
+
+def pieces_of(text: str, marks: re.Pattern[str]) -> str | tuple[str | ItemPlace, ...]:
+    """Return the pieces of a text around `marks`, whose first group is the modality; a text without marks unchanged."""
     # The odd entries are the modalities.
-    parts = _MARKS.split(text)
+    parts = marks.split(text)
     if len(parts) == 1:
         return text
     pieces: list[str | ItemPlace] = [ItemPlace(part) if index % 2 else part for index, part in enumerate(parts)]

@@ -161,11 +161,13 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
 
 
 class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, HeadedModel):
-    """The model with its head."""
+    """The model with its head; a subclass may have another core."""
+
+    core_class: Any = MiniCPMVModel
 
     def __init__(self, config: MiniCPMVConfig) -> None:
         super().__init__(config)
-        self.model = MiniCPMVModel(config)
+        self.model = self.core_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -212,7 +212,7 @@ class MiniCPMVProcessor(ProcessorMixin):
         }
         found: list[dict[str, Any]] = []
         while True:
-            marks = {name: prompt.find(mark) for name, mark in self.marks.items() if mark in prompt}
+            marks = {name: prompt.find(self.marks[name]) for name in waiting if self.marks[name] in prompt}
             if not marks:
                 break
             modality = min(marks, key=lambda name: marks[name])
@@ -223,8 +223,11 @@ class MiniCPMVProcessor(ProcessorMixin):
         return BatchFeature({**self.tokenizer([prompt], return_tensors=return_tensors), **media})
 
 
-def load(path: Path, marks: Mapping[str, str]) -> MiniCPMVProcessor:
-    """Make the processor of the checkpoint in `path`; `marks` as MiniCPMVProcessor's.
+P = TypeVar("P", bound=MiniCPMVProcessor)
+
+
+def load(path: Path, marks: Mapping[str, str], kind: type[P]) -> P:
+    """Make the processor of the class `kind` for the checkpoint in `path`; `marks` as MiniCPMVProcessor's.
 
     Raises:
         ModelError: preprocessor_config.json is missing.
@@ -237,6 +240,6 @@ def load(path: Path, marks: Mapping[str, str]) -> MiniCPMVProcessor:
     if not settings:
         raise ModelError("MiniCPM-V's preprocessor_config.json is missing.", "Fetch the checkpoint again.")
     tokenizer = AutoTokenizer.from_pretrained(str(path), **own_config(read_json(path / CONFIG)))
-    made = MiniCPMVProcessor(SliceImageProcessor(settings), tokenizer, marks)
+    made = kind(SliceImageProcessor(settings), tokenizer, marks)
     made.video_processor = SliceVideoProcessor(settings)
     return made
