@@ -80,14 +80,6 @@ def test_the_page_names_what_shares_a_class_with_another_use() -> None:
     assert row.startswith("| phi3_v | Phi3VForCausalLM |")
 
 
-@pytest.mark.parametrize("model_type", page.undefined())
-def test_a_model_without_a_definition_names_it(model_type: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
-    # Code of a checkpoint's own is not run either: nothing here could drive it.
-    with pytest.raises(ModelError, match=f"no definition of {page.undefined()[model_type].name} "):
-        read_info(tmp_path, EngineArgs(trust_remote_code=True))
-
-
 def test_the_command_lists_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     out = capsys.readouterr().out

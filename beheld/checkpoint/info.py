@@ -51,7 +51,6 @@ def read_config(path: Path, args: EngineArgs) -> Any:
     raw: Mapping[str, Any] = read_json(path / CONFIG)
     family = registry.facts(family_of_config(raw))
     _need_package(family, raw)
-    _refuse_undefined(family, raw)
     quantized.check(args.quantization, raw)
     raw = described(raw, path, args)
     check_activations(raw)
@@ -116,25 +115,6 @@ def _need_package(family: Family, raw: Mapping[str, Any]) -> None:
             f"Models of the type {raw.get('model_type')!r} need the package {family.package}, which is not installed.",
             f"Install it: pip install {family.package}",
         )
-
-
-def _refuse_undefined(family: Family, raw: Mapping[str, Any]) -> None:
-    """Refuse a model that has no definition, neither in transformers nor here."""
-    missing, named = family.undefined, raw.get("architectures") or ()
-    if missing is None:
-        return
-    remedy = "`beheld models` lists the families that run."
-    if missing.entry and missing.entry not in raw and named and missing.name not in named:
-        raise ModelError(
-            f"There is no definition of {named[0]} (model type {raw.get('model_type')!r}), which reads text alone, "
-            "neither in transformers nor in beheld.",
-            remedy,
-        )
-    raise ModelError(
-        f"There is no definition of {missing.name} (model type {raw.get('model_type')!r}) yet, neither in "
-        f"transformers nor in beheld. It needs: {missing.needs}.",
-        remedy,
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -24,7 +24,4 @@ def run(arguments: argparse.Namespace) -> int:
     print("refused")
     for name, reason in page.refused().items():
         print(f"  {name:18} {reason}")
-    print("not defined yet")
-    for name, definition in page.undefined().items():
-        print(f"  {name:18} {definition.name}, for example {definition.example}")
     return 0

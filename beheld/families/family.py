@@ -61,25 +61,6 @@ class KnownCheckpoint:
 
 
 @dataclass(frozen=True)
-class Undefined:
-    """A published model without a definition yet, in transformers or here.
-
-    Attributes:
-        name: vLLM's class for it, which scripts name in hf_overrides.
-        example: a public checkpoint of it.
-        needs: what its definition would contain.
-        also: a checkpoint of the same class with another documented use; empty if there is none.
-        entry: the entry of config.json that text models of the same model type lack; empty if there is none.
-    """
-
-    name: str
-    example: str
-    needs: str
-    also: str = ""
-    entry: str = ""
-
-
-@dataclass(frozen=True)
 class Definition:
     """The family's own classes, for a model that transformers does not define.
 
@@ -159,7 +140,6 @@ class Family:
         processors: processor class names, in the checkpoint's files, that distinguish it from them as well.
         tested: its checkpoint layouts in the tests.
         refused: why it cannot run, as a half sentence; empty if it can.
-        undefined: what is missing, for a model without a definition.
         definition: the family's own classes.
         secondary: further checkpoints that hold parts of the model.
         package: a package that transformers' model requires and beheld does not.
@@ -186,7 +166,6 @@ class Family:
     processors: tuple[str, ...] = ()
     tested: tuple[KnownCheckpoint, ...] = ()
     refused: str = ""
-    undefined: Undefined | None = None
     definition: Definition | None = None
     secondary: tuple[SecondaryCheckpoint, ...] = ()
     package: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from beheld.families.family import TOLERANCE, Family, KnownCheckpoint, Undefined
+from beheld.families.family import TOLERANCE, Family, KnownCheckpoint
 from beheld.families.registry import families
 
 T = TypeVar("T")
@@ -19,11 +19,6 @@ def tested() -> list[KnownCheckpoint]:
 def refused() -> dict[str, str]:
     """Return why each refused model type is refused."""
     return _by_model_type(lambda family: family.refused or None)
-
-
-def undefined() -> dict[str, Undefined]:
-    """Return what the definition of each undefined model type would need."""
-    return _by_model_type(lambda family: family.undefined)
 
 
 def _by_model_type(read: Callable[[Family], T | None]) -> dict[str, T]:
@@ -80,17 +75,5 @@ def markdown() -> str:
         "| model type | what is missing |",
         "|---|---|",
         *(f"| {name} | {reason} |" for name, reason in refused().items()),
-        "",
-        "## What has no definition yet",
-        "",
-        "transformers has no class for these, and neither has beheld.",
-        "",
-        "| model type | vLLM's class | for example | needs |",
-        "|---|---|---|---|",
-        *(f"| {kind} | {row.name} | {_examples(row)} | {row.needs} |" for kind, row in undefined().items()),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _examples(row: Undefined) -> str:
-    return f"{row.example}, {row.also}" if row.also else row.example

@@ -128,22 +128,6 @@ def lay_or_skip(hub: Path, name: str) -> None:
         repository(hub, further)
 
 
-def without_definition(hub: Path, name: str) -> str:
-    """Lay a repository of a model that has no definition yet: a tokenizer and config.json; returns the model type."""
-    kind = next(kind for kind, row in page.undefined().items() if row.example == name)
-    root = hub / f"models--{name.replace('/', '--')}"
-    folder = root / "snapshots" / REVISION
-    if not folder.is_dir():
-        (root / "refs").mkdir(parents=True)
-        (root / "refs" / "main").write_text(REVISION)
-        folder.mkdir(parents=True)
-        for file in tiny.checkpoint("qwen2").iterdir():
-            if file.name != "config.json" and file.suffix != ".safetensors":
-                shutil.copy(file, folder)
-        text.write_json(folder / "config.json", {"architectures": [page.undefined()[kind].name], "model_type": kind})
-    return kind
-
-
 def _fill(folder: Path, laid: Laid) -> None:
     rewritten = bool(laid.config or laid.vocabulary)
     if laid.make is not None:

@@ -12,8 +12,7 @@ import PIL.Image
 import pytest
 import torch
 
-from beheld.core.errors import ModelError, PromptError
-from beheld.families import page
+from beheld.core.errors import PromptError
 from tests import tiny
 from tests.compat import laid
 from tests.compat.stage import Stage
@@ -139,15 +138,6 @@ def test_embeddings_in_the_place_of_pictures(stage: Stage, family: str) -> None:
     if family == "qwen2_vl":
         with pytest.raises(ValueError, match="image_grid_thw"):
             llm.generate({"prompt": given["prompt"], "multi_modal_data": {"image": torch.ones(1, 4, 64)}})
-
-
-@pytest.mark.parametrize("name", [row.example for row in page.undefined().values()])
-def test_what_has_no_definition_yet_is_named(stage: Stage, name: str) -> None:
-    from vllm import LLM
-
-    row = page.undefined()[laid.without_definition(stage.hub, name)]
-    with pytest.raises(ModelError, match=f"There is no definition of {row.name} "):
-        LLM(model=name, trust_remote_code=True, max_model_len=4096, limit_mm_per_prompt={"image": 2})
 
 
 def test_a_modality_that_is_switched_off(stage: Stage) -> None:
