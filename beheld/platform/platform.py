@@ -165,7 +165,8 @@ class Platform(Protocol):
 
     @property
     def packs_linears(self) -> bool:
-        """Linear layers in float32 are fastest with packed weights; others with padded ones."""
+        """Linear layers in types that the device multiplies in hardware are fastest with packed weights; others with
+        padded rows."""
 
     @property
     def one_row_kernels(self) -> bool:
