@@ -24,6 +24,7 @@ from typing import Any
 METHODS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
 _SHORT, _TOKENS = 64, 64
 _REPEATS = 5

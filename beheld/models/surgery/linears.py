@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from beheld.models.one_row import OneRowLinear, StandIn
 from beheld.models.surgery.operation import Changes
+from beheld.quant.row_counts import MANY_ROWS, padded_rows, row_step
 
 # Up to this many rows, a library's matrix product, which tiles over rows, leaves most of the CPU idle.
 _SMALL_ROWS = 64
-# From this many rows on, a product takes long.
-_MANY_ROWS = 512
 
 
 class SmallBatchLinear(StandIn):
@@ -81,8 +80,8 @@ class PackedLinear(nn.Module):
         if rows == 1:
             x_1I = x.reshape(1, self.in_features)
             return self._product(torch.cat((x_1I, x_1I)))[:1].view(*x.shape[:-1], self.out_features)
-        if rows >= _MANY_ROWS and self.out_features < self.in_features:
-            y_MO = self._in_two(x.reshape(rows, self.in_features), rows - rows % _step(rows))
+        if rows >= MANY_ROWS and self.out_features < self.in_features:
+            y_MO = self._in_two(x.reshape(rows, self.in_features), rows - rows % row_step(rows))
         else:
             y_MO = self._product(_padded(x, rows, padded))[:rows]
         return y_MO.view(*x.shape[:-1], self.out_features)
@@ -110,25 +109,6 @@ class PaddedLinear(StandIn):
             return nn.functional.linear(x, self.weight, self.bias)
         y_MO = nn.functional.linear(_padded(x, rows, padded), self.weight, self.bias)
         return y_MO[:rows].view(*x.shape[:-1], self.out_features)
-
-
-def padded_rows(rows: int) -> int:
-    """Return the number of rows to which `rows` is padded.
-
-    It is `rows` itself up to 16, then one of 8 sizes per doubling, and one of 16 from `_MANY_ROWS` on, where a product
-    takes long.
-
-    oneDNN compiles a product for each number of rows, and PyTorch and oneDNN cache a thousand of them: 0.6 MiB each
-    with torch 2.15, which is half a gigabyte after prompts of two hundred lengths.
-    """
-    if rows <= 16:
-        return rows
-    return rows + -rows % _step(rows)
-
-
-def _step(rows: int) -> int:
-    """Return the step between padded sizes near `rows`."""
-    return 1 << (rows.bit_length() - (4 if rows < _MANY_ROWS else 5))
 
 
 def _padded(x: Tensor, rows: int, padded: int) -> Tensor:
