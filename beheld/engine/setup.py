@@ -344,6 +344,13 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
         raise ConfigError(
             f"There is no dtype {wanted!r}.", nearest(wanted, known) or f"Known: {', '.join(known)}.", param="dtype"
         )
+    if wanted == "float16" and not platform.float16_products:
+        logger.warning(
+            "dtype='float16' is computed in float32: this %s does not multiply float16 in hardware, and would take "
+            "minutes for a product. bfloat16 takes half the memory of float32.",
+            platform.label,
+        )
+        return "float32"
     return wanted
 
 

@@ -205,6 +205,10 @@ class Platform(Protocol):
         """The device multiplies bfloat16 in hardware."""
 
     @property
+    def float16_products(self) -> bool:
+        """The device multiplies float16 in hardware."""
+
+    @property
     def int8_products(self) -> bool:
         """The device multiplies unsigned by signed numbers of 8 bits in hardware, with sums in 32 bits, in torch."""
 
