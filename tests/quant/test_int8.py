@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
+from beheld.cli.main import main
 from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs
 from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import describe, resolve_and_decide
@@ -22,6 +24,8 @@ from beheld.platform import host
 from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.int8 import Int8Experts, Int8Linear
+from beheld.tools.verify.trace import Question
+from beheld.tools.verify.watched_engine import WatchedEngine
 from tests import tiny
 
 pytestmark = pytest.mark.skipif(not CPU.int8_products, reason="this CPU has no int8 products")
@@ -266,3 +270,27 @@ def test_a_part_of_the_experts_is_numbered_from_zero() -> None:
     torch.testing.assert_close(own(x[::2], inside - 2, weights[::2]), experts(x[::2], inside, weights[::2]))
     # A token's answer does not depend on what others chose.
     assert torch.equal(experts(x, choices, weights)[1:2], experts(x[1:2], choices[1:2], weights[1:2]))
+
+
+def test_verify_tells_what_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(tiny.checkpoint("qwen2_5_vl"))
+    assert main(["verify", model, "--quantization", "int8", "--json", "--max-tokens", "5"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["method"] == "int8"
+    assert len(told["equal"]) == len(told["kl"]) == 5
+    assert told["share_equal"] == sum(told["equal"]) / 5
+    assert all(0 < kl < 0.1 for kl in told["kl"])
+    assert main(["verify", model, "--quantization", "int8", "--text-only", "--max-tokens", "2"]) == 0
+    assert "of 2 greedy tokens" in capsys.readouterr().out
+
+
+def test_logits_after_an_answer_are_those_of_the_answer() -> None:
+    args = EngineArgs(model=str(tiny.checkpoint("qwen2_5_vl")), device="cpu", dtype="float32", media_workers=0)
+    question = Question("What is it?", templated="plain", max_tokens=4)
+    engine = WatchedEngine(args)
+    try:
+        trace = engine.trace(question)
+        for found, wanted in zip(engine.logits_after(question, trace.token_ids), trace.logits, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    finally:
+        engine.close()
