@@ -52,6 +52,21 @@ def qwen2_5_vl_small(folder: Path) -> Path:
     return _qwen2_5_vl(folder / "qwen2_5_vl_043b", TEXT, VISION)
 
 
+def qwen2_5_vl_bfloat16(folder: Path) -> Path:
+    """The same weights stored in bfloat16; returns its path."""
+    from safetensors.torch import load_file, save_file
+
+    source, path = qwen2_5_vl_small(folder), folder / "qwen2_5_vl_043b_bfloat16"
+    if not path.is_dir():
+        draft = folder / f"draft_{os.getpid()}"
+        shutil.copytree(source, draft, ignore=shutil.ignore_patterns("*.safetensors"))
+        weights = {name: weight.bfloat16() for name, weight in load_file(source / "model.safetensors").items()}
+        save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+        _edit(draft / "config.json", {"torch_dtype": "bfloat16"})
+        draft.rename(path)
+    return path
+
+
 def qwen2_5_vl_served(folder: Path, size: str) -> Path:
     """The same to be served ("small"), or one of 5 million parameters ("tiny"): every id of the vocabulary is a word,
     so that every token is a piece of text, and a picture of 224 x 224 pixels is seen as it is, in 64 embeddings."""

@@ -2,6 +2,7 @@
 
     python -m benchmarks.cpu --rounds 3 [--vllm PYTHON]       runs all of them in turn and prints medians and ratios
     python -m benchmarks.cpu --engine beheld                   runs one and prints one JSON line
+    python -m benchmarks.cpu --methods float32 bfloat16 int8   runs beheld alone, by form of the weights; prints a table
 
 PYTHON is the interpreter of an environment with vLLM's CPU build. Every engine gets the same checkpoint (0.43 B
 parameters in Qwen2.5-VL shape, random weights, float32), the same prompts and pictures, greedy decoding, 32 new tokens.
@@ -19,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks import cpu_methods
 
 NUM_REQUESTS = 16
 NEW_TOKENS = 32
@@ -116,8 +119,12 @@ def main() -> None:
     parser.add_argument("--checkpoint")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", help="interpreter of an environment with vLLM's CPU build")
+    parser.add_argument("--methods", nargs="+", choices=cpu_methods.METHODS, help="forms of weights to compare")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     arguments = parser.parse_args()
+    if arguments.methods:
+        cpu_methods.compare(arguments.methods, arguments.rounds, arguments.folder)
+        return
     if arguments.engine is None:
         compare(arguments.rounds, arguments.vllm, arguments.folder)
         return

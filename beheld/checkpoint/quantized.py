@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.config import QUANTIZED_AT_LOAD
 from beheld.core.errors import ConfigError
 
 # Some publishers state it for the part that is quantized only; older files of compressed-tensors use the second name.
@@ -22,15 +23,17 @@ def stated(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def check(asked: str | None, raw: Mapping[str, Any]) -> None:
-    """Refuse the option `quantization` where it does not name what the checkpoint is.
+    """Refuse the option `quantization` where it neither names what the checkpoint is nor a method for plain weights.
 
     Raises:
-        ConfigError: as above; weights are never quantized at load.
+        ConfigError: as above.
     """
     if asked is None:
         return
     found = stated(raw)
     method = None if found is None else found.get("quant_method")
+    if method is None and asked in QUANTIZED_AT_LOAD:
+        return
     if asked != method:
         said = "is not quantized" if method is None else f"is quantized by {method!r}"
         raise ConfigError(

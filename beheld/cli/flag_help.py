@@ -25,7 +25,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "generation_config": ("", "`auto`: the checkpoint's recommended sampling; `vllm`: none"),
     "override_generation_config": ("none", "JSON of default sampling parameters"),
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
-    "quantization": ("the checkpoint's", "`compressed-tensors` for FP8 checkpoints; others are refused"),
+    "quantization": (
+        "the checkpoint's",
+        "`int8` rounds weights to 8 bits at load, on a CPU; others must be the checkpoint's",
+    ),
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; others are refused"),
     "seed": ("random", "seed of requests that set none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token"),

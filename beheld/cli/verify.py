@@ -15,7 +15,7 @@ from beheld.core.errors import BeheldError, UserError
 _OPTIONS = frozenset(
     (
         *("tokenizer", "tokenizer_mode", "trust_remote_code", "revision", "tokenizer_revision", "download_dir"),
-        *("hf_token", "hf_overrides", "dtype", "max_model_len", "max_num_batched_tokens", "block_size"),
+        *("hf_token", "hf_overrides", "dtype", "quantization", "max_model_len", "max_num_batched_tokens", "block_size"),
         *("num_gpu_blocks_override", "limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs"),
     )
 )
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare and print; the status is 1 if a stage differs."""
+    """Compare and print; the status is 1 if a stage differs. With weights quantized at load, print what that loses."""
     import os
 
     os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"{name!r} is no file.", "Fetch it first: both sides must be given the same.")
     if refs and arguments.text_only:
         raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
-    from beheld.core.config import EngineArgs
+    from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs
     from beheld.tools.verify.questions import made_up_of, question_of
-    from beheld.tools.verify.run import verify
+    from beheld.tools.verify.run import quantization_loss, verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
     args = EngineArgs(model=arguments.model, **options)
@@ -61,6 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(
         args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
+    if args.quantization in QUANTIZED_AT_LOAD:
+        # The stages of the same weights unquantized are compared without the option.
+        lost = quantization_loss(args, question)
+        print(json.dumps({**dataclasses.asdict(lost), "share_equal": lost.share_equal}) if arguments.json else lost)
+        return 0
     try:
         stages, culprit = verify(args, question)
     except BeheldError as error:

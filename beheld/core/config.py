@@ -12,6 +12,9 @@ from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords
 from beheld.core.request import LoRARequest
 
+# Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
+QUANTIZED_AT_LOAD = ("int8",)
+
 
 @dataclass
 class EngineArgs:
@@ -250,6 +253,7 @@ class EngineConfig:
         max_cpu_loras: the most adapters in host memory.
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
+        quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
     """
 
     device: str
@@ -284,6 +288,7 @@ class EngineConfig:
     max_cpu_loras: int = 1
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
     num_draft_tokens: int = 0
+    quantization: str | None = None
 
     def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
         """The adapter for a request that names none, chosen by its media; `items` maps modality to items."""

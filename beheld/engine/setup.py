@@ -15,7 +15,7 @@ from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.checkpoint.validate import validate
-from beheld.core.config import EngineArgs, EngineConfig, MediaWork, ModelInfo
+from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.engine.core import EngineCore
@@ -37,7 +37,7 @@ _PREPARE_THREADS = 6
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
-    "quantization": (None, "compressed-tensors"),
+    "quantization": (None, "compressed-tensors", *QUANTIZED_AT_LOAD),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto",),
@@ -255,6 +255,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         trust_remote_code=args.trust_remote_code,
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
+        quantization=_quantization(args, platform),
         **_workers(args, platform),
         **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
     )
@@ -343,7 +344,32 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
         raise ConfigError(
             f"There is no dtype {wanted!r}.", nearest(wanted, known) or f"Known: {', '.join(known)}.", param="dtype"
         )
+    if wanted == "float16" and not platform.float16_products:
+        logger.warning(
+            "dtype='float16' is computed in float32: this %s does not multiply float16 in hardware, and would take "
+            "minutes for a product. bfloat16 takes half the memory of float32.",
+            platform.label,
+        )
+        return "float32"
     return wanted
+
+
+def _quantization(args: EngineArgs, platform: Platform) -> str | None:
+    """Return the method by which weights are quantized as they are loaded; None for none.
+
+    Raises:
+        ConfigError: the device does not multiply such weights.
+    """
+    if args.quantization not in QUANTIZED_AT_LOAD:
+        return None
+    if not platform.int8_products:
+        raise ConfigError(
+            f"quantization={args.quantization!r} needs a CPU that multiplies whole numbers of 8 bits in hardware "
+            f"(AVX512-VNNI, AVX-VNNI or AMX), and the model would run on {platform.place}: {platform.describe()}.",
+            "Leave the option out, or add device='cpu' on a machine that has such a CPU.",
+            param="quantization",
+        )
+    return args.quantization
 
 
 def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:

@@ -23,6 +23,7 @@ from beheld.models import out_of_memory, towers
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
+from beheld.models.surgery.parts import text_model
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod
 from beheld.quant.registry import method_for
@@ -51,6 +52,7 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
+        surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
     else:
         surgery = _from_files(model_class, hf_config, info, dtype, config)
     model = surgery.target.model
@@ -58,7 +60,8 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
         model.__class__ = known_class
         logger.info("Modules of disabled media are not loaded: %s.", ", ".join(model.left_out) or "nothing")
     seconds = time.perf_counter() - start
-    gib = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+    packed = sum(getattr(module, "packed_bytes", 0) for module in model.modules())
+    gib = (packed + sum(p.numel() * p.element_size() for p in model.parameters())) / 2**30
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Model loading took %.4f GiB and %.6f seconds", gib, seconds)
     return surgery
@@ -136,13 +139,16 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     path = Path(info.path)
     quantization = quantization_of(hf_config, path)
     folders = [path, *(Path(part.path) for part in info.secondary)]
-    stored = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
-    if quantization is None and stored:
+    on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
+    if quantization is None and on_disk:
         _check_count(sum(counts), folders)
-    if quantization is None or not stored:
+    if quantization is not None and not on_disk:
         return Weights(sum(counts), sum(sizes), sizes)
-    num_bytes = method_for(quantization, config.device, dtype).stored_bytes(path)
-    return Weights(sum(counts), sum(sizes) if num_bytes is None else num_bytes, ())
+    method = method_for(quantization, config.quantization, config.device, dtype)
+    stored = method.stored_bytes(path, model, text_model)
+    if stored is None and quantization is None:
+        return Weights(sum(counts), sum(sizes), sizes)
+    return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
 
 
 def _check_count(wanted: int, folders: Sequence[Path]) -> None:
@@ -185,7 +191,7 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             "output_loading_info": True,
             "trust_remote_code": config.trust_remote_code,
         }
-        method = method_for(quantization_of(hf_config, path), config.device, dtype)
+        method = method_for(quantization_of(hf_config, path), config.quantization, config.device, dtype)
         weights = method.weights(path)
         if weights is None:
             weights = _renamed_weights(info, path)
@@ -246,9 +252,9 @@ def _settling(method: QuantMethod, model_class: Any) -> Operation:
     return Operation(
         "stored weights",
         Stage.SETTLE,
-        needs=f"weights of the method {method.name!r} that were loaded as stored",
+        needs=f"weights of the method {method.name!r}, loaded as stored or quantized now",
         replaces="linear layers and experts that hold such weights, by layers that multiply them",
-        apply=lambda target, changes: method.settle(target.model, model_class, changes.replace),
+        apply=lambda target, changes: method.settle(target.model, model_class, text_model, changes.replace),
     )
 
 
@@ -260,7 +266,7 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     """
     path = Path(info.path)
     raw = read_json(path / CONFIG)
-    method = method_for(stated(raw), "cpu", torch.float32)
+    method = method_for(stated(raw), None, "cpu", torch.float32)
     quantized = method.weights(path)
     if quantized is not None:
         return method.config(hf_config), quantized, method.converted

@@ -80,7 +80,11 @@ def _dtype(target: Target) -> torch.dtype:
 
 
 def _packs(target: Target) -> bool:
-    return _on_cpu(target) and _float32(target)
+    """Return whether linear layers are replaced by ones with their weights in a better order."""
+    if not _on_cpu(target):
+        return False
+    in_hardware = target.config.dtype == "bfloat16" and platform_of(target.config.device).bfloat16_products
+    return _float32(target) or (in_hardware and can_pack())
 
 
 def _fuses_on_gpu(target: Target) -> bool:
@@ -211,7 +215,7 @@ OPERATIONS = (
     Operation(
         "fused linears",
         Stage.FUSE,
-        needs="a CPU and float32; text layers with q, k and v, or gate and up, of one input",
+        needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, or gate and up, of one input",
         replaces="each group by one product, where the outputs stay the same",
         apply=_fuse_on_cpu,
         suits=lambda target: _packs(target) and env.FUSE(),
@@ -219,7 +223,7 @@ OPERATIONS = (
     Operation(
         "experts as layers",
         Stage.FUSE,
-        needs="a CPU and float32; experts of the usual form",
+        needs="a CPU and float32, or bfloat16 in hardware; experts of the usual form",
         replaces="them, by layers that compute only the rows that chose them",
         apply=_experts,
         suits=_packs,
@@ -227,7 +231,7 @@ OPERATIONS = (
     Operation(
         "packed convolutions",
         Stage.FUSE,
-        needs="a CPU with oneDNN and float32; convolutions that see each patch once",
+        needs="a CPU with oneDNN and float32, or bfloat16 in hardware; convolutions that see each patch once",
         replaces="them, by matrix products with packed weights",
         apply=_pack_convolutions,
         suits=lambda target: _packs(target) and can_pack(),
@@ -235,7 +239,7 @@ OPERATIONS = (
     Operation(
         "packed linears",
         Stage.FUSE,
-        needs="a CPU and float32",
+        needs="a CPU and float32, or bfloat16 in hardware",
         replaces="linear layers, by ones with weights in oneDNN's order (or, without oneDNN, with tiled outputs)",
         apply=_pack,
         suits=_packs,
@@ -243,10 +247,10 @@ OPERATIONS = (
     Operation(
         "padded rows",
         Stage.FUSE,
-        needs="a CPU and 16 bits",
+        needs="a CPU and 16 bits that it does not multiply in hardware",
         replaces="linear layers, by ones that pad rows to few distinct numbers",
         apply=_pad_rows,
-        suits=lambda target: _on_cpu(target) and not _float32(target),
+        suits=lambda target: _on_cpu(target) and not _packs(target),
     ),
     Operation(
         "padded MLPs",

@@ -16,6 +16,8 @@ from beheld.platform.platform import Defaults, Event, KernelFacts
 _NO_MEMORY = ("can't allocate memory", "Unable to allocate", "out of memory")
 # What the processor lists if it multiplies bfloat16 in hardware.
 _BFLOAT16 = ("avx512_bf16", "amx_bf16")
+_FLOAT16 = ("avx512_fp16", "amx_fp16", "asimdhp")
+_INT8 = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
 class _Moment:
@@ -73,6 +75,18 @@ class Cpu:
         """See Platform."""
         flags = host.cpu_flags()
         return any(flag in flags for flag in _BFLOAT16)
+
+    @property
+    def float16_products(self) -> bool:
+        """See Platform; without such instructions, a product of a large layer takes minutes."""
+        flags = host.cpu_flags()
+        return any(flag in flags for flag in _FLOAT16)
+
+    @property
+    def int8_products(self) -> bool:
+        """See Platform; without such instructions, oneDNN's sums of pairs are cut off at 16 bits."""
+        flags = host.cpu_flags()
+        return any(flag in flags for flag in _INT8) and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""

@@ -64,6 +64,16 @@ class Cuda:
         return torch.cuda.get_device_capability()[0] == _HOPPER[0]
 
     @property
+    def float16_products(self) -> bool:
+        """Every GPU that torch supports does."""
+        return True
+
+    @property
+    def int8_products(self) -> bool:
+        """torch's operator for them is a CPU's."""
+        return False
+
+    @property
     def fp8_products(self) -> bool:
         """See Platform."""
         return torch.cuda.get_device_capability() >= _ADA

@@ -165,7 +165,8 @@ class Platform(Protocol):
 
     @property
     def packs_linears(self) -> bool:
-        """Linear layers in float32 are fastest with packed weights; others with padded ones."""
+        """Linear layers in types that the device multiplies in hardware are fastest with packed weights; others with
+        padded rows."""
 
     @property
     def one_row_kernels(self) -> bool:
@@ -202,6 +203,14 @@ class Platform(Protocol):
     @property
     def bfloat16_products(self) -> bool:
         """The device multiplies bfloat16 in hardware."""
+
+    @property
+    def float16_products(self) -> bool:
+        """The device multiplies float16 in hardware."""
+
+    @property
+    def int8_products(self) -> bool:
+        """The device multiplies unsigned by signed numbers of 8 bits in hardware, with sums in 32 bits, in torch."""
 
     @property
     def graphs(self) -> Graphs | None:

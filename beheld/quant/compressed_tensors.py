@@ -21,7 +21,7 @@ from beheld.platform.registry import platform_of
 from beheld.quant import row_bytes
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
 from beheld.quant.linear import StoredExperts, StoredLinear
-from beheld.quant.method import Replace
+from beheld.quant.method import Replace, TextOf
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -77,7 +77,7 @@ class CompressedTensors:
         )
         return model_class
 
-    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Separate rows from their scales."""
         if self.objection is not None:
             return
@@ -90,7 +90,7 @@ class CompressedTensors:
                 kept.left[0],
             )
 
-    def stored_bytes(self, path: Path) -> int | None:
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return the stored size; layers that are not FP8 take two bytes per number in the checkpoint and in memory."""
         return stored_bytes(path) if self.objection is None else None
 

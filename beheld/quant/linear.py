@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,10 @@ class StoredLinear(nn.Module, ABC):
         in_features, out_features: K and N.
         weight: empty; gives type and device to models that ask for them.
         bias: (N,) or None.
+        cuts_in_place: `part` copies no weights.
     """
 
+    cuts_in_place: ClassVar[bool] = True
     in_features: int
     out_features: int
     weight: Tensor

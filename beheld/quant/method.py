@@ -3,11 +3,13 @@
 A method decides per module what is stored, how it multiplies (StoredLinear and StoredExperts, see linear.py), how rows
 are joined and in which units they are sharded. The loader (models/load.py) calls in this order:
 
-    method_for(stated, device, dtype)     registry: by the checkpoint's quantization_config; refuses by name
+    method_for(stated, at_load, device, dtype)
+                                          registry: by the checkpoint's quantization_config, or, for a checkpoint
+                                          without one, by the option `quantization`; refuses by name
       .config(hf_config)                  the configuration for transformers
       .weights(path)                      name -> weight, read on indexing
       .loading(model_class, weights)      a class whose models have room for stored weights
-      .settle(model, replace)             replaces layers by ones that multiply stored weights
+      .settle(model, text_of, replace)    replaces layers by ones that multiply stored weights
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from torch import nn
 
 # Replaces a submodule: the parent, its name, the new module, and a function that makes the old one from the new.
 Replace = Callable[[nn.Module, str, nn.Module, Callable[[nn.Module], nn.Module]], None]
+# Returns the part of a model that holds the decoder layers.
+TextOf = Callable[[Any], nn.Module]
 
 
 class QuantMethod(Protocol):
     """How one checkpoint's weights are stored, loaded and multiplied, on one device and with one activation type.
 
     Attributes:
-        name: the checkpoint's `quant_method`.
+        name: the checkpoint's `quant_method`, or the option's value.
         converted: what `weights` does to stored weights that are not kept, in words, for `verify`'s report.
     """
 
@@ -49,11 +53,24 @@ class QuantMethod(Protocol):
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """Return a subclass of `model_class` with room for stored weights; may replace entries of `weights`."""
 
-    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
-        """Replace layers by ones that multiply stored weights; the model is an instance of `model_class` afterwards."""
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
+        """Replace layers by ones that multiply stored weights; the model is an instance of `model_class` afterwards.
 
-    def stored_bytes(self, path: Path) -> int | None:
-        """Return the weights' bytes on the device; None if they take as much as unquantized weights."""
+        Args:
+            text_of: finds the part of the model that holds the decoder layers.
+
+        Raises:
+            ModelError: the weights cannot be quantized.
+        """
+
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+        """Return the weights' bytes on the device; None if they take as much as unquantized weights.
+
+        Args:
+            path: the checkpoint's folder.
+            model: the unquantized model on the meta device.
+            text_of: finds its part that holds the decoder layers.
+        """
 
 
 class Make(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from beheld.quant.method import Replace
+from beheld.quant.method import Replace, TextOf
 
 
 class Unquantized:
@@ -26,9 +26,9 @@ class Unquantized:
         """Return the class unchanged."""
         return model_class
 
-    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Do nothing."""
 
-    def stored_bytes(self, path: Path) -> int | None:
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return None: weights take what their numbers take."""
         return None

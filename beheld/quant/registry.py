@@ -1,4 +1,4 @@
-"""The only list of quantization methods, by the checkpoint's `quant_method`."""
+"""The only list of quantization methods, by the checkpoint's `quant_method` or by the option `quantization`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,28 @@ METHODS: dict[str, str] = {
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
 }
 
+# The option's value -> the function that makes the method that quantizes any checkpoint's weights as they are loaded.
+# core/config.py lists the names for code that does not import torch.
+AT_LOAD: dict[str, str] = {
+    "int8": "beheld.quant.int8:make",
+}
 
-def method_for(stated: Mapping[str, Any] | None, device: str, dtype: torch.dtype) -> QuantMethod:
+
+def method_for(stated: Mapping[str, Any] | None, at_load: str | None, device: str, dtype: torch.dtype) -> QuantMethod:
     """Return the method for a checkpoint.
 
     Args:
         stated: its `quantization_config`; None if its weights are not quantized.
+        at_load: the method by which unquantized weights are quantized as they are loaded; None for none.
         device, dtype: the model's device, and the type of the activations.
 
     Raises:
         ModelError: the method, or this form of it, is not supported.
     """
-    if stated is None:
+    if stated is None and at_load is None:
         return Unquantized()
+    if stated is None:
+        return _made(AT_LOAD[str(at_load)], {}, device, dtype)
     method = stated.get("quant_method")
     place = METHODS.get(str(method))
     if place is None:
@@ -38,6 +47,10 @@ def method_for(stated: Mapping[str, Any] | None, device: str, dtype: torch.dtype
             f"The weights are quantized by {method!r}, which is not supported.",
             f"Use the unquantized checkpoint, or one quantized by {known}.",
         )
+    return _made(place, stated, device, dtype)
+
+
+def _made(place: str, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> QuantMethod:
     module, name = place.split(":")
     make: Make = getattr(importlib.import_module(module), name)
     return make(stated, device, dtype)

@@ -33,6 +33,7 @@ def examine() -> dict[str, Any]:
                 "device": config.device,
                 "dtype": config.dtype,
                 "bfloat16 on this CPU": _bfloat16(),
+                "int8 on this CPU": _int8(),
                 "max_model_len": config.max_model_len,
                 "weights": f"{sizes['weights_bytes'] / 2**20:.1f} MiB",
             }
@@ -61,6 +62,12 @@ def _bfloat16() -> str:
     from beheld.platform.registry import CPU
 
     return "in hardware" if CPU.bfloat16_products else "slow: float32 is used instead"
+
+
+def _int8() -> str:
+    from beheld.platform.registry import CPU
+
+    return "in hardware" if CPU.int8_products else "not available: quantization='int8' is refused"
 
 
 def _gpu() -> str:

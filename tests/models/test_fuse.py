@@ -13,6 +13,8 @@ from beheld.models import prepare
 from beheld.models.surgery import joined
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.operation import Changes, Surgery, Target
+from beheld.platform import host
+from beheld.platform.registry import CPU
 from tests import tiny
 from tests.fakes import fake_config
 
@@ -128,19 +130,53 @@ def test_a_padded_layer_meets_few_sizes_and_computes_all(
     torch.testing.assert_close(layer(x), linear(x), rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+HAS_BFLOAT16 = fuse.can_pack() and CPU.bfloat16_products
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU has no bfloat16 products")
+@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(2816, 1024, False), (1408, 512, True), (17, 9, True)])
+def test_a_row_in_bfloat16_has_the_same_bits_alone_and_among_others(inputs: int, outputs: int, bias: bool) -> None:
+    """oneDNN's product of one row of 2816 numbers differs from its products of more rows in the last bits."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(inputs, outputs, bias=bias).bfloat16()
+    layer = fuse.PackedLinear(linear)
+    x = torch.randn(40, inputs, dtype=torch.bfloat16)
+    alone = torch.cat([layer(row) for row in x.split(1)])
+    for rows in (0, 1, 2, 3, 4, 7, 8, 16, 17, 33, 40):
+        assert torch.equal(layer(x[:rows]), alone[:rows]), rows
+    assert torch.equal(layer(x[3]), alone[3])
+    assert torch.equal(layer(x[:1].view(1, 1, inputs)), alone[:1].view(1, 1, outputs))
+    torch.testing.assert_close(alone, linear(x), rtol=2e-2, atol=2e-3)
+    assert torch.equal(layer.restored().weight, linear.weight)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "avx2",
+        pytest.param(
+            "avx512_bf16", marks=pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU has no bfloat16 products")
+        ),
+    ],
+)
 @pytest.mark.parametrize("max_loras", [0, 1])
-def test_on_a_cpu_every_layer_meets_few_sizes(dtype: str, max_loras: int) -> None:
-    args = EngineArgs(model=str(tiny.checkpoint("qwen2_5_vl")), device="cpu", dtype=dtype)
+def test_on_a_cpu_every_layer_meets_few_sizes(flags: str, max_loras: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cpu_flags", lambda: flags)
+    args = EngineArgs(model=str(tiny.checkpoint("qwen2_5_vl")), device="cpu", dtype="bfloat16")
     args.enable_lora = max_loras > 0
     resolved = resolve_and_decide(args)
-    model = load("qwen2_5_vl").to(getattr(torch, dtype))
+    model = load("qwen2_5_vl").bfloat16()
     surgery = Surgery(Target(model, resolved.config))
     prepare.prepare(surgery, resolved.info)
     assert (surgery.target.slots is not None) == (max_loras > 0)
     kinds = {type(module) for module in model.modules()}
     assert torch.nn.Linear not in kinds
-    assert fuse.PaddedLinear in kinds
+    wanted, other = fuse.PackedLinear, fuse.PaddedLinear
+    if flags == "avx2":
+        wanted, other = other, wanted
+    assert wanted in kinds
+    assert other not in kinds
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -15,8 +15,10 @@ from beheld.core.errors import ModelError
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
+from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
+from beheld.quant.int8 import Int8Linear
 from beheld.quant.linear import StoredLinear, input_part, join, part, plain, same_form, units_of
 from tests import tiny
 from tests.quant import toy_int8
@@ -79,9 +81,9 @@ def test_refusals_come_from_the_method(toy: Path) -> None:
 
 def test_others_are_refused_by_name_with_those_that_there_are() -> None:
     with pytest.raises(ModelError, match="quantized by 'awq', which is not supported") as caught:
-        registry.method_for({"quant_method": "awq"}, "cpu", torch.float32)
+        registry.method_for({"quant_method": "awq"}, None, "cpu", torch.float32)
     assert "'compressed-tensors'" in str(caught.value)
-    assert registry.method_for(None, "cpu", torch.float32).name == "none"
+    assert registry.method_for(None, None, "cpu", torch.float32).name == "none"
 
 
 def made(kind: str, outputs: int, inputs: int) -> nn.Module:
@@ -90,11 +92,15 @@ def made(kind: str, outputs: int, inputs: int) -> nn.Module:
         return plain(weight, bias)
     if kind == "float8":
         return Float8Linear(*rounded_rows(weight), bias, torch.float32)
+    if kind == "int8":
+        if not CPU.int8_products:
+            pytest.skip("this CPU has no int8 products")
+        return Int8Linear.of(plain(weight, bias))
     scale = weight.abs().amax(1, keepdim=True) / 127
     return ToyLinear((weight / scale).round().to(torch.int8), scale, bias, torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["plain", "float8", "toy"])
+@pytest.mark.parametrize("kind", ["plain", "float8", "toy", "int8"])
 @torch.inference_mode()
 def test_shards_by_outputs_and_by_inputs_make_the_whole(kind: str) -> None:
     torch.manual_seed(0)
@@ -107,8 +113,8 @@ def test_shards_by_outputs_and_by_inputs_make_the_whole(kind: str) -> None:
     assert same_form(halves)
     assert not same_form([layer, nn.Conv2d(1, 1, 1)])
     terms = [input_part(layer, inputs)(x[:, inputs]) for inputs in (slice(0, 48), slice(48, 96))]
-    # FP8 rounds activations by the largest of their own part.
-    bound = 0.05 if kind == "float8" else 1e-5
+    # Activations are rounded by the largest of their own part.
+    bound = {"float8": 0.05, "int8": 0.01}.get(kind, 1e-5)
     summed = sum(terms) + layer.bias  # type: ignore[operator]
     assert (summed - whole).norm() <= bound * whole.norm()
     assert all(each.bias is None for each in (input_part(layer, slice(0, 48)),))

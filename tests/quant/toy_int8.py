@@ -21,7 +21,7 @@ from beheld.core.errors import ModelError
 from beheld.quant import row_bytes
 from beheld.quant.compressed_tensors import without_quantization
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
-from beheld.quant.method import Replace
+from beheld.quant.method import Replace, TextOf
 
 NAME = "toy-int8"
 
@@ -100,10 +100,10 @@ class ToyInt8:
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         return row_bytes.keeping(model_class, weights, self)
 
-    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         row_bytes.settle(model, model_class, self, replace)
 
-    def stored_bytes(self, path: Path) -> int | None:
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         return (path / "model.safetensors").stat().st_size
 
     def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:

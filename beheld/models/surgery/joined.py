@@ -58,7 +58,7 @@ class FirstOfFused(nn.Module):
         """Return the layer `index` of another input, such as the keys and values of cross-attention states."""
         # With room for adapters, the product is inside a LoRALinear.
         product = getattr(self.product, "base", self.product)
-        if isinstance(product, StoredLinear):
+        if isinstance(product, StoredLinear) and product.cuts_in_place:
             made: Tensor = product.part(self._outputs(index))(x)
             return made
         if not self.weight.numel():

@@ -6,6 +6,7 @@ import dataclasses
 
 from beheld.core.config import EngineArgs
 from beheld.tools.verify.compare import StageVerdict, compare, first_difference
+from beheld.tools.verify.loss import Loss, loss
 from beheld.tools.verify.reference import Reference
 from beheld.tools.verify.trace import Question
 from beheld.tools.verify.watched_engine import WatchedEngine
@@ -58,6 +59,15 @@ def verify(args: EngineArgs, question: Question) -> tuple[list[StageVerdict], St
     finally:
         engine.close()
     return stages, first_difference(stages)
+
+
+def quantization_loss(args: EngineArgs, question: Question) -> Loss:
+    """Return what the answer loses by `args.quantization`, computed on the CPU.
+
+    Raises:
+        BeheldError: a model cannot be loaded or cannot answer.
+    """
+    return loss(_on_cpu(args), question)
 
 
 def _on_cpu(args: EngineArgs) -> EngineArgs:

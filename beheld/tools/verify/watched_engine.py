@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineError
 from beheld.core.params import SamplingParams
+from beheld.core.request import Request
 from beheld.engine.setup import start
 from beheld.executor.executor import Executor
 from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
@@ -48,7 +50,7 @@ class WatchedEngine:
         Raises:
             BeheldError: it cannot answer; the message gives the reason.
         """
-        core, made = self._setup.core, Trace(media_ids=frozenset(self._setup.info.placeholder_ids.values()))
+        made = Trace(media_ids=frozenset(self._setup.info.placeholder_ids.values()))
         decoding.note(question, made)
         request = _request(self._pipeline, question)
         made.rendered = request.prompt if question.templated == "chat" else None
@@ -57,6 +59,25 @@ class WatchedEngine:
             for name, feature in span.item.features.items():
                 if isinstance(feature, Tensor):
                     made.features.setdefault(name, []).append(feature)
+        self._answer(request, made)
+        return made
+
+    def logits_after(self, question: Question, token_ids: Sequence[int]) -> list[Tensor]:
+        """Return the logits (V) at each position of an answer of these tokens, whatever this model would answer.
+
+        Raises:
+            BeheldError: it cannot answer; the message gives the reason.
+        """
+        found: list[Tensor] = []
+        for count in range(len(token_ids)):
+            request = _request(self._pipeline, dataclasses.replace(question, max_tokens=1))
+            made = Trace()
+            self._answer(dataclasses.replace(request, token_ids=(*request.token_ids, *token_ids[:count])), made)
+            found.append(made.logits[0])
+        return found
+
+    def _answer(self, request: Request, made: Trace) -> None:
+        core = self._setup.core
         watch = _Watch(made, len(request.token_ids), core.executor)
         core.add(request)
         while core.scheduler.has_work:
@@ -66,10 +87,9 @@ class WatchedEngine:
                     raise event.error
                 made.token_ids += event.token_ids
         watch.finish(request)
-        return made
 
 
-def _request(pipeline: InputPipeline, question: Question) -> Any:
+def _request(pipeline: InputPipeline, question: Question) -> Request:
     params = SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True)
     if question.templated == "plain":
         data = {"multi_modal_data": {kind: list(items) for kind, items in question.media.items()}}

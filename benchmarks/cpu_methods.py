@@ -1,0 +1,109 @@
+"""beheld on a CPU by form of the weights: each form in turn, each run in a process of its own.
+
+    python -m benchmarks.cpu --methods float32 bfloat16 int8 --rounds 3      prints each run, then a table of medians
+    python -m benchmarks.cpu_methods METHOD PATH                              one run; prints one JSON line
+
+The checkpoint has 0.43 B parameters in Qwen2.5-VL shape, random weights, stored in bfloat16 (in float32 for float32).
+`cpu_ms` is the process's own time for one token, all threads: other programs on the machine hardly change it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Form of the weights -> engine options.
+METHODS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+}
+_SHORT, _TOKENS = 64, 64
+_REPEATS = 5
+_IMAGE = 448
+
+
+def measure(method: str, path: str) -> dict[str, float]:
+    """Return the figures of one form: milliseconds, tokens/s, seconds to start, and GiB at the peak."""
+    import numpy as np
+    from PIL import Image
+
+    from benchmarks.cpu import PROMPT
+
+    started = time.perf_counter()
+    from beheld import LLM, SamplingParams
+
+    llm = LLM(path, max_model_len=2048, max_num_seqs=16, enable_prefix_caching=False, **METHODS[method])
+    start_s = time.perf_counter() - started
+    rng = np.random.default_rng(0)
+
+    def run(prompts: Sequence[Any], tokens: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        llm.generate(list(prompts), params, use_tqdm=False)
+
+    def ids(count: int) -> dict[str, Any]:
+        return {"prompt_token_ids": rng.integers(5, 400, count).tolist()}
+
+    def image() -> dict[str, Any]:
+        pixels = rng.integers(0, 256, (_IMAGE, _IMAGE, 3), dtype=np.uint8)
+        return {"prompt": PROMPT, "multi_modal_data": {"image": Image.fromarray(pixels)}}
+
+    first = _median(lambda: run([ids(_SHORT)], 1))
+    many = _median(lambda: run([ids(_SHORT)], 1 + _TOKENS))
+    batch = _median(lambda: run([ids(_SHORT) for _ in range(16)], _TOKENS), repeats=2)
+    prefill = _median(lambda: run([ids(512)], 1))
+    seen = _median(lambda: run([image()], 1))
+    return {
+        "prefill_512_ms": prefill[0] * 1e3,
+        "next_token_ms": (many[0] - first[0]) / _TOKENS * 1e3,
+        "cpu_ms": (many[1] - first[1]) / _TOKENS * 1e3,
+        "tokens_per_s_16": 16 * _TOKENS / batch[0],
+        "image_448_ms": seen[0] * 1e3,
+        "start_s": start_s,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def _median(act: Callable[[], object], repeats: int = _REPEATS) -> tuple[float, float]:
+    """Return the medians of an act's seconds and of this process's seconds on the CPU, after one to warm up."""
+    found: list[tuple[float, float]] = []
+    for _ in range(repeats + 1):
+        wall, own = time.perf_counter(), time.process_time()
+        act()
+        found.append((time.perf_counter() - wall, time.process_time() - own))
+    walls, owns = zip(*found[1:], strict=True)
+    return statistics.median(walls), statistics.median(owns)
+
+
+def compare(methods: Sequence[str], rounds: int, folder: Path) -> None:
+    """Run the forms in turn and print each run, then a table of medians."""
+    from benchmarks.checkpoints import qwen2_5_vl_bfloat16, qwen2_5_vl_small
+
+    found: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
+    for _ in range(rounds):
+        for method in methods:
+            path = qwen2_5_vl_small(folder) if method == "float32" else qwen2_5_vl_bfloat16(folder)
+            command = [sys.executable, "-m", "benchmarks.cpu_methods", method, str(path)]
+            environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            if done.returncode != 0:
+                sys.exit(f"{method} failed:\n{done.stderr[-3000:]}")
+            found[method].append(json.loads(done.stdout.strip().splitlines()[-1]))
+            print(json.dumps({"method": method} | found[method][-1]), flush=True)
+    columns = list(found[methods[0]][0])
+    print("| method | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
+    for method, runs in found.items():
+        medians = [statistics.median(run[column] for run in runs) for column in columns]
+        print(f"| {method} | " + " | ".join(f"{value:.4g}" for value in medians) + " |")
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*sys.argv[1:3])))
