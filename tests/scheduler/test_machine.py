@@ -33,6 +33,7 @@ from tests.fakes import (
     fake_request,
     half_right,
     now_and_then_right,
+    recurrent,
     sliding,
 )
 from tests.long import sized
@@ -53,6 +54,10 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (RECURRENT,),
     (FULL, RECURRENT),
     (FULL, sliding(6), RECURRENT, CROSS),
+    (recurrent(8),),
+    (FULL, recurrent()),
+    (FULL, recurrent(12)),
+    (FULL, sliding(6), recurrent(8), CROSS),
 ]
 BROKEN_TOKEN = VOCAB - 1
 BAD = fake_item("bad", 5)
