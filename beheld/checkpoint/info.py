@@ -321,7 +321,7 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
         if kind is None or (kind == "recurrent" and state is None):
             raise ModelError(
                 f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
-                "Models with full, sliding and chunked attention layers and short convolutions can.",
+                "Models with full, sliding and chunked attention, short convolutions and the gated delta rule can.",
             )
         if kind == "recurrent":
             recurrent.append(layer)
