@@ -165,6 +165,22 @@ def test_padding_and_first_tokens_read_nothing() -> None:
     assert cache.states[[1, 2, *range(4, 12)]].isnan().all()
 
 
+def test_decoding_reads_nothing_back_from_the_device() -> None:
+    """On the stand-in (meta) a number that is read raises; so a graph can hold the step."""
+    cache = layer()
+    cache.states, cache.inputs = cache.states.to("meta"), cache.inputs.to("meta")
+    counts = [torch.zeros(size, dtype=torch.int32, device="meta") for size in (3, 4)]
+    group = GroupMetadata(
+        torch.zeros(3, dtype=torch.int64, device="meta"), torch.zeros(3, 5, dtype=torch.int32, device="meta"), None
+    )
+    metadata = AttnMetadata(3, (0,) * 3, (1,) * 3, *counts, (group,), SIZE)
+    backend: Any = None
+    x_TC, g_TH, beta_TH = (each.to("meta") for each in given(3))
+    with forward_context(ForwardContext(backend, metadata, {3: cache})):
+        out = recur(Module(), x_TC, WEIGHT.to("meta"), None, nn.functional.silu, RULE, g_TH, beta_TH)
+    assert out.shape == (3, 4, 6)
+
+
 def test_a_layer_without_states_is_named() -> None:
     nothing: Any = None
     context = ForwardContext(nothing, nothing, {})
