@@ -119,7 +119,10 @@ class FakeStates:
 
 
 class FakeRecurrent:
-    """A block has one cell, the state at its end, or after the last position before that; see toy_recurrent.py."""
+    """A block has one cell, the state at its end, or after the last position before that.
+
+    A block that moved along with the newest state stands more than once in a table, and holds the newest alone.
+    """
 
     def __init__(self, spec: KVGroup, num_blocks: int, block_size: int) -> None:
         self._num_blocks, self._size = num_blocks, block_size
@@ -149,7 +152,8 @@ class FakeRecurrent:
 
     def after(self, table: list[int], start: int, stop: int) -> Iterator[Read]:
         """What was written, and the state before it, which nobody else may have taken in this very step."""
-        if start % self._size == 0:
+        moved = start > 0 and table[(start - 1) // self._size] == table[(stop - 1) // self._size]
+        if start % self._size == 0 and not moved:
             yield from self.before(table, start)
         for index, last in self._kept(table, start, stop):
             yield self._cell(table[index]), last
@@ -160,9 +164,10 @@ class FakeRecurrent:
 
     def _kept(self, table: list[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Index of each block of the slice that is kept, and the last position before its end."""
-        assert table[(stop - 1) // self._size] != 0, "there is no block for the newest state"
-        for index in range(start // self._size, (stop - 1) // self._size + 1):
-            if table[index]:
+        last = (stop - 1) // self._size
+        assert table[last] != 0, "there is no block for the newest state"
+        for index in range(start // self._size, last + 1):
+            if table[index] and (index == last or table[index] != table[last]):
                 yield index, min((index + 1) * self._size, stop) - 1
 
     def _cell(self, block: int) -> Cell:
@@ -173,5 +178,6 @@ class FakeRecurrent:
 KINDS: dict[str, Callable[[KVGroup, int, int], FakeCache]] = {
     **dict.fromkeys(("full", "sliding", "chunked", "conv"), FakePaged),
     "cross": FakeStates,
+    "recurrent": FakeRecurrent,
     toy_recurrent.KIND: FakeRecurrent,
 }

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
+from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo, StateShape
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
@@ -45,6 +45,11 @@ def chunked(length: int) -> KVGroup:
 def conv(length: int) -> KVGroup:
     """A group of convolutions over that many positions."""
     return KVGroup("conv", (5,), 1, 8, 0, length)
+
+
+def recurrent(checkpoint_tokens: int = 512) -> KVGroup:
+    """A recurrent group that keeps a state for others every so many positions, and where prompts have edges."""
+    return KVGroup("recurrent", (6,), 0, 0, 0, state=StateShape((2,), 3, 4), checkpoint_tokens=checkpoint_tokens)
 
 
 Beside = list[tuple[int, bytes]]

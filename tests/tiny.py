@@ -670,6 +670,7 @@ from tests import (  # noqa: E402  # noqa: E402
     tiny_ocr,
     tiny_peculiar,
     tiny_quantized,
+    tiny_recurrent,
     tiny_sound,
 )
 
@@ -684,7 +685,7 @@ def _of_own(name: str) -> tuple[str, ...]:
 
 
 _FURTHER = (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_ocr, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted)
-for _further in (*_FURTHER, tiny_quantized):
+for _further in (*_FURTHER, tiny_recurrent, tiny_quantized):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
@@ -692,6 +693,7 @@ for _own in _OWN:
     TINY |= _own.TINY
     IMAGE_FAMILIES += getattr(_own, "IMAGE_FAMILIES", ())
     VIDEO_FAMILIES += getattr(_own, "VIDEO_FAMILIES", ())
+TEXT_FAMILIES += tiny_recurrent.TEXT_FAMILIES
 SOUND_FAMILIES = (
     *tiny_sound.SOUND_FAMILIES,
     *tiny_masks.SOUND_FAMILIES,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 
@@ -60,6 +61,7 @@ class AttnMetadata:
             `starts` and `lengths` give only the largest number of sequences, and which of them always start at position
             0 (the others have 1).
         sequences: per sequence, a number that identifies it in later steps; empty in passes that are not steps.
+        tables: per group, its block tables on the host, (B, N); empty in passes whose layers do not read them there.
         stored: whether the cache already holds the tokens' keys and values, so that nothing is stored.
     """
 
@@ -73,6 +75,7 @@ class AttnMetadata:
     both_ways: tuple[tuple[tuple[int, int], ...], ...] = ()
     starts_B: Tensor | None = None
     sequences: tuple[int, ...] = ()
+    tables: tuple[np.ndarray, ...] = ()
     stored: bool = False
 
 

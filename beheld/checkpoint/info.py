@@ -13,7 +13,7 @@ from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.secondary import described, secondary_weights
-from beheld.core.config import EngineArgs, KVGroup, ModelInfo
+from beheld.core.config import EngineArgs, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import ConfigError, ModelError
 from beheld.families import registry
 from beheld.families.family import Family
@@ -37,6 +37,7 @@ _LAYER_KINDS = {
     "chunked_attention": "chunked",
     "conv": "conv",
     "full_attention": "full",
+    "linear_attention": "recurrent",
     "sliding_attention": "sliding",
 }
 
@@ -182,7 +183,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             f"{_architecture(config)} is an encoder-decoder model.",
             f"Of those only {', '.join(runs)} can be run so far.",
         )
-    groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text)
+    state = family.state(text) if family.state is not None else None
+    groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text, state)
     cross = family.cross_group(config) if family.cross_group is not None else None
     placeholders = _placeholders(config, family)
     both_ways = family.both_ways
@@ -273,11 +275,14 @@ def _decoder_start(text: Any, generation: Mapping[str, Any]) -> int:
     raise ModelError(f"{text.model_type} does not name its decoder_start_token_id.", "Add it to config.json.")
 
 
-def kv_groups(text: Any) -> tuple[KVGroup, ...]:
+def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]:
     """The layer groups of a text configuration: layers of the same kind, window and shape share one.
 
+    Args:
+        state: what its recurrent layers keep, if the family says it.
+
     Raises:
-        ModelError: a layer is of a kind that has no paged cache here (linear attention, ...).
+        ModelError: a layer is of a kind that has no cache here.
     """
     window = getattr(text, "sliding_window", None)
     windows = {
@@ -294,15 +299,19 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     layers_by_form: dict[tuple[str, int, int], list[int]] = {}
     readers_by_source: dict[int, list[int]] = {}
+    recurrent: list[int] = []
     for layer, name in enumerate(types):
         if layer in cross_layers:
             continue
         kind = _LAYER_KINDS.get(name)
-        if kind is None:
+        if kind is None or (kind == "recurrent" and state is None):
             raise ModelError(
                 f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
-                "Models with full, sliding and chunked attention layers and short convolutions can.",
+                "Models with full, sliding and chunked attention, short convolutions and the gated delta rule can.",
             )
+        if kind == "recurrent":
+            recurrent.append(layer)
+            continue
         if layer >= own:
             source = max((i for i in range(own) if types[i] == name), default=None)
             if source is None:
@@ -312,7 +321,7 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
         # A convolution has one input of the hidden size where attention has keys.
         form = (1, text.hidden_size) if kind == "conv" else _form(text, layer)
         layers_by_form.setdefault((kind if windows.get(kind) else "full", *form), []).append(layer)
-    return tuple(
+    groups = [
         KVGroup(
             kind,
             tuple(layers),
@@ -323,7 +332,10 @@ def kv_groups(text: Any) -> tuple[KVGroup, ...]:
             tuple((reader, source) for source in layers for reader in readers_by_source.get(source, ())),
         )
         for (kind, heads, head_dim), layers in layers_by_form.items()
-    )
+    ]
+    if recurrent:
+        groups.append(KVGroup("recurrent", tuple(recurrent), 0, 0, 0, state=state))
+    return tuple(groups)
 
 
 def _form(text: Any, layer: int) -> tuple[int, int]:

@@ -40,6 +40,9 @@ def _print(made: dict[str, Any]) -> None:
     print(f"{model['name']}: {model['architecture']}, {model['parameters'] / 1e9:.3f} B parameters, {model['dtype']}")
     print(f"  weights           {model['weights_bytes'] / 2**30:8.3f} GiB")
     print(f"  KV cache          {model['kv_bytes_per_token'] / 2**10:8.1f} KiB a token")
+    if model["state_bytes_per_sequence"]:
+        mib = model["state_bytes_per_sequence"] / 2**20
+        print(f"  recurrent state   {mib:8.1f} MiB a sequence, and as much a kept prefix")
     print(f"  longest           {model['max_model_len']:8d} tokens")
     for item in made["media"]:
         used = ", ".join(f"{k} {v}" for k, v in item["used"].items() if not isinstance(v, list | tuple))

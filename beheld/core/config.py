@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from beheld.core.errors import ConfigError
@@ -103,6 +103,25 @@ class EngineArgs:
 
 
 @dataclass(frozen=True)
+class StateShape:
+    """What one recurrent layer keeps of a sequence, whatever its length.
+
+    Attributes:
+        recurrent: shape of the recurrent state, which is float32.
+        conv_channels, conv_length: of the short convolution before it: its channels, and how many positions it sees,
+            its own included.
+    """
+
+    recurrent: tuple[int, ...]
+    conv_channels: int
+    conv_length: int
+
+    def num_bytes(self, element_bytes: int) -> int:
+        """Bytes of one layer's state, with the convolution's inputs of so many bytes each."""
+        return 4 * prod(self.recurrent) + self.conv_channels * (self.conv_length - 1) * element_bytes
+
+
+@dataclass(frozen=True)
 class KVGroup:
     """Layers that keep the same kind of state on the device and share one block table.
 
@@ -114,6 +133,8 @@ class KVGroup:
         readers: pairs (layer, source layer). The layer has no keys and values of its own and reads those of the source,
             which is in `layers`.
         num_states: the most states of one media item, if the layers attend to item states instead of positions; else 0.
+        state: what a layer keeps instead of keys and values, if it is recurrent; None otherwise.
+        checkpoint_tokens: of a recurrent group: a state is kept for other prompts every so many positions.
     """
 
     kind: str
@@ -124,10 +145,16 @@ class KVGroup:
     window: int | None = None
     readers: tuple[tuple[int, int], ...] = ()
     num_states: int = 0
+    state: StateShape | None = None
+    checkpoint_tokens: int = 512
 
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers of the group, for one position or one item state."""
         return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
+
+    def bytes_per_sequence(self, element_bytes: int) -> int:
+        """Bytes of one sequence's recurrent states over all layers of the group, whatever the sequence's length."""
+        return 0 if self.state is None else len(self.layers) * self.state.num_bytes(element_bytes)
 
 
 @dataclass(frozen=True)
@@ -214,6 +241,11 @@ class ModelInfo:
         """The group whose layers attend to states of media items, or None."""
         last = self.kv_groups[-1]
         return last if last.num_states else None
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state that each position changes."""
+        return any(group.state is not None for group in self.kv_groups)
 
     @property
     def paged_groups(self) -> tuple[KVGroup, ...]:

@@ -212,6 +212,10 @@ class CulpritError(StepError):
     """A step failed because of this request: computed alone, it failed again."""
 
 
+class StatesLostError(EngineError):
+    """A failed step has changed the recurrent states of a sequence, which must be computed again from its start."""
+
+
 class WorkerError(EngineError):
     """The process that prepared this request ended or could not start; other requests continue."""
 

@@ -150,6 +150,8 @@ class StepResult:
         draft_ids: row -> token ids that the runner predicts to follow; empty without speculation.
         failed: row -> why the row cannot continue (NAN, STUCK, or an error's text).
         culprits: those of them that failed alone, after their step failed.
+        redone: row -> why its step failed, if its sequence must be computed again: recurrent layers had changed its
+            states already.
         lost: digests in `encode` whose embeddings are not on the device.
         encode_s: seconds of tower runs that ended since the last result.
     """
@@ -164,3 +166,4 @@ class StepResult:
     lost: tuple[bytes, ...] = ()
     encode_s: float = 0.0
     culprits: frozenset[int] = frozenset()
+    redone: Mapping[int, str] = field(default_factory=dict)

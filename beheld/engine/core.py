@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import ModelInfo
-from beheld.core.errors import EngineDeadError
+from beheld.core.errors import EngineDeadError, StatesLostError
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
@@ -166,6 +166,8 @@ class EngineCore:
                 own = self.executor.collect(self.executor.launch(_part(plan, piece, first=index == 0)))
             except EngineDeadError:
                 raise
+            except StatesLostError:
+                own = StepResult(plan.id, {}, redone={piece.row: reason})
             except Exception as culprit:
                 own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)}, culprits=frozenset({piece.row}))
             parts.append(own)
@@ -175,7 +177,7 @@ class EngineCore:
 
 def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> StepResult:
     """The result of a plan, merged from those of its sequences."""
-    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
+    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed", "redone")
     merged = {name: {row: own for part in parts for row, own in getattr(part, name).items()} for name in by_row}
     culprits = frozenset[int]().union(*(part.culprits for part in parts))
     return StepResult(plan_id, **merged, culprits=culprits, lost=lost, encode_s=sum(part.encode_s for part in parts))

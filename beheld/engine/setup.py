@@ -445,6 +445,7 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
         "dtype": config.dtype,
         "weights_bytes": size.num_bytes,
         "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.paged_groups),
+        "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }
     return info, config, sizes

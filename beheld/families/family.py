@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.core.config import KVGroup
+from beheld.core.config import KVGroup, StateShape
 
 TOLERANCE = 1e-4
 """The largest difference of log-probabilities from transformers', unless a checkpoint sets another."""
@@ -152,6 +152,7 @@ class Family:
         videos_as_images: whether a video's frames use the placeholders of images.
         is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
+        state: reads the shape of a recurrent layer's state from the text configuration, if it has such layers.
         cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
         both_ways: where attention also looks ahead; see ModelInfo.both_ways.
         joint_tokens: the tokens that see each other, if `both_ways` is "joint".
@@ -176,6 +177,7 @@ class Family:
     videos_as_images: bool = False
     is_encoder_decoder: bool = False
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None
+    state: Callable[[Any], StateShape] | None = None
     cross_group: Callable[[Any], KVGroup | None] | None = None
     both_ways: str = "nowhere"
     joint_tokens: tuple[str, ...] = ()

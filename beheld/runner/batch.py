@@ -265,4 +265,5 @@ def _metadata(
         block_size=block_size,
         both_ways=laid.both_ways,
         sequences=tuple(rows[s.row].serial for s in laid.slices),
+        tables=tuple(laid.arrays[f"tables {index}"] for index in range(len(caches.tables))),
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import CapacityError
 from beheld.models.out_of_memory import gib
 from beheld.platform.registry import platform_of
+from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.memory_share import MemoryShare
 from beheld.utils import env
@@ -41,9 +43,12 @@ def measure(info: ModelInfo, config: EngineConfig, available: int) -> Capacity:
                 "available.",
                 _what_would_fit(info, config, available),
             )
-        blocks = _share(available, per_block, least, [cache.most_blocks(config) for cache in caches.all])
+        most = [cache.most_blocks(config) for cache in caches.all]
+        blocks = _share(
+            available, per_block, least, most, lambda level: [cache.share_of(level, config) for cache in caches.all]
+        )
     kv_bytes = sum(b * p for b, p in zip(blocks, per_block, strict=True))
-    _report(blocks[: len(caches.tables)], kv_bytes, config)
+    _report(blocks, kv_bytes, caches, config)
     if caches.states is None:
         return Capacity(tuple(blocks), kv_bytes, config.max_encoder_tokens)
     states = caches.states.max_states(blocks[-1], config)
@@ -74,14 +79,19 @@ def longest_that_fits(info: ModelInfo, config: EngineConfig, available: int) -> 
     return low if low == config.max_model_len else low // config.block_size * config.block_size
 
 
-def _share(available: int, per_block: list[int], least: list[int], most: list[int]) -> list[int]:
-    """As many blocks for one group as for another, but no group gets less than it needs or more than it can use.
+def _share(
+    available: int, per_block: list[int], least: list[int], most: list[int], shares: Callable[[int], list[int]]
+) -> list[int]:
+    """As much for one group as for another, but no group gets less than it needs or more than it can use.
 
     `least` must fit.
+
+    Args:
+        shares: how many blocks the groups take next to so many of a group that keeps every position.
     """
 
     def at(level: int) -> list[int]:
-        return [min(max(level, low), high) for low, high in zip(least, most, strict=True)]
+        return [min(max(share, low), high) for share, low, high in zip(shares(level), least, most, strict=True)]
 
     low, high = 0, max(most)
     while low < high:
@@ -104,12 +114,17 @@ def available_bytes(config: EngineConfig) -> int:
     return min(int(platform.unused_bytes() * _CPU_SHARE), _CPU_MOST_BYTES)
 
 
-def _report(blocks: list[int], kv_bytes: int, config: EngineConfig) -> None:
-    tokens = (min(blocks) - 1) * config.block_size
+def _report(blocks: list[int], kv_bytes: int, caches: DeviceCaches, config: EngineConfig) -> None:
+    positions = [count for count, cache in zip(blocks, caches.tables, strict=False) if cache.spec.state is None]
+    states = [count for count, cache in zip(blocks, caches.tables, strict=False) if cache.spec.state is not None]
+    tokens = (min(positions, default=0) - 1) * config.block_size
     logger.info("Available KV cache memory: %.2f GiB", kv_bytes / 2**30)
-    logger.info("%s KV cache size: %s tokens", platform_of(config.device).label, f"{tokens:,}")
-    logger.info(
-        "Maximum concurrency for %s tokens per request: %.2fx",
-        f"{config.max_model_len:,}",
-        tokens / config.max_model_len,
-    )
+    if positions:
+        logger.info("%s KV cache size: %s tokens", platform_of(config.device).label, f"{tokens:,}")
+        logger.info(
+            "Maximum concurrency for %s tokens per request: %.2fx",
+            f"{config.max_model_len:,}",
+            tokens / config.max_model_len,
+        )
+    if states:
+        logger.info("Recurrent states: %s, of sequences and of prefixes", f"{min(states) - 1:,}")

@@ -26,6 +26,7 @@ from beheld.runner import cross_inputs
 from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
+from beheld.runner.changed_states import ChangedStates, Computed
 from beheld.runner.encoder import EncoderStore
 from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
@@ -98,6 +99,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
+        self._changed = ChangedStates(recurrent=info.recurrent)
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
@@ -109,7 +111,7 @@ class ModelRunner:
             logger.warning("%s runs without CUDA graphs, which is slower: %s", self._info.architecture, error)
             return
         self._graphs = graphs
-        if self._backend.captures_prefill and MixedGraphs.worth(self.config):
+        if self._backend.captures_prefill and self.caches.captures_prefill and MixedGraphs.worth(self.config):
             mixed = MixedGraphs(
                 self._adapter, self._backend, self.kv, self.caches, self.config, self.rows, self.encoder, graphs
             )
@@ -140,21 +142,35 @@ class ModelRunner:
         handle = Handle(plan.id, lost)
         if not plan.slices:
             return handle
+        computed = self._changed.computed(plan)
+        if computed is None:
+            computed = self._compute(plan)
+        handle.prompt_logprobs = dict(computed.prompt_logprobs)
+        if computed.logits_BV is None or computed.places_B is None:
+            return handle
+        with self._changed.kept_if_failing(computed):
+            if computed.drafts:
+                return self._check_drafts(handle, computed.slices, computed.logits_BV, plan.masks)
+            return self._sample(
+                handle, computed.slices, computed.logits_BV, computed.places_B, plan.masks, computed.best
+            )
+
+    def _compute(self, plan: StepPlan) -> Computed:
+        """Run the pass of a step."""
         replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
         if replayed is not None:
+            self._changed.change(plan.slices)
             logits_BV, places_B, best = replayed
-            return self._sample(handle, plan.slices, logits_BV, places_B, plan.masks, best)
+            return Computed(plan.slices, logits_BV, places_B, best)
         laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
         mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
         if mixed is not None:
-            return self._sample(handle, laid.sampling, *mixed, plan.masks) if laid.sampling else handle
+            return Computed(laid.sampling, *mixed) if laid.sampling else Computed()
         batch = build(laid, self.rows, self.caches, self.config.block_size)
-        sampled_SV, handle.prompt_logprobs = self._forward(batch)
+        sampled_SV, prompts = self._forward(batch)
         if sampled_SV is None:
-            return handle
-        if laid.drafts:
-            return self._check_drafts(handle, batch.sampling, sampled_SV, plan.masks)
-        return self._sample(handle, batch.sampling, sampled_SV, batch.sampled_P, plan.masks)
+            return Computed(prompt_logprobs=prompts)
+        return Computed(batch.sampling, sampled_SV, batch.sampled_P, None, prompts, laid.drafts)
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
         """Logits (S, V) of what is sampled, if anything is, and reports of prompts by row."""
@@ -171,6 +187,7 @@ class ModelRunner:
         lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
         tail = None if lora is not None else self._tail(batch)
         context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=self._cross(found), tail=tail)
+        self._changed.change(batch.slices)
         with forward_context(context):
             hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)
             logits_SV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))

@@ -40,6 +40,7 @@ from beheld.core.plan import (
 from beheld.core.request import FinishReason, Request
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
+from beheld.scheduler.checkpoints import checkpoint_blocks
 from beheld.scheduler.encoder import EncoderBudget
 from beheld.scheduler.encoder_refs import EncoderRefs
 from beheld.scheduler.fair_share import FairShare
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 # Turns of clients that fill a step.
 _TURNS = 8
+# How often in a row a sequence is computed again because its steps failed, before it fails.
+_MOST_REDONE = 2
 
 
 class _Admitted(Enum):
@@ -136,6 +139,8 @@ class Scheduler:
         )
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
+        if self._config.prefix_caching:
+            sequence.checkpoints = checkpoint_blocks(request, self._info, self._config.block_size)
         self._sequences[request.id] = sequence
         self._clients[request.client] += 1
         self._queue.push(sequence)
@@ -520,6 +525,12 @@ class Scheduler:
             sequence.num_in_flight -= wanted
             if sequence.status is Status.FINISHED:
                 continue
+            if row in result.redone or epoch < sequence.valid_epoch:
+                sequence.lose_result()
+                if epoch >= sequence.valid_epoch:
+                    self._redo(sequence, epoch, result.redone[row], events)
+                continue
+            sequence.num_redone = 0
             given = tokens.get(row, ()) if wanted else ()
             if sequence.prompt_logprobs is not None:
                 _collect_prompt(sequence, piece, result.prompt_logprobs.get(row, ()))
@@ -545,6 +556,20 @@ class Scheduler:
             elif row in result.pooled:
                 events.append(self._pooled(sequence, result.pooled[row]))
         return events
+
+    def _redo(self, sequence: Sequence, epoch: int, reason: str, events: list[TokenEvent]) -> None:
+        """A step failed amid the recurrent states of a sequence: it is computed again from its start, but not for ever.
+
+        What steps in flight make of these states is not looked at.
+        """
+        sequence.num_redone += 1
+        if sequence.num_redone > _MOST_REDONE:
+            events.append(self._end(sequence, FinishReason.ERROR, StepError(reason)))
+            return
+        sequence.valid_epoch = epoch + 1
+        if sequence.epoch == epoch:
+            self._preempt(sequence)
+            self._num_preemptions += 1
 
     def awaits(self, plan: StepPlan) -> bool:
         """True if the result of `plan` has not been taken in."""

@@ -88,6 +88,8 @@ class Sequence:
         end: positions up to here can be scheduled: known tokens, those in flight, and drafts, within most_positions.
         block_keys: keys of its first blocks, as far as they were computed.
         key_span: index of the first span that may still overlap a block without a key.
+        valid_epoch: results of earlier epochs are worth nothing: a step failed amid the states that they follow from.
+        num_redone: steps of it in a row that failed so.
         num_keyed: blocks whose key has been given to the pools (or came from them).
         embed_ranges: where its spans take embeddings, in order.
         next_range: index of the first of them that is not computed completely.
@@ -97,6 +99,8 @@ class Sequence:
         views: its spans as the device sees them.
         num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
         atomic: ranges of its positions that no slice may end within; see atomic_ranges.py.
+        checkpoints: blocks of its prompt after which a recurrent state is kept for others, see checkpoints.py; None if
+            none is kept, of its answer neither.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
         silent: True until the first event.
@@ -123,6 +127,7 @@ class Sequence:
     end: int
     atomic: tuple[tuple[int, int], ...] = ()
     joint: tuple[int, int] | None = None
+    checkpoints: frozenset[int] | None = None
     status: Status = Status.WAITING
     row: int = 0
     epoch: int = 0
@@ -136,6 +141,8 @@ class Sequence:
     next_range: int = 0
     held: MediaItem | None = None
     states: list[MediaItem] = field(default_factory=list)
+    valid_epoch: int = 0
+    num_redone: int = 0
     num_cached: int | None = None
     silent: bool = True
     added_s: float = field(default_factory=time.monotonic)
@@ -237,6 +244,13 @@ class Sequence:
         while index < len(ranges) and ranges[index].last <= stop:
             index += 1
         self.next_range = index
+
+    def lose_result(self) -> None:
+        """What a slice should have given will not arrive."""
+        if self.settles:
+            self.settle(())
+        else:
+            self.end = min(len(self.token_ids) + self.num_in_flight, self.most_positions)
 
     def rewind(self) -> None:
         """Nothing is computed any more: the blocks were given back, and the next admission fills the tables again."""

@@ -107,6 +107,19 @@ def test_plan_needs_no_weights(capsys: Capture, picture: Path, tmp_path: Path) -
     assert f"{made['media'][0]['tokens']} tokens" in text
 
 
+def test_plan_counts_the_state_of_recurrent_layers(capsys: Capture) -> None:
+    """Three layers of four heads, 16 times 12 numbers in float32, and three positions of 112 channels in bfloat16."""
+    status, text, _ = run(capsys, "plan", tiny.checkpoint("qwen3_next"), "--json")
+    assert status == 0
+    made = json.loads(text)["model"]
+    element = {"float32": 4, "bfloat16": 2}[made["dtype"]]
+    assert made["state_bytes_per_sequence"] == 3 * (4 * 16 * 12 * 4 + 3 * (2 * 2 * 16 + 4 * 12) * element)
+    _, text, _ = run(capsys, "plan", tiny.checkpoint("qwen3_next"))
+    assert "MiB a sequence" in text
+    _, text, _ = run(capsys, "plan", tiny.checkpoint("llama"))
+    assert "a sequence" not in text
+
+
 def test_doctor(capsys: Capture) -> None:
     status, text, _ = run(capsys, "doctor", "--json")
     report = json.loads(text)

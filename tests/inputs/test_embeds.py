@@ -152,7 +152,7 @@ PICTURES_LAID_OUT = (
 )
 VIDEOS_LAID_OUT = (
     *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm_ocr"),
-    *("interns1", "internvl", "minicpmo", "minicpmv", "molmo2", "smolvlm"),
+    *("interns1", "internvl", "minicpmo", "minicpmv", "molmo2", "qwen3_5", "qwen3_5_moe", "smolvlm"),
 )
 # Where no embeddings stand for an item: what is said of it.
 REFUSED = {

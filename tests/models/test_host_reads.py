@@ -77,7 +77,7 @@ def put_away(adapter: Any) -> None:
 
 FAMILIES = ["llava", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen3_vl"]
 FAMILIES += ["glm4v", "glm4v_moe", "glm46v", "ernie4_5_vl_moe", "hunyuan_vl", "glm_ocr", "lighton_ocr", "paddleocr_vl"]
-FAMILIES += ["got_ocr2"]
+FAMILIES += ["got_ocr2", "qwen3_5"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

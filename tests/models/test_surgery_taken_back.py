@@ -18,10 +18,11 @@ from beheld.models.surgery.operation import Surgery
 from tests import tiny
 
 # Families whose operations differ: plain, experts, further columns, a tail, windows of convolutions, states of media,
-# packed images and two scales.
+# packed images, two scales and recurrent states.
 FAMILIES = (
     "llama", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "gemma3n", "gemma4", "lfm2_vl", "llama4",
     "ernie4_5_vl_moe", "mllama", "florence2", "llava_next", "chameleon", "phi4_mm", "glm4v_moe_fp8",
+    "qwen3_next",
 )  # fmt: skip
 
 

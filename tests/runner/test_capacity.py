@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beheld.core.config import EngineConfig, KVGroup, ModelInfo
+from beheld.core.config import EngineConfig, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import CapacityError
 from beheld.platform import host
 from beheld.runner import capacity
@@ -18,6 +18,7 @@ from tests.inputs import pipes
 FULL = KVGroup("full", (0, 1), 2, 8, 8)
 SLIDING = KVGroup("sliding", (2, 3, 4), 2, 8, 8, window=32)
 CONV = KVGroup("conv", (5,), 1, 64, 0, window=4)
+RECURRENT = KVGroup("recurrent", (7, 8), 0, 0, 0, state=StateShape((4, 2, 4), 10, 4), checkpoint_tokens=32)
 CROSS = KVGroup("cross", (6,), 2, 8, 8, num_states=40)
 # float32: of a block of 16 positions.
 FULL_BLOCK, SLIDING_BLOCK = 16 * 2 * 2 * 16 * 4, 16 * 3 * 2 * 16 * 4
@@ -55,6 +56,21 @@ def test_groups_share_equally_until_one_has_enough() -> None:
     # A sliding row holds its window, a step and a block: 112 positions, so 7 blocks; its group at most 57 of them.
     rest = 57 * SLIDING_BLOCK + 90 * FULL_BLOCK
     assert capacity.measure(info, config(info), rest).num_blocks == (90, 57)
+
+
+def test_a_state_for_each_row_first_and_then_one_for_as_many_positions_as_lie_between_checkpoints() -> None:
+    """Four rows: a state of each and its newest checkpoint; then one for every 32 positions, so for two blocks."""
+    info = model(FULL, RECURRENT)
+    state = 2 * (4 * 2 * 4 * 4 + 10 * 3 * 4)
+    assert RECURRENT.bytes_per_sequence(4) == state
+    assert RECURRENT.bytes_per_token(4) == 0
+    found = capacity.measure(info, config(info), 40 * FULL_BLOCK + (1 + 8 + 20) * state)
+    assert found.num_blocks == (40, 1 + 8 + 20)
+    assert found.kv_bytes == 40 * FULL_BLOCK + 29 * state
+    alone = dataclasses.replace(RECURRENT, checkpoint_tokens=512)
+    info = model(FULL, alone)
+    assert capacity.measure(info, config(info), 17 * FULL_BLOCK + 9 * state).num_blocks == (17, 9)
+    assert capacity.measure(info, config(info, num_blocks_override=40), 0).num_blocks == (41, 1 + 8 + 1)
 
 
 def test_one_sequence_must_fit_and_the_message_says_what_it_needs() -> None:
@@ -115,7 +131,7 @@ def test_a_share_fits_and_no_block_more_would(available: int, groups: list[tuple
     per_block = [size for size, _, _ in groups]
     least, most = [min(a, b) for _, a, b in groups], [max(a, b) for _, a, b in groups]
     available += sum(n * p for n, p in zip(least, per_block, strict=True))
-    blocks = capacity._share(available, per_block, least, most)
+    blocks = capacity._share(available, per_block, least, most, lambda level: [level] * len(groups))
     used = sum(b * p for b, p in zip(blocks, per_block, strict=True))
     assert used <= available
     assert all(low <= b <= high for low, b, high in zip(least, blocks, most, strict=True))

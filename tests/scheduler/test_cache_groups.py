@@ -9,7 +9,18 @@ from beheld.scheduler.cache.paged import PagedGroup
 from beheld.scheduler.cache.prefix import extend_keys
 from beheld.scheduler.sequence import Sequence
 from tests import fake_caches
-from tests.fakes import CROSS, FULL, chunked, conv, expected_tokens, fake_config, fake_info, fake_request, sliding
+from tests.fakes import (
+    CROSS,
+    FULL,
+    chunked,
+    conv,
+    expected_tokens,
+    fake_config,
+    fake_info,
+    fake_request,
+    recurrent,
+    sliding,
+)
 from tests.scheduler.drive import Bench
 from tests.toy_recurrent import KIND, RECURRENT
 
@@ -85,7 +96,14 @@ def test_a_state_lives_on_two_blocks_however_long_it_grows() -> None:
 
 
 def test_every_kind_answers_right_with_and_without_hits() -> None:
-    for groups in ((FULL, chunked(8)), (chunked(5),), (FULL, conv(3)), (conv(4), sliding(4)), (FULL, CROSS, RECURRENT)):
+    for groups in (
+        (FULL, chunked(8)),
+        (chunked(5),),
+        (FULL, conv(3)),
+        (conv(4), sliding(4)),
+        (FULL, CROSS, RECURRENT),
+        (FULL, recurrent()),
+    ):
         groups = tuple(sorted(groups, key=lambda spec: spec.num_states))
         for overlap in (False, True):
             bench = Bench(fake_config(overlap=overlap, max_num_batched_tokens=12), fake_info(*groups))

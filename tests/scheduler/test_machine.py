@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +37,7 @@ from tests.fakes import (
     fake_request,
     half_right,
     now_and_then_right,
+    recurrent,
     sliding,
 )
 from tests.long import sized
@@ -54,8 +58,13 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (RECURRENT,),
     (FULL, RECURRENT),
     (FULL, sliding(6), RECURRENT, CROSS),
+    (recurrent(8),),
+    (FULL, recurrent()),
+    (FULL, recurrent(12)),
+    (FULL, sliding(6), recurrent(8), CROSS),
 ]
 BROKEN_TOKEN = VOCAB - 1
+LOST = "the states are lost"
 BAD = fake_item("bad", 5)
 BAD_BESIDE = fake_item("bad beside", 1, num_states=4)
 ITEMS = [
@@ -144,6 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[str, TokenEvent | None] = {}
         self.flights: list[StepPlan] = []
         self.count = 0
+        self.num_lost: Counter[str] = Counter()
 
     @property
     def alive(self) -> list[str]:
@@ -238,6 +248,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         for event in self.scheduler.update(plan, self.runner.collect(plan)):
             self.take(event)
 
+    @rule(data=st.data())
+    def lose_states(self, data: st.DataObject) -> None:
+        """The oldest step failed amid the recurrent states of some of its sequences."""
+        if not self.flights or not self.info.recurrent:
+            return
+        plan = self.flights.pop(0)
+        rows = data.draw(st.sets(st.sampled_from([piece.row for piece in plan.slices])))
+        for row, request_id in self.scheduler.request_ids(plan).items():
+            self.num_lost[request_id] += row in rows
+        result, left = self.runner.collect(plan), {}
+        for name in ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed"):
+            left[name] = {row: value for row, value in getattr(result, name).items() if row not in rows}
+        result = dataclasses.replace(result, **left, redone=dict.fromkeys(rows, LOST))
+        for event in self.scheduler.update(plan, result):
+            self.take(event)
+
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
         for _ in range(times):
@@ -290,6 +316,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def verify(self, request: Request, event: TokenEvent) -> None:
         """The whole answer, and the reason of its end, as computed by hand."""
+        if event.error is not None and LOST in str(event.error):
+            assert self.num_lost[request.id] > 2, "a sequence is computed again twice before it fails"
+            return
         bad = any(span.item in (BAD, BAD_BESIDE) for span in request.spans) or BROKEN_TOKEN in request.token_ids
         if isinstance(request.params, Pooling):
             assert not self.outputs[request.id]

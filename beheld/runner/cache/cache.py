@@ -25,6 +25,8 @@ class DeviceCache(Protocol):
     spec: KVGroup
     no_graph: str | None
     """Why a CUDA graph cannot hold a step of the group's layers; None if it can."""
+    captures_prefill: bool
+    """Whether a CUDA graph can hold a step that prefills, if the attention backend allows it."""
 
     def block_bytes(self, config: EngineConfig) -> int:
         """What a block takes, over all layers of the group."""
@@ -34,6 +36,9 @@ class DeviceCache(Protocol):
 
     def most_blocks(self, config: EngineConfig) -> int:
         """Blocks beyond which more would never be used, the null block included."""
+
+    def share_of(self, level: int, config: EngineConfig) -> int:
+        """How many it takes next to `level` blocks of a group that keeps every position."""
 
     def chosen_blocks(self, wanted: int, config: EngineConfig) -> int:
         """How many it takes where a user asks for `wanted` blocks in each group."""
@@ -95,6 +100,11 @@ class DeviceCaches:
     def no_graph(self) -> str | None:
         """Why a CUDA graph cannot hold a step; None if it can."""
         return next((cache.no_graph for cache in self.all if cache.no_graph is not None), None)
+
+    @property
+    def captures_prefill(self) -> bool:
+        """Whether a CUDA graph can hold a step that prefills, if the attention backend allows it."""
+        return all(cache.captures_prefill for cache in self.all)
 
     def allocate(self, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[int, LayerCache]:
         """What each layer with blocks holds: layer -> tensors."""

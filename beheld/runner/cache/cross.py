@@ -14,6 +14,7 @@ class CrossCache:
     """See StateCache."""
 
     no_graph: str | None = "the states that they look at differ in number"
+    captures_prefill = False
 
     def __init__(self, spec: KVGroup, index: int) -> None:
         self.spec = spec
@@ -32,6 +33,10 @@ class CrossCache:
     def most_blocks(self, config: EngineConfig) -> int:
         """All states that the scheduler hands out."""
         return -(-config.max_encoder_tokens // config.block_size)
+
+    def share_of(self, level: int, config: EngineConfig) -> int:
+        """See DeviceCache."""
+        return level
 
     def chosen_blocks(self, wanted: int, config: EngineConfig) -> int:
         """A number of blocks is one of positions, and says nothing of items."""

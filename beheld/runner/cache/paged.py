@@ -15,6 +15,7 @@ class PagedCache:
     """See TableCache; as for full attention where a kind's own class says nothing else."""
 
     no_graph: str | None = None
+    captures_prefill = True
 
     def __init__(self, spec: KVGroup, index: int) -> None:
         self.spec = spec
@@ -36,6 +37,10 @@ class PagedCache:
     def most_blocks(self, config: EngineConfig) -> int:
         """All rows full, as much again for cached prefixes, and the null block."""
         return 2 * config.max_num_seqs * self._blocks_of_one(config) + 1
+
+    def share_of(self, level: int, config: EngineConfig) -> int:
+        """See DeviceCache."""
+        return level
 
     def chosen_blocks(self, wanted: int, config: EngineConfig) -> int:
         """See DeviceCache."""

@@ -102,6 +102,21 @@ class BlockPool:
             del self._cached[block]
             self._plain.append(block)
 
+    def forget(self, block: int) -> None:
+        """A referenced block is about to hold something else than its key describes, if it has one."""
+        assert self._references[block] == 1, "others still need what the block holds"
+        key = self._key_by_block.pop(block, None)
+        if key is not None:
+            del self._block_by_key[key]
+
+    def has_key(self, block: int) -> bool:
+        """True if others can find what the block holds."""
+        return block in self._key_by_block
+
+    def is_shared(self, block: int) -> bool:
+        """True if more than one table references the block."""
+        return self._references[block] > 1
+
     def clear_keys(self) -> None:
         """Forget all cached content; references stay."""
         self._plain.extend(self._cached)

@@ -1,0 +1,1 @@
+"""What families with the gated delta rule share."""

@@ -1,0 +1,69 @@
+"""Mixers that run the gated delta rule on the cache, with the weights of transformers' modules.
+
+Shapes: T tokens of a step, H hidden size, M value heads, V size of a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from beheld.attention.gated_delta import GatedDelta
+from beheld.attention.recurrent import recur
+from beheld.models.recurrent import RecurrentMixer
+from beheld.models.surgery.operation import Changes
+
+_PARTS = ("conv1d", "dt_bias", "A_log", "norm", "out_proj")
+
+
+class DeltaMixer(RecurrentMixer):
+    """The model's mixer, for packed tokens of several sequences.
+
+    Args:
+        mixer: the module whose weights it takes over, under the same names.
+    """
+
+    conv1d: Any
+    dt_bias: Tensor
+    A_log: Tensor
+    norm: Any
+    out_proj: Any
+    in_proj_qkv: Any
+    in_proj_z: Any
+    in_proj_b: Any
+    in_proj_a: Any
+    projections: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+    def __init__(self, mixer: Any) -> None:
+        super().__init__()
+        self.layer_idx = mixer.layer_idx
+        for name in (*self.projections, *_PARTS):
+            setattr(self, name, getattr(mixer, name))
+        self.value_dim = mixer.head_v_dim
+        self.activate = nn.functional.silu
+        assert mixer.activation == "silu", "the convolution's activation is SiLU in all known checkpoints"
+        self.recurrence = GatedDelta(mixer.num_k_heads, mixer.head_k_dim, mixer.num_v_heads, mixer.head_v_dim)
+
+    def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k and v side by side (T, C), z (T, M, V), b and a (T, M)."""
+        z_TMV = self.in_proj_z(x_TH).unflatten(-1, (-1, self.value_dim))
+        return self.in_proj_qkv(x_TH), z_TMV, self.in_proj_b(x_TH), self.in_proj_a(x_TH)
+
+    def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """Compute (1, T, H) -> (1, T, H); other arguments concern padding and caches, which do not exist here."""
+        x_TC, z_TMV, b_TM, a_TM = self.project(hidden_states[0])
+        g_TM = -self.A_log.float().exp() * nn.functional.softplus(a_TM.float() + self.dt_bias)
+        weight_CL, bias_C = self.conv1d.weight.squeeze(1), self.conv1d.bias
+        out_TMV = recur(self, x_TC, weight_CL, bias_C, self.activate, self.recurrence, g_TM, b_TM.sigmoid())
+        normed_TMV = self.norm(out_TMV.reshape(-1, self.value_dim), z_TMV.reshape(-1, self.value_dim))
+        mixed: Tensor = self.out_proj(normed_TMV.view(1, len(x_TC), -1))
+        return mixed
+
+
+def replace_mixers(model: Any, changes: Changes, kind: type[DeltaMixer] = DeltaMixer) -> None:
+    """Replace the mixers of all layers that have one."""
+    decoder = model.get_decoder()
+    for layer in getattr(decoder, "model", decoder).layers:
+        if hasattr(layer, "linear_attn"):
+            changes.exchange(layer, "linear_attn", kind(layer.linear_attn), (*kind.projections, *_PARTS))

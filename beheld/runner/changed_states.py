@@ -1,0 +1,91 @@
+"""Which recurrent states the newest plan has changed: a state is overwritten, so its step cannot be computed twice.
+
+Shapes: B sequences that sample, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from beheld.core.errors import StatesLostError
+from beheld.core.plan import SeqSlice, StepPlan, TokenLogprobs
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a pass gives, before tokens are sampled.
+
+    Attributes:
+        slices: those that sample.
+        logits_BV: their logits; with drafts, of all wanted positions. None if nothing is sampled.
+        places_B: where in Rows.newest_P the sampled tokens go.
+        best: what `greedy` makes of the logits, if the pass did that.
+        prompt_logprobs: see StepResult.
+        drafts: whether some slice checks draft tokens.
+    """
+
+    slices: Sequence[SeqSlice] = ()
+    logits_BV: Tensor | None = None
+    places_B: Tensor | None = None
+    best: tuple[Tensor, Tensor] | None = None
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    drafts: bool = False
+
+    def of(self, rows: set[int]) -> Computed:
+        """What it gives for these rows alone."""
+        prompts = {row: report for row, report in self.prompt_logprobs.items() if row in rows}
+        found = [place for place, piece in enumerate(self.slices) if piece.row in rows]
+        if self.logits_BV is None or self.places_B is None or not found:
+            return Computed(prompt_logprobs=prompts)
+        index = torch.tensor(found, device=self.logits_BV.device)
+        best = None if self.best is None else (self.best[0][index], self.best[1][index])
+        slices = [self.slices[place] for place in found]
+        return Computed(slices, self.logits_BV[index], self.places_B[index], best, prompts)
+
+
+class ChangedStates:
+    """Of a model with recurrent layers; for others, `recurrent` is False and nothing is kept."""
+
+    def __init__(self, *, recurrent: bool) -> None:
+        self._recurrent = recurrent
+        self._plan: int | None = None
+        self._rows: set[int] = set()
+        self._kept: Computed | None = None
+
+    def computed(self, plan: StepPlan) -> Computed | None:
+        """What an earlier launch of the plan computed, if it failed only afterwards; None if it computed nothing.
+
+        Raises:
+            StatesLostError: it failed amid a pass.
+        """
+        if not self._recurrent:
+            return None
+        if plan.id != self._plan:
+            self._plan, self._kept = plan.id, None
+            self._rows.clear()
+        rows = {piece.row for piece in plan.slices}
+        if rows.isdisjoint(self._rows):
+            return None
+        if self._kept is None:
+            raise StatesLostError("A step failed after it had changed this sequence's states.")
+        return self._kept.of(rows)
+
+    def change(self, slices: Sequence[SeqSlice]) -> None:
+        """A pass over these slices begins."""
+        if self._recurrent:
+            self._rows.update(piece.row for piece in slices)
+
+    @contextmanager
+    def kept_if_failing(self, computed: Computed) -> Iterator[None]:
+        """Keep what a pass gave if sampling from it fails: another attempt begins there."""
+        try:
+            yield
+        except Exception:
+            if self._recurrent and self._kept is None:
+                self._kept = computed
+            raise
