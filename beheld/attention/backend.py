@@ -130,8 +130,12 @@ class AttentionBackend(Protocol):
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Store the step's keys and values, and attend causally to all known positions; returns (T, H, C)."""
+        """Store the step's keys and values, and attend causally to all known positions; returns (T, H, C).
+
+        `sinks_H`: each head's logit of one more position, which every query sees and whose value is zero.
+        """
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """Store the step's keys and values without computing attention."""

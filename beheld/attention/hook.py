@@ -51,11 +51,13 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     query_scale: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention of one layer: query (1, H, T, C), key and value (1, K, T, C) -> (1, T, H, C).
 
-    `query_scale` (1, 1, T, 1) multiplies the queries of layers with `scales_queries` set at load.
+    `s_aux` (H) is transformers' name for sinks, see AttentionBackend.attend. `query_scale` (1, 1, T, 1) multiplies the
+    queries of layers with `scales_queries` set at load.
 
     Raises:
         ModelError: the layer asks for something that the backends do not compute.
@@ -68,8 +70,9 @@ def paged_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if torch.compiler.is_compiling():
         # The layer's number as a tensor (op.number_layers), so that layers share one compiled form.
-        return torch.ops.beheld.attend(query, key, value, module.layer_number, sliding_window, scale, softcap), None
+        number = module.layer_number
+        return torch.ops.beheld.attend(query, key, value, number, sliding_window, scale, softcap, s_aux), None
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise ModelError(f"{type(module).__name__} called attention without a layer index of the text model.")
-    return attend_layer(layer, query, key, value, sliding_window, scale, softcap), None
+    return attend_layer(layer, query, key, value, sliding_window, scale, softcap, s_aux), None

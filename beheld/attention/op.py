@@ -21,7 +21,14 @@ from beheld.core.errors import ModelError
 
 
 def attend_layer(
-    layer: int, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTD: Tensor, window: int | None, scale: float, softcap: float | None
+    layer: int,
+    q_1HTC: Tensor,
+    k_1KTC: Tensor,
+    v_1KTD: Tensor,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Attend in one layer with the current pass's backend, cache and metadata; returns (1, T, H, D).
 
@@ -53,6 +60,7 @@ def attend_layer(
         metadata,
         scale,
         softcap,
+        sinks_H,
     )
     return out_THD.unsqueeze(0)
 
@@ -94,8 +102,9 @@ def _attend(
     window: int | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
-    return attend_layer(int(layer), q_1HTC, k_1KTC, v_1KTD, window, scale, softcap)
+    return attend_layer(int(layer), q_1HTC, k_1KTC, v_1KTD, window, scale, softcap, sinks_H)
 
 
 def _attend_shape(
@@ -106,6 +115,7 @@ def _attend_shape(
     window: int | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
     """Describe the result for torch.compile."""
     return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
@@ -113,7 +123,8 @@ def _attend_shape(
 
 _library = torch.library.Library("beheld", "FRAGMENT")
 _library.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor layer, int? window, float scale, float? softcap) -> Tensor"
+    "attend(Tensor q, Tensor k, Tensor v, Tensor layer, int? window, float scale, float? softcap, Tensor? sinks)"
+    " -> Tensor"
 )
 _library.impl("attend", _attend, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::attend", _attend_shape, lib=_library)

@@ -49,6 +49,7 @@ class TritonBackend:
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Store, then attend; see AttentionBackend."""
         group = metadata.groups[kv.group]
@@ -58,14 +59,14 @@ class TritonBackend:
         if decodes:
             plan = self._decode_plan(metadata, group, kv.keys.shape[2])
             early = self._facts_of(q_THC.device).early_launch
-            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, early=early)
+            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, sinks_H, early=early)
         if len(metadata.starts) > decodes:
             if decodes:
                 store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
             else:
                 store(k_TKC, v_TKC, kv, group.slots_T)
             prefill_plan = self._prefill_plan(metadata, group, q_THC, kv.keys.shape[2])
-            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap)
+            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap, sinks_H)
         return out_THC
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:

@@ -81,7 +81,7 @@ def make_case(
     return Case(q.to(device), torch.stack(new_k).to(device), torch.stack(new_v).to(device), kv, metadata, history)
 
 
-def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
+def expected(case: Case, scale: float, softcap: float | None, sinks_H: Tensor | None = None) -> Tensor:
     """What attention must give, (T, H, C) in float64, one query and one head at a time."""
     group = case.metadata.groups[0]
     heads_per_kv = case.q_THC.shape[1] // case.k_TKC.shape[1]
@@ -98,6 +98,14 @@ def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
                 scores = seen @ q[token, head] * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
-                out[token, head] = torch.softmax(scores, 0) @ v[first : position + 1, head // heads_per_kv].double()
+                if sinks_H is not None:
+                    scores = torch.cat([scores, sinks_H[head : head + 1].double()])
+                weights = torch.softmax(scores, 0)[: len(seen)]
+                out[token, head] = weights @ v[first : position + 1, head // heads_per_kv].double()
             token += 1
     return out
+
+
+def sinks(heads: int) -> Tensor:
+    """A sink of each head: some matter little, some take nearly all of a query's weight."""
+    return torch.linspace(-3.0, 4.0, heads)
