@@ -187,5 +187,5 @@ def _bytes(*tensors: Tensor) -> int:
 
 
 def left_by_sinks(scores_L: Tensor, sinks: Tensor) -> Tensor:
-    """Return the share of the softmax (..., 1) that is left to scores (..., L) beside the heads' sinks (...)."""
+    """Return the share of the softmax (..., 1) that scores (..., L) keep from sinks (...)."""
     return torch.sigmoid(torch.logsumexp(scores_L, dim=-1) - sinks.float()).unsqueeze(-1)
