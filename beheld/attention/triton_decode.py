@@ -387,7 +387,7 @@ def decode(
         plan.items_W8,
         group.slots_T,
         group.tables_BN,
-        *_workspace(plan, heads, v_size, q_THC.device),
+        *workspace_of(plan, heads, v_size, q_THC.device),
         plan.arrived_BK,
         sinks_H,
         scale,
@@ -416,7 +416,8 @@ def decode(
     )
 
 
-def _workspace(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def workspace_of(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the workspace for parts' results, made by a group's first layer."""
     if plan.workspace is None:
         num_items = plan.items_W8.shape[0]
         plan.workspace = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent
 
 
 @dataclass
@@ -109,3 +109,46 @@ def expected(case: Case, scale: float, softcap: float | None, sinks_H: Tensor | 
 def sinks(heads: int) -> Tensor:
     """A sink of each head: some matter little, some take nearly all of a query's weight."""
     return torch.linspace(-3.0, 4.0, heads)
+
+
+@dataclass
+class LatentCase:
+    """A random step of latent attention; `expanded` is the same step with keys and values of all heads."""
+
+    q_THC: Tensor
+    latent_TW: Tensor
+    up_HDR: Tensor
+    kv: LayerLatent
+    metadata: AttnMetadata
+    expanded: Case
+
+    def expected(self, scale: float) -> Tensor:
+        """What attention must give, (T, H, V) in float64."""
+        return expected(self.expanded, scale, None)
+
+
+def make_latent_case(
+    pieces: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    rank: int = 24,
+    rotary: int = 8,
+    plain: int = 12,
+    values: int = 20,
+    block_size: int = 8,
+    seed: int = 0,
+) -> LatentCase:
+    """See make_case."""
+    case = make_case(pieces, heads=heads, kv_heads=1, size=rank + rotary, block_size=block_size, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    up_HDR = torch.randn(heads, plain + values, rank, generator=generator) / rank**0.5
+    q_THC = torch.randn(len(case.q_THC), heads, plain + rotary, generator=generator)
+    history = []
+    for latent_L1W, _ in case.history:
+        made_LHD = torch.einsum("lr,hdr->lhd", latent_L1W[:, 0, :rank].double(), up_HDR.double())
+        rotary_LHP = latent_L1W[:, :, rank:].double().expand(-1, heads, -1)
+        history.append((torch.cat([made_LHD[..., :plain], rotary_LHP], dim=2), made_LHD[..., plain:]))
+    shape = q_THC.new_empty(len(q_THC), heads, plain + rotary), q_THC.new_empty(len(q_THC), heads, values)
+    whole = Case(q_THC, *shape, case.kv, case.metadata, history)
+    kv = LayerLatent(case.kv.keys.squeeze(2), rank, 0)
+    return LatentCase(q_THC, case.k_TKC[:, 0], up_HDR, kv, case.metadata, whole)

@@ -20,6 +20,7 @@ from beheld.scheduler.scheduler import Scheduler
 from tests.fakes import (
     CROSS,
     FULL,
+    LATENT,
     VOCAB,
     FakeRunner,
     chunked,
@@ -50,6 +51,8 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (FULL, chunked(7)),
     (FULL, conv(4)),
     (sliding(9), conv(3)),
+    (LATENT,),
+    (LATENT, sliding(6), conv(4)),
     (RECURRENT,),
     (FULL, RECURRENT),
     (FULL, sliding(6), RECURRENT, CROSS),

@@ -10,6 +10,7 @@ from beheld.runner.cache.chunked import ChunkedCache
 from beheld.runner.cache.conv import ConvCache
 from beheld.runner.cache.cross import CrossCache
 from beheld.runner.cache.full import FullCache
+from beheld.runner.cache.latent import LatentCache
 from beheld.runner.cache.sliding import SlidingCache
 
 # KVGroup.kind -> what makes its part, of (spec, index).
@@ -18,6 +19,7 @@ TABLES: dict[str, Callable[[KVGroup, int], TableCache]] = {
     "sliding": SlidingCache,
     "chunked": ChunkedCache,
     "conv": ConvCache,
+    "latent": LatentCache,
 }
 STATES: dict[str, Callable[[KVGroup, int], StateCache]] = {"cross": CrossCache}
 

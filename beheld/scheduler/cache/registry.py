@@ -11,6 +11,7 @@ from beheld.scheduler.cache.conv import ConvGroup
 from beheld.scheduler.cache.cross import CrossGroup
 from beheld.scheduler.cache.full import FullGroup
 from beheld.scheduler.cache.group import CacheGroup
+from beheld.scheduler.cache.latent import LatentGroup
 from beheld.scheduler.cache.sliding import SlidingGroup
 
 # KVGroup.kind -> what makes its part of the cache, of (spec, index, number of blocks, positions in a block).
@@ -19,6 +20,7 @@ KINDS: dict[str, Callable[[KVGroup, int, int, int], CacheGroup]] = {
     "sliding": SlidingGroup,
     "chunked": ChunkedGroup,
     "conv": ConvGroup,
+    "latent": LatentGroup,
     "cross": CrossGroup,
 }
 
