@@ -179,7 +179,8 @@ def replace_linears(
 
 def _reads(module: nn.Module, name: str) -> bool:
     """Return whether a module multiplies a linear layer's weight itself, instead of calling the layer."""
-    return re.search(rf"\blinear\(.*\bself\.{name}\.weight\b", _source(type(module))) is not None
+    kind: Any = type(module)
+    return re.search(rf"\blinear\(.*\bself\.{name}\.weight\b", _source(kind)) is not None
 
 
 @functools.cache
