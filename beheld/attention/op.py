@@ -33,7 +33,7 @@ def attend_layer(
     """Attend in one layer with the current pass's backend, cache and metadata; returns (1, T, H, D).
 
     Raises:
-        ModelError: the text model has no such layer, or its cache was made for another window.
+        ModelError: the text model has no such layer, or its cache was made for another window or shape.
     """
     context = current()
     kv = context.kv.get(layer)
@@ -43,6 +43,9 @@ def attend_layer(
     known = group.window if group.chunk is None else None
     if window != known:
         raise ModelError(f"Layer {layer} has the window {window}, but its cache was made for {known}.")
+    given, made = (k_1KTC.shape[1], k_1KTC.shape[3], v_1KTD.shape[3]), (*kv.keys.shape[2:], kv.values.shape[3])
+    if given != made:
+        raise ModelError(f"Layer {layer} gives {_shape_of(given)}, but its cache was made for {_shape_of(made)}.")
     metadata, tail = context.metadata, context.tail
     if tail is not None and layer >= tail.first_layer:
         if tail.storing:
@@ -63,6 +66,10 @@ def attend_layer(
         sinks_H,
     )
     return out_THD.unsqueeze(0)
+
+
+def _shape_of(sizes: tuple[int, ...]) -> str:
+    return f"{sizes[0]} key-value heads of {sizes[1]} and {sizes[2]} numbers"
 
 
 def attend_latent(layer: int, q_1HTC: Tensor, latent_11TW: Tensor, up_HDR: Tensor, scale: float) -> Tensor:

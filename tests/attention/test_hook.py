@@ -54,6 +54,13 @@ def test_refuses_what_the_cache_was_not_made_for() -> None:
             Layer(7)(*inputs(case))
         with pytest.raises(ModelError, match="window 4"):
             Layer(0)(*inputs(case), sliding_window=4)
+        q, k, v = inputs(case)
+        with pytest.raises(
+            ModelError, match=r"4 key-value heads of 16 and 16 numbers, but .* 2 key-value heads of 16 and 16"
+        ):
+            Layer(0)(q, k.repeat(1, 2, 1, 1), v)
+        with pytest.raises(ModelError, match="2 key-value heads of 16 and 8 numbers, but"):
+            Layer(0)(q, k, v[..., :8])
         with pytest.raises(ModelError, match="position_bias"):
             Layer(0)(*inputs(case), position_bias=torch.ones(4))
         with pytest.raises(ModelError, match="layer index"):
